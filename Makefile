@@ -1,0 +1,58 @@
+# Everything is run through .venv, which is made from requirements.lock when it is missing or old.
+#   make setup PYTHON=python3.12     choose the Python
+#   make setup COURSE_TORCH=cuda     choose the build of PyTorch (cpu, cuda; default: by the GPU)
+
+SHELL := /bin/bash
+PYTHON ?=
+export COURSE_TORCH ?= auto
+PY := .venv/bin/python
+READY := .venv/installed.json
+SUBMISSIONS ?=
+ARGS ?=
+
+.PHONY: help setup grade test lab bench notebooks lock doctor clean
+
+help: ## this list
+	@echo "usage: make COMMAND"
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(READY) ## make .venv from requirements.lock (the others do it by themselves)
+	@echo ".venv is ready; $(READY) says what is in it"
+
+# Named on the command line, a Python or a build of PyTorch is compared with what .venv has.
+ifneq ($(filter command,$(word 1,$(origin PYTHON)) $(word 1,$(origin COURSE_TORCH))),)
+.PHONY: $(READY)
+endif
+
+$(READY): requirements.lock pyproject.toml tools/make_venv.py
+	@launcher="$$(command -v python3 || command -v $(or $(PYTHON),python) || true)"; \
+	if [ -z "$$launcher" ]; then \
+	  echo "Set-up stopped: no Python was found. On Debian and Ubuntu:"; \
+	  echo "    sudo apt-get update && sudo apt-get install python3 python3-venv"; exit 1; \
+	fi; \
+	"$$launcher" tools/make_venv.py $(if $(PYTHON),--python "$(PYTHON)")
+
+grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS=folder
+	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
+
+test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
+	@$(PY) -m pytest $(ARGS)
+
+lab: $(READY) ## open JupyterLab on the student notebooks
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
+
+bench: $(READY) ## measure launch, collectives and ledger against what else there is
+	@$(PY) -m benchmarks $(ARGS)
+
+notebooks: $(READY) ## build the notebooks from their text twins
+	@$(PY) -m autograder.build $(ARGS)
+
+lock: $(READY) ## remake requirements.lock and environment.yml (newest versions: make lock ARGS=--upgrade)
+	@$(PY) tools/make_lock.py $(ARGS)
+
+doctor: $(READY) ## say what this machine can do and what is wrong with it
+	@$(PY) -m course_lib.doctor
+
+clean: ## remove what was built, but not .venv
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache autograder/out
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

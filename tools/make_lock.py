@@ -1,0 +1,67 @@
+"""Remake requirements.lock from pyproject.toml, and environment.yml from the lock: `make lock`.
+
+Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. What pyproject
+says under [tool.uv] leaves PyTorch's CUDA packages out, and no registry is named in either file.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements.lock"
+CONDA = ROOT / "environment.yml"
+CONDA_PYTHON = "3.11"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+COMPILE = [
+    *("pip", "compile", "pyproject.toml", "--all-extras"),
+    *("--universal", "--python-version", "3.11"),
+    *("--no-emit-index-url", "--no-emit-find-links"),
+    *("--custom-compile-command", "make lock"),
+    *("--output-file", LOCK.name, "--quiet"),
+]
+
+CONDA_TEXT = """\
+# The versions of requirements.lock for conda, made by `make lock`: do not edit.
+#     conda env create -f environment.yml && conda activate distributed-course
+# On a machine with NVIDIA GPUs remove the line with the CPU index first.
+name: distributed-course
+channels:
+  - conda-forge
+dependencies:
+  - python={python}
+  - pip
+  - pip:
+      - --extra-index-url {index}
+{packages}
+      - --editable .
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    python = [sys.executable, "-m"]
+    subprocess.run([*python, "pip", "install", "--quiet", "uv"], check=True)
+    subprocess.run([*python, "uv", *COMPILE, *arguments], check=True, cwd=ROOT)
+    CONDA.write_text(environment_yml(LOCK.read_text()))
+    print(f"wrote {LOCK.name} ({len(pins(LOCK.read_text()))} packages) and {CONDA.name}")
+    return 0
+
+
+def pins(lock: str) -> list[str]:
+    """The requirements of a lock file, such as "colorama==0.4.6 ; sys_platform == 'win32'"."""
+    return re.findall(r"^[a-zA-Z0-9][^\s#].*$", lock, flags=re.MULTILINE)
+
+
+def environment_yml(lock: str) -> str:
+    """The conda environment with the lock's packages, markers included."""
+    packages = "\n".join(f"      - {pin}" for pin in pins(lock))
+    return CONDA_TEXT.format(python=CONDA_PYTHON, index=TORCH_CPU_INDEX, packages=packages)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

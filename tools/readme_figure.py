@@ -1,0 +1,26 @@
+"""Draw the README's figure from a real run: `python tools/readme_figure.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from course_lib import launch
+from course_lib.collectives import ring_all_reduce
+from course_lib.ledger.stepper import stepper
+from course_lib.ledger.watch import Film, contribution, watch
+
+FIGURE = Path(__file__).parent.parent / "docs" / "ring_all_reduce.png"
+
+
+def watched() -> Film:
+    tensor = contribution(4)
+    with watch(tensor) as film:
+        ring_all_reduce(tensor)
+    return film
+
+
+if __name__ == "__main__":
+    run = launch(watched, world_size=4)
+    FIGURE.parent.mkdir(exist_ok=True)
+    stepper(run.ledger, run).still().savefig(FIGURE, dpi=110, metadata={"Software": None})
+    print(f"{FIGURE.name}: {FIGURE.stat().st_size:,} bytes")
