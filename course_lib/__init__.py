@@ -1,0 +1,49 @@
+"""Build distributed training yourself, on real ranks.
+
+    from course_lib import launch, check, device
+
+`launch` runs a function on several ranks, `check` judges an exercise, `device()` is the rank's device.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from course_lib.runtime.backend import device
+from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
+from course_lib.runtime.launch import Run, launch
+
+if TYPE_CHECKING:
+    from course_lib.checks import check
+
+__all__ = [
+    "Deadlock",
+    "LaunchError",
+    "RankError",
+    "RankTimeout",
+    "Run",
+    "check",
+    "device",
+    "launch",
+]
+
+
+def __getattr__(name: str):
+    if name == "check":  # the checks are imported when they are first used
+        from course_lib.checks import check
+
+        return check
+    raise AttributeError(f"module 'course_lib' has no attribute {name!r}")
+
+
+def _start_in_background() -> None:
+    """Start the process that forks the ranks, so that the first `launch` need not wait for it."""
+    if os.environ.get("COURSE_ROLE") or "TORCHELASTIC_RUN_ID" in os.environ:
+        return  # in a rank, or under torchrun: nothing to start
+    from course_lib.runtime.pool import preload
+
+    preload("course_lib.checks.engine.harness")
+
+
+_start_in_background()

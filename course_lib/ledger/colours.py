@@ -1,0 +1,72 @@
+"""The course's colours, and how a figure is made: one grammar for every chart.
+
+Ranks are rows from the top, time runs right. Hues are Okabe and Ito's (2008), which the colour-blind
+tell apart; where two fills could meet in greyscale, a hatch tells them apart as well.
+"""
+
+from __future__ import annotations
+
+import io
+
+from matplotlib.figure import Figure
+
+FORWARD = "#0072B2"  # blue
+BACKWARD = "#E69F00"  # orange
+WEIGHT_GRADIENT = "#009E73"  # green
+COMMUNICATION = "#B8B8B8"  # grey
+IDLE = "#FFFFFF"  # white
+HATCHES = {FORWARD: "", BACKWARD: "///", WEIGHT_GRADIENT: "...", COMMUNICATION: "", IDLE: ""}
+
+INK = "#222222"  # text and arrows
+FAINT = "#D9D9D9"  # lines that guide the eye
+QUIET = "#6E6E6E"  # text that comes second
+ALARM = "#D55E00"  # vermilion: nobody at the other end
+
+# Whose contribution: one colour for each rank. Neighbours differ in lightness too; from the ninth
+# rank on the colours come again, hatched.
+RANKS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#5F5F5F",
+)
+
+PARTIAL, COMPLETE = "#B8B8B8", "#5F5F5F"  # a sum, no matter whose contributions it holds
+
+
+def tint(colour: str) -> str:
+    """The same hue, much lighter: the ground that a mark of the colour itself stands on."""
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - 0.35 * (255 - part)):02X}" for part in parts)
+
+
+TINTS = tuple(map(tint, RANKS))
+
+TEXT = 9.0
+SMALL = 7.5
+
+
+class Picture(Figure):
+    """A matplotlib figure that a notebook shows once, and that leaves pyplot's state alone."""
+
+    def _repr_png_(self) -> bytes:
+        with io.BytesIO() as file:
+            self.savefig(file, format="png", bbox_inches="tight", facecolor="white")
+            return file.getvalue()
+
+
+def picture(width: float, height: float) -> Picture:
+    """An empty figure of this many inches."""
+    return Picture(figsize=(width, height), dpi=110, facecolor="white")
+
+
+def rank_colour(rank: int) -> str:
+    return RANKS[rank % len(RANKS)]
+
+
+def rank_hatch(rank: int) -> str:
+    return "" if rank < len(RANKS) else "////"

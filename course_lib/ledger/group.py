@@ -1,0 +1,246 @@
+"""The process group that records: every method of the real one, with a row in the ledger.
+
+PyTorch calls these methods from Python (`torch.distributed.*`) and from C++ (DDP's reducer, functional
+collectives). Their names changed over the releases (2.13 renames `_allgather_base` to
+`all_gather_single`); both sets are here, so that 2.6 and later work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
+
+from course_lib.ledger import recorder as recording
+from course_lib.ledger.recorder import CommunicationError, flatten
+from course_lib.ledger.work import RecordingWork
+
+
+class RecordingGroup(ProcessGroup):
+    """A process group around gloo (CPU tensors) and, on machines with GPUs, NCCL (CUDA tensors)."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, nccl: bool):
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
+        self.inner = ProcessGroup(store, rank, size)
+        kinds = ProcessGroup.BackendType
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self.inner._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
+        self.inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        # the shell needs the backend too: C++ asks it for its device types and its store
+        self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
+        self.nccl = nccl
+        if nccl:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), rank, size, options)
+            # now, by all members: else the first message would make the communicator, and a rank
+            # that has no part in that message would be waited for
+            if hasattr(fast, "eager_connect_single_device"):
+                fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+            self.inner._register_backend(torch.device("cuda"), kinds.NCCL, fast)
+            self._register_backend(torch.device("cuda"), kinds.CUSTOM, fast)
+        self.my_rank, self.my_size = rank, size
+
+    @functools.cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of the members, in the group's order."""
+        return tuple(dist.get_process_group_ranks(self))
+
+    @functools.cached_property
+    def label(self) -> str:
+        return self.group_name
+
+    def channel(self, op: str, rank: int, peer: int, tag: int) -> tuple:
+        """What numbers an operation: the group for collectives, the two ends and the tag for messages."""
+        if op == "send":
+            return (self.label, rank, peer, tag)
+        if op == "recv":
+            return (self.label, peer, rank, tag)
+        return (self.label, "collective")
+
+    def getBackendName(self) -> str:
+        return "recorded"  # C++ that reads "gloo" here would ask for gloo's own class
+
+    @property
+    def carrier(self) -> str:
+        return "nccl" if self.nccl else "gloo"
+
+    def getRank(self) -> int:
+        return self.my_rank
+
+    def getSize(self) -> int:
+        return self.my_size
+
+    # ---- the one way in
+
+    def record(
+        self, op: str, call: Callable[[], Work | None], tensors: Any, nbytes: int,
+        peer: int = -1, tag: int = 0, agree: str = "", everything: Any = None,
+    ) -> Work | None:  # fmt: skip
+        """Check, write down, call. `peer` is a rank of this group; the ledger gets the global one."""
+        involved = flatten(tensors if everything is None else everything)
+        self.check(op, involved)
+        if op in ("send", "recv") and peer == self.my_rank:
+            raise CommunicationError(
+                f"rank {self.ranks[peer]} would {'send to' if op == 'send' else 'receive from'} itself: "
+                "no backend carries that. Copy the tensor, and look at how the peer is computed "
+                "(src= and dst= count in the whole world, group_src= and group_dst= in the group)."
+            )
+        peer = self.ranks[peer] if peer >= 0 else -1
+        listed = flatten(tensors)
+        row = recording.recorder().add(op, listed, nbytes, self, peer, tag, agree)
+        work = call()
+        if work is None:
+            return None
+        sent = listed if op == "send" else []
+        return RecordingWork(work, row, sent, peer, self.on_device(involved))
+
+    def on_device(self, tensors: list[torch.Tensor]) -> bool:
+        """Does the operation run on a GPU's stream, so that waiting does not block the host?"""
+        return self.nccl and any(tensor.is_cuda for tensor in tensors)
+
+    def check(self, op: str, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.layout == torch.strided and not tensor.is_contiguous():
+                raise CommunicationError(
+                    f"{op} was given a tensor that is not contiguous: shape {tuple(tensor.shape)}, "
+                    f"strides {tensor.stride()}. Backends read memory in a row and would send or receive "
+                    "other elements. Communicate x.contiguous() and copy a result back with x.copy_()."
+                )
+            wrong = tensor.device.type not in (("cpu", "cuda") if self.nccl else ("cpu",))
+            if wrong:
+                raise CommunicationError(
+                    f"{op} was given a tensor on {tensor.device}, but this group runs on "
+                    f"{self.carrier}, which here carries "
+                    f"{'CPU and CUDA' if self.nccl else 'CPU'} tensors. "
+                    "Make tensors with device=course_lib.device(), or move them with .to()."
+                )
+
+    # ---- messages
+
+    def send(self, tensors: list, dst: int, tag: int = 0) -> Work | None:
+        return self.record(
+            "send", lambda: self.inner.send(tensors, dst, tag), tensors, size(tensors), dst, tag
+        )
+
+    def recv(self, tensors: list, src: int, tag: int = 0) -> Work | None:
+        return self.record(
+            "recv", lambda: self.inner.recv(tensors, src, tag), tensors, size(tensors), src, tag
+        )
+
+    def recv_anysource(self, tensors: list, tag: int = 0) -> Work | None:
+        return self.record(
+            "recv", lambda: self.inner.recv_anysource(tensors, tag), tensors, size(tensors), -1, tag
+        )
+
+    # ---- collectives: what is compared between the ranks, and M, the bytes of the full tensor
+
+    def allreduce(self, x, *args, **kwargs):
+        call = functools.partial(self.inner.allreduce, x, *args, **kwargs)
+        return self.record("all_reduce", call, x, size(x), agree=reduction(args))
+
+    def allreduce_coalesced(self, x, *args, **kwargs):
+        call = functools.partial(self.inner.allreduce_coalesced, x, *args, **kwargs)
+        return self.record("all_reduce", call, x, size(x), agree=reduction(args))
+
+    def broadcast(self, x, *args, **kwargs):
+        root = root_of(args)
+        call = functools.partial(self.inner.broadcast, x, *args, **kwargs)
+        return self.record("broadcast", call, x, size(x), root, agree=self.name_root("src", root))
+
+    def reduce(self, x, *args, **kwargs):
+        root = root_of(args)
+        call = functools.partial(self.inner.reduce, x, *args, **kwargs)
+        agree = f"{reduction(args)} {self.name_root('dst', root)}"
+        return self.record("reduce", call, x, size(x), root, agree=agree)
+
+    def gather(self, out, x, *args, **kwargs):
+        root = root_of(args)
+        call = functools.partial(self.inner.gather, out, x, *args, **kwargs)
+        agree = self.name_root("dst", root)
+        return self.record(
+            "gather", call, x, size(x) * self.my_size, root, agree=agree, everything=[out, x]
+        )
+
+    def scatter(self, out, x, *args, **kwargs):
+        root = root_of(args)
+        call = functools.partial(self.inner.scatter, out, x, *args, **kwargs)
+        agree = self.name_root("src", root)
+        return self.record(
+            "scatter", call, out, size(out) * self.my_size, root, agree=agree, everything=[out, x]
+        )
+
+    def barrier(self, *args, **kwargs):
+        return self.record("barrier", functools.partial(self.inner.barrier, *args, **kwargs), [], 0)
+
+    def gathering(self, method: str, out, x, *args, **kwargs):
+        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
+        return self.record("all_gather", call, x, size(x) * self.my_size, everything=[out, x])
+
+    def scattering(self, method: str, out, x, *args, **kwargs):
+        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
+        agree = reduction(args)
+        return self.record("reduce_scatter", call, out, size(x), agree=agree, everything=[out, x])
+
+    def exchanging(self, method: str, out, x, *args, **kwargs):
+        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
+        # nothing to agree on: what each rank sends may differ
+        return self.record("all_to_all", call, [], size(x), everything=[out, x])
+
+    def name_root(self, word: str, root: int) -> str:
+        return f"{word}={self.ranks[root]}"
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.inner._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Work | None:
+        return self.inner._end_coalescing(device)
+
+    def monitored_barrier(self, *args, **kwargs):
+        return self.inner.monitored_barrier(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+
+def _method(kind: str, name: str) -> Callable:
+    def method(self, out, x, *args, **kwargs):
+        return getattr(self, kind)(name, out, x, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+FAMILIES = {
+    "gathering": "allgather _allgather_base all_gather_single allgather_coalesced "
+    "allgather_into_tensor_coalesced all_gather_single_coalesced",
+    "scattering": "reduce_scatter _reduce_scatter_base reduce_scatter_single "
+    "reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced",
+    "exchanging": "alltoall alltoall_base all_to_all_single",
+}
+for _kind, _names in FAMILIES.items():
+    for _name in _names.split():
+        if hasattr(ProcessGroup, _name):
+            setattr(RecordingGroup, _name, _method(_kind, _name))
+
+
+def size(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in flatten(tensors))
+
+
+def reduction(args: tuple) -> str:
+    op = getattr(args[0], "reduceOp", None) if args else None
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    return next((name.lower() for name in names if op == getattr(dist.ReduceOp, name)), "")
+
+
+def root_of(args: tuple) -> int:
+    return getattr(args[0], "rootRank", 0) if args else 0

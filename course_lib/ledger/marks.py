@@ -1,0 +1,226 @@
+"""What a timeline is drawn with: blocked spans, bands of collectives, arrows of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.patheffects import withStroke
+
+from course_lib.ledger import colours, wording
+from course_lib.ledger.matching import Collective, Message
+from course_lib.ledger.operation import Operation
+
+if TYPE_CHECKING:
+    from course_lib.ledger.ledger import Ledger
+
+HALF_ROW = 0.2  # of a row
+MANY = 250  # messages that are still drawn as arrows, one by one
+BUNDLES = 600  # lines that are drawn for more than that
+BINS = 240  # columns of the time axis for blocked spans too many to be drawn one by one
+
+Segment = tuple[float, float, float, float]  # x, y, x, y
+Polygon = list[tuple[float, float]]
+
+
+class Clock:
+    """Seconds of the run as x of the figure, in the unit that suits the window."""
+
+    def __init__(self, origin: float, start: float, end: float):
+        self.origin, self.start, self.end = origin, start, end
+        self.scale, self.unit = wording.time_unit(end - start)
+
+    def x(self, time: float) -> float:
+        return (time - self.origin) * self.scale
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return self.start * self.scale, self.end * self.scale
+
+    def outside(self, first: float, last: float) -> bool:
+        low, high = self.limits
+        return last < low or first > high
+
+
+def box(first: float, last: float, rank: int) -> list[tuple[float, float]]:
+    top, bottom = rank - HALF_ROW, rank + HALF_ROW
+    return [(first, top), (last, top), (last, bottom), (first, bottom)]
+
+
+def blocked_span(one: Operation, ended: float) -> tuple[float, float] | None:
+    """From when to when the rank was blocked in an operation, in seconds of the run."""
+    if one.blocked <= 0:
+        return None
+    if one.completed is None:
+        return one.issued, max(ended, one.issued + one.blocked)
+    return one.completed - one.blocked, one.completed
+
+
+def blocked(ax: Axes, ledger: Ledger, clock: Clock) -> bool:
+    """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was."""
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(ledger.world_size)]
+    waiting = []
+    for one in ledger.operations():
+        span = blocked_span(one, ledger.ended)
+        if span is None or clock.outside(clock.x(span[0]), clock.x(span[1])):
+            continue
+        first, last = clock.x(span[0]), clock.x(span[1])
+        spans[one.rank].append((first, last))
+        if one.completed is None:
+            waiting.append(box(first, last, one.rank))
+    if max(map(len, spans), default=0) > BINS:
+        boxes, shades = _shares(spans, clock)
+    else:
+        boxes = [box(*span, rank) for rank, row in enumerate(spans) for span in row]
+        shades = [colours.COMMUNICATION] * len(boxes)
+    grey = PolyCollection(boxes, facecolors=shades, edgecolors="none", zorder=2, gid="blocked")
+    ax.add_collection(grey)
+    hatched = PolyCollection(
+        waiting, facecolors="none", edgecolors=colours.ALARM, hatch="////", lw=0.8, zorder=2.2
+    )
+    hatched.set_gid("waiting")
+    ax.add_collection(hatched)
+    return bool(waiting)
+
+
+def _shares(
+    spans: Sequence[Sequence[tuple[float, float]]], clock: Clock
+) -> tuple[list[list[tuple[float, float]]], list[tuple[float, float, float]]]:
+    """Columns of the time axis, the greyer the larger the share of it that the rank was blocked."""
+    edges = np.linspace(*clock.limits, BINS + 1)
+    full, white = np.array(to_rgb(colours.COMMUNICATION)), np.ones(3)
+    boxes, shades = [], []
+    for rank, row in enumerate(spans):
+        share = np.zeros(BINS)
+        for first, last in row:
+            share += np.clip(last - edges[:-1], 0, None) - np.clip(last - edges[1:], 0, None)
+            share -= np.clip(first - edges[:-1], 0, None) - np.clip(first - edges[1:], 0, None)
+        share = np.clip(share / (edges[1] - edges[0]), 0, 1)
+        boxes += [box(edges[k], edges[k + 1], rank) for k in range(BINS)]
+        shades += [tuple(white + part * (full - white)) for part in share]
+    return boxes, shades
+
+
+def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) -> None:
+    """A band over the members, from each one's call to the moment it returned."""
+    bands, boxes = [], []
+    width = clock.limits[1] - clock.limits[0]
+    for one in collectives:
+        spans = {rank: _call_span(call, clock) for rank, call in sorted(one.calls.items())}
+        first, last = min(s[0] for s in spans.values()), max(s[1] for s in spans.values())
+        if clock.outside(first, last):
+            continue
+        boxes += [box(*span, rank) for rank, span in spans.items()]
+        bands.append(_band(spans))
+        label = f"{one.op} {wording.size(one.nbytes)}" if one.nbytes else one.op
+        if last - first > 0.009 * width * len(label):
+            top = min(spans)
+            ax.text(
+                sum(spans[top]) / 2, top - HALF_ROW - 0.05, label,
+                ha="center", va="bottom", fontsize=colours.SMALL, color=colours.INK, clip_on=True,
+            )  # fmt: skip
+    ax.add_collection(
+        PolyCollection(bands, facecolors=colours.COMMUNICATION, alpha=0.35, lw=0, zorder=1.5)
+    )
+    ax.add_collection(
+        PolyCollection(
+            boxes,
+            facecolors=colours.COMMUNICATION,
+            edgecolors=colours.INK,
+            lw=0.7,
+            zorder=2.5,
+            gid="collectives",
+        )
+    )
+
+
+def _call_span(call: Operation, clock: Clock) -> tuple[float, float]:
+    end = call.issued + call.blocked if call.completed is None else call.completed
+    return clock.x(call.issued), clock.x(end)
+
+
+def _band(spans: dict[int, tuple[float, float]]) -> list[tuple[float, float]]:
+    left = [(spans[rank][0], float(rank)) for rank in sorted(spans)]
+    right = [(spans[rank][1], float(rank)) for rank in sorted(spans, reverse=True)]
+    return left + right
+
+
+def message_segment(message: Message, clock: Clock) -> Segment:
+    """From the sender's edge at the time of its call to the receiver's edge when it knew."""
+    send, recv = message.send, message.recv
+    arrival = max(send.issued, recv.issued) if recv.completed is None else recv.completed
+    side = 0.0 if send.rank == recv.rank else HALF_ROW if recv.rank > send.rank else -HALF_ROW
+    return clock.x(send.issued), send.rank + side, clock.x(arrival), recv.rank - side
+
+
+def arrows(ax: Axes, messages: Sequence[Message], clock: Clock) -> list[str]:
+    """Draw the messages; returns what the figure has to say about what it does not show."""
+    segments = [message_segment(message, clock) for message in messages]
+    segments = [s for s in segments if not clock.outside(*sorted((s[0], s[2])))]
+    if len(segments) > MANY:
+        return [_bundles(ax, segments, clock)]
+    for x0, y0, x1, y1 in sorted(segments, key=lambda s: -abs(s[1] - s[3])):  # short ones on top
+        ax.add_patch(
+            FancyArrowPatch(
+                (x0, y0), (x1, y1), arrowstyle="-|>", mutation_scale=8, shrinkA=0, shrinkB=0,
+                lw=1.0, color=colours.INK, zorder=4, clip_on=True, gid="message",
+                path_effects=[withStroke(linewidth=1.9, foreground="white")],
+            )
+        )  # fmt: skip
+    ax.plot(
+        [s[0] for s in segments], [s[1] for s in segments], "o", ms=2.6, color=colours.INK, zorder=4
+    )
+    return []
+
+
+def _bundles(ax: Axes, segments: Sequence[Segment], clock: Clock) -> str:
+    """Many messages: those of two ranks that begin at about one time become their mean."""
+    bins, groups = 2 * BINS, _by_start(segments, 2 * BINS, clock)
+    while len(groups) > BUNDLES and bins > 8:
+        bins //= 2
+        groups = _by_start(segments, bins, clock)
+    most = max(map(len, groups))
+    lines = [np.mean(group, axis=0).reshape(2, 2) for group in groups]
+    widths = [0.5 + 1.0 * len(group) / most for group in groups]
+    bundles = LineCollection(lines, colors=colours.INK, linewidths=widths, alpha=0.6, zorder=4)
+    bundles.set_gid("bundles")
+    ax.add_collection(bundles)
+    return (
+        f"{len(segments):,} messages, drawn as {len(lines):,} bundles without arrow heads; "
+        "a shorter window= shows them one by one."
+    )
+
+
+def _by_start(segments: Sequence[Segment], bins: int, clock: Clock) -> list[list[Segment]]:
+    step = (clock.limits[1] - clock.limits[0]) / bins
+    groups: dict[tuple, list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault((segment[0] // step, segment[1], segment[3]), []).append(segment)
+    return list(groups.values())
+
+
+def lonely(ax: Axes, ledger: Ledger, clock: Clock) -> list[str]:
+    """Sends and receives without a partner: a stub towards the peer, with a cross at its end."""
+    alone = [one for one in ledger.unmatched() if not _out_of_sight(one, clock)]
+    for one in alone[:MANY]:
+        x = clock.x(one.issued)
+        peer = one.rank if one.peer is None else one.peer
+        side = 0.0 if peer == one.rank else 1.0 if peer > one.rank else -1.0
+        y = one.rank + side * HALF_ROW
+        ax.plot([x, x], [y, y + side * 0.16], color=colours.ALARM, lw=1.2, ls=(0, (2, 1)), zorder=5)
+        marker = "x" if one.op == "send" else "o"
+        ax.plot(
+            [x], [y + side * 0.16], marker, ms=4.5, mfc="white", color=colours.ALARM, zorder=5,
+            gid=f"lonely {one.op}",
+        )  # fmt: skip
+    left_out = len(alone) - MANY
+    return [f"{left_out:,} operations without a partner are left out."] if left_out > 0 else []
+
+
+def _out_of_sight(one: Operation, clock: Clock) -> bool:
+    return clock.outside(clock.x(one.issued), clock.x(one.issued))

@@ -1,0 +1,31 @@
+"""One communication operation of one rank, as the ledger reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one rank did in one communication operation.
+
+    Times are in seconds since the run began, on a clock that all ranks of a machine share.
+    Sizes are in bytes.
+    """
+
+    rank: int
+    index: int  # order of issue on this rank, from 0
+    op: str  # "send", "recv", "all_reduce", ..., "barrier", "new_group"
+    peer: int | None  # global rank of the other end, or the root of a rooted collective
+    group: tuple[int, ...]  # global ranks of the group
+    tag: int
+    dtype: str  # "float32"
+    shape: tuple[int, ...]
+    nbytes: int  # of the message, or of the full tensor of a collective
+    bytes_sent: float  # what this rank sends; for built-ins, the bandwidth-optimal volume
+    issued: float
+    blocked: float
+    completed: float | None  # when the rank knew that it was complete; None: it never asked
+    waited: bool
+    line: str  # "Cell In[5], line 3" or "train.py, line 3"
+    source: str  # the text of that line, or ""

@@ -1,0 +1,271 @@
+"""What a rank sends, written down while it sends it.
+
+`RecordingGroup` is a `torch.distributed.ProcessGroup` around the real one. Everything that
+communicates ends in its methods: `dist.*`, `batch_isend_irecv`, functional collectives, DDP's C++
+reducer, FSDP2, DTensor and pipelining. Each call becomes one row of the ledger and one entry on the
+rank's board (see `rows`), and is checked for what the backends do not check:
+
+* tensors are contiguous (gloo's all-reduce of a strided view is silently wrong);
+* both ends of a message have the same size and dtype (gloo aborts the process, or delivers garbage);
+* all members of a group call the same collective with the same shapes;
+* a tensor that is being sent is not changed before `wait`.
+
+Each violation raises `CommunicationError`, a sentence with both sides, before the backend is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from course_lib.ledger import rows
+from course_lib.ledger.booking import logical_bytes
+from course_lib.ledger.pending import Pending
+
+if TYPE_CHECKING:
+    from course_lib.ledger.group import RecordingGroup
+    from course_lib.ledger.work import RecordingWork
+
+TORCH = os.path.dirname(torch.__file__)
+COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIBRARIES = (os.path.dirname(TORCH), os.path.dirname(os.__file__), COURSE, "<frozen")
+C10D = os.path.join(TORCH, "distributed", "distributed_c10d.py")
+
+Observer = Callable[[str, int, torch.Tensor | None], None]
+
+
+class CommunicationError(RuntimeError):
+    """A communication call that no backend should see. The message says what to do."""
+
+
+class Recorder:
+    """The rank's log and board, and the counters that number its operations."""
+
+    def __init__(self, rank: int, world_size: int, board: rows.Board, log: rows.Log):
+        self.rank, self.world_size, self.board, self.log = rank, world_size, board, log
+        self.state = rows.RankState(0, rows.IDLE, 0, 0, 0, time.monotonic(), -1, 0)
+        self.turns: dict[int | tuple, int] = {}
+        self.observers: list[Observer] = []
+        # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without
+        # this reference the Python half, and with it `wait`, would be gone (DDP then hangs)
+        self.handles: dict[int, RecordingWork] = {}
+        self.pending = Pending(self)
+        self.publish()
+
+    def publish(self) -> None:
+        self.state.events += 1
+        self.state.text_bytes = self.log.texts.end
+        self.board.write(self.rank, self.state)
+
+    def begin_task(self, task: int) -> None:
+        """An empty log for a new task: ranks that are kept from call to call start afresh."""
+        self.log.rows.end = self.state.rows = 0
+        self.turns.clear()
+        self.handles.clear()
+        self.state.task = task
+        self.set_state(rows.RUNNING)
+
+    def set_state(self, state: int) -> None:
+        self.state.state = state
+        self.state.since, self.state.blocked_row = time.monotonic(), -1
+        self.publish()
+
+    def turn(self, channel: tuple) -> int:
+        number = self.turns[channel] = self.turns.get(channel, 0) + 1
+        return number
+
+    def begin_wait(self, row: int) -> float:
+        line, _ = students_line()
+        self.state.blocked_row, self.state.since = row, time.monotonic()
+        self.state.blocked_line = self.log.text(line)
+        self.publish()
+        return self.state.since
+
+    def end_wait(self, row: int, since: float, done: bool = True) -> None:
+        now, at, log = time.monotonic(), row * rows.ROW.size, self.log.rows.map
+        (blocked,) = rows.struct.unpack_from("<d", log, at + rows.BLOCKED_AT)
+        rows.struct.pack_into("<d", log, at + rows.BLOCKED_AT, blocked + now - since)
+        if done:
+            rows.struct.pack_into("<d", log, at + rows.DONE_AT, now)
+        rows.struct.pack_into("<I", log, at + rows.WAIT_LINE_AT, self.state.blocked_line)
+        log[at + rows.FLAGS_AT] |= rows.WAITED | (rows.DONE if done else 0)
+        self.state.blocked_row, self.state.since = -1, now
+        self.publish()
+        for observer in self.observers:
+            observer("done", row, None)
+
+    def completed_on_device(self, row: int) -> None:
+        """The stream has finished an operation for which the host waited before."""
+        at, log = row * rows.ROW.size, self.log.rows.map
+        rows.struct.pack_into("<d", log, at + rows.DONE_AT, time.monotonic())
+        log[at + rows.FLAGS_AT] |= rows.DONE
+        if self.state.blocked_row == row:
+            self.state.blocked_row = -1
+            self.publish()
+
+    def blocked_on_device(self, row: int, since: float) -> None:
+        """The stream has not finished an operation for long: say so, unless the host waits too."""
+        if self.state.blocked_row == -1 and self.state.state == rows.RUNNING:
+            (line,) = rows.struct.unpack_from(
+                "<I", self.log.rows.map, row * rows.ROW.size + rows.WAIT_LINE_AT
+            )
+            self.state.blocked_row, self.state.blocked_line, self.state.since = row, line, since
+            self.publish()
+
+    def never_waited(self) -> list[int]:
+        """Rows of messages that the student's own line began and never waited for."""
+        size, log = rows.ROW.size, self.log.rows.map
+        found = []
+        for index in range(self.state.rows):
+            op, flags = log[index * size], log[index * size + rows.FLAGS_AT]
+            if op <= 1 and flags & rows.DIRECT and not flags & rows.WAITED:
+                found.append(index)
+        return found
+
+    def add(
+        self, op: str, tensors: list[torch.Tensor], nbytes: int, group: RecordingGroup,
+        peer: int = -1, tag: int = 0, agree: str = "",
+    ) -> int:  # fmt: skip
+        """Write the row, tell the board, compare with the other end. Returns the row's index."""
+        first = tensors[0] if tensors else None
+        signature = describe(tensors)
+        line, direct = students_line()
+        channel = group.channel(op, self.rank, peer, tag)
+        turn = self.turn(channel)
+        sent = nbytes if op == "send" else logical_bytes(op, group.ranks, self.rank, nbytes, peer)
+        log = self.log
+        row = log.add(
+            rows.Row(
+                rows.OP_NUMBER[op], rows.DIRECT if direct else 0, peer, tag,
+                log.text(f"{group.label}|{','.join(map(str, group.ranks))}"),
+                log.text(f"{dtype_name(first)}|{shape_text(first)}"),
+                log.text(line), turn, 0, nbytes, sent, time.monotonic(), 0.0, 0.0,
+            )
+        )  # fmt: skip
+        self.state.rows = row + 1
+        key = rows.channel_key(self.state.task, *channel, turn)  # earlier tasks never match
+        self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip())
+        self.publish()
+        if op == "send" or op == "recv":
+            self.compare_message(op, peer, key, nbytes, signature, first)
+        else:
+            self.compare_collective(op, group, key, turn, f"{op} {signature} {agree}".strip())
+        for observer in self.observers:
+            observer("issue", row, first)
+        return row
+
+    def compare_message(
+        self, op: str, peer: int, key: int, nbytes: int, signature: str, tensor: torch.Tensor | None
+    ) -> None:
+        other = self.board.look(peer, key) if peer >= 0 else None
+        if other is None:
+            return
+        its_bytes, its = other
+        its_op, _, its_signature = its.partition(" ")
+        same_dtype = its_signature.split("[")[0] == dtype_name(tensor)
+        if its_op == op or (its_bytes == nbytes and same_dtype):
+            return
+        here, there = f"rank {self.rank}", f"rank {peer}"
+        sender, receiver = (here, there) if op == "send" else (there, here)
+        sent, wanted = (signature, its_signature) if op == "send" else (its_signature, signature)
+        raise CommunicationError(
+            f"the two ends of a message differ: {sender} sends {sent}, but {receiver} receives into "
+            f"{wanted}. Both ends must have the same number of elements and the same dtype."
+        )
+
+    def compare_collective(
+        self, op: str, group: RecordingGroup, key: int, turn: int, mine: str
+    ) -> None:
+        calls = {self.rank: mine}
+        for member in group.ranks:
+            if member != self.rank and (found := self.board.look(member, key)) is not None:
+                calls[member] = found[1]
+        if len({comparable(call) for call in calls.values()}) == 1:
+            return
+        whole = len(group.ranks) == self.world_size
+        who = "the ranks" if whole else f"the ranks of group {list(group.ranks)}"
+        said = "; ".join(f"rank {member}: {call}" for member, call in sorted(calls.items()))
+        raise CommunicationError(
+            f"{who} do not agree on their collective number {turn}: {said}. "
+            "All members of a group must call the same collectives, in the same order, with tensors "
+            "of the same size and dtype."
+        )
+
+
+_recorder: Recorder | None = None
+
+
+def recorder() -> Recorder:
+    if _recorder is None:
+        raise RuntimeError(
+            "nothing is recorded here: the recorder lives in a rank that launch() started"
+        )
+    return _recorder
+
+
+@contextlib.contextmanager
+def observe(callback: Observer) -> Iterator[None]:
+    """In a rank: call `callback("issue" | "done", index, tensor)` at each operation of the block.
+
+    "issue" comes before the backend gets the operation, with the tensor of a message (None for some
+    collectives); "done" after its wait has returned, with None.
+    """
+    observers = recorder().observers
+    observers.append(callback)
+    try:
+        yield
+    finally:
+        observers.remove(callback)
+
+
+def students_line() -> tuple[str, bool]:
+    """("file|line" of the nearest frame outside all libraries, called directly?)."""
+    frame, direct = sys._getframe(2), True
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(LIBRARIES):
+            return f"{name}|{frame.f_lineno}", direct
+        if name != C10D and name.startswith(TORCH):
+            direct = False
+        frame = frame.f_back
+    return "", False
+
+
+def dtype_name(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype)[6:]
+
+
+def shape_text(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else ",".join(map(str, tensor.shape))
+
+
+def describe(tensors: list[torch.Tensor]) -> str:
+    """ "float32[2, 3]", or "4 x float32[2, 3]" for a list."""
+    if not tensors:
+        return ""
+    one = f"{dtype_name(tensors[0])}{list(tensors[0].shape)}"
+    return one if len(tensors) == 1 else f"{len(tensors)} x {one}"
+
+
+def comparable(signature: str) -> str:
+    """The part of a signature that must agree: the number of elements counts, not the shape."""
+    head, bracket, rest = signature.partition("[")
+    if not bracket:
+        return signature
+    shape, _, tail = rest.partition("]")
+    count = 1
+    for size in shape.split(","):
+        count *= int(size) if size.strip() else 1
+    return f"{head}{count}{tail}"
+
+
+def flatten(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [t for item in tensors or () for t in flatten(item)]

@@ -1,0 +1,123 @@
+"""A stepper: an algorithm round by round, with a slider, drawn from a real run.
+
+    stepper(run.ledger, run)            # the ranks returned films, see `watch`
+    stepper(run.ledger)                 # messages only
+
+In a notebook it is a slider and a play button over pictures that are drawn once; they are switched in
+the browser, so it also works in a saved notebook or a web page made from one. Where widgets cannot be
+shown at all, the same output holds a still picture of all rounds.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from course_lib.ledger import wording
+from course_lib.ledger.colours import Picture
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.steps import Steps, steps
+from course_lib.ledger.steps_figure import frame, still
+from course_lib.ledger.watch import Film
+
+MOST_FRAMES = 64
+SHARPNESS = 160  # dots per inch of the frames: sharp on dense screens too
+STILL = "COURSE_STILL"  # environment variable: 1 shows the still picture alone
+
+
+def stepper(
+    ledger: Ledger, states: Sequence[Film] | np.ndarray | None = None, title: str | None = None
+) -> Stepper:
+    """Show a run round by round.
+
+    states: the ranks' films in order (a `Run` whose function returned its film is that), or counts of
+        your own (see `steps`), or None.
+    """
+    return Stepper(steps(ledger, states), title)
+
+
+class Stepper:
+    """What `stepper` returns. `film` holds the data, `still()` and `frame(k)` are figures."""
+
+    def __init__(self, film: Steps, title: str | None = None):
+        self.film, self.title = film, title
+
+    def __repr__(self) -> str:
+        rounds = wording.counted(len(self.film), "round")
+        ranks = wording.counted(self.film.world_size, "rank")
+        return f"Stepper({self.title + ': ' if self.title else ''}{ranks}, {rounds})"
+
+    def still(self) -> Picture:
+        """All rounds in one picture."""
+        return still(self.film, self.title)
+
+    def frame(self, k: int) -> Picture:
+        """Round k, from 1; 0 is the state at the beginning."""
+        where = f"round {k} of {len(self.film)}" if k else "at the beginning"
+        return frame(self.film, k, f"{self.title}: {where}" if self.title else where)
+
+    def widget(self) -> Any:
+        """The ipywidgets box: play button and slider above the picture of the chosen round."""
+        import ipywidgets as widgets
+
+        last = min(len(self.film), MOST_FRAMES)
+        play = widgets.Play(min=0, max=last, interval=1200, show_repeat=False)
+        slider = widgets.IntSlider(
+            min=0, max=last, description="round", layout=widgets.Layout(width="420px")
+        )
+        widgets.jslink((play, "value"), (slider, "value"))
+        if hasattr(widgets, "Stack"):
+            images = [self._image(widgets, k) for k in range(last + 1)]
+            shown = widgets.Stack(images, selected_index=0)
+            widgets.jslink((slider, "value"), (shown, "selected_index"))
+        else:  # ipywidgets 7: the kernel has to change the picture
+            shown = self._image(widgets, 0)
+            slider.observe(lambda change: self._show(shown, change["new"]), names="value")
+        controls = [play, slider]
+        if last < len(self.film):
+            controls.append(widgets.Label(f"the first {last} of {len(self.film)} rounds"))
+        return widgets.VBox([widgets.HBox(controls), shown])
+
+    def _image(self, widgets: Any, k: int) -> Any:
+        picture = self.frame(k)
+        width = f"{picture.get_figwidth() * 96:.0f}px"
+        layout = widgets.Layout(width=width, max_width="100%")
+        return widgets.Image(value=small_png(picture), format="png", layout=layout)
+
+    def _show(self, image: Any, k: int) -> None:
+        image.value = small_png(self.frame(k))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """The widget for those who can show it, the still picture and a line of text for the others."""
+        png = base64.b64encode(small_png(self.still(), dpi=110)).decode()
+        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png}
+        if os.environ.get(STILL) != "1" and _in_a_kernel():
+            view = self.widget()._repr_mimebundle_()
+            bundle |= {kind: data for kind, data in view.items() if "widget-view" in kind}
+        return bundle
+
+
+def _in_a_kernel() -> bool:
+    """Whether there is a notebook kernel that a widget could talk through."""
+    try:
+        from IPython.core.getipython import get_ipython
+    except ModuleNotFoundError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def small_png(picture: Picture, dpi: int = SHARPNESS) -> bytes:
+    """A figure as a PNG of at most 128 colours: a quarter of the bytes that a notebook would keep."""
+    with io.BytesIO() as raw, io.BytesIO() as small:
+        picture.savefig(raw, format="png", dpi=dpi, facecolor="white")
+        with Image.open(raw) as image:
+            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+                small, format="png", optimize=True
+            )
+        return small.getvalue()

@@ -1,0 +1,99 @@
+"""The handle of an operation: passes everything on to the real one, and books the waiting."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+
+from course_lib.ledger import rows
+from course_lib.ledger.recorder import CommunicationError, describe, recorder
+
+SMALL, SAMPLES = 1 << 14, 256  # bytes up to which a tensor in flight is watched whole; else samples
+
+
+def fingerprint(tensors: list[torch.Tensor]) -> int:
+    """A checksum of tensors in flight: whole when small, samples when large."""
+    value = 0
+    for tensor in tensors:
+        if tensor.numel() and tensor.device.type == "cpu":
+            flat = tensor.detach().view(-1).view(torch.uint8).numpy()
+            step = 1 if flat.size <= SMALL else flat.size // SAMPLES | 1
+            value = zlib.crc32(flat[::step].tobytes(), value)
+    return value
+
+
+class RecordingWork(Work):
+    """The handle of an operation: passes everything on to the real one, and books the waiting."""
+
+    def __init__(
+        self, inner: Work, row: int, sent: list[torch.Tensor], peer: int = -1, device: bool = False
+    ):
+        super().__init__()
+        self.device = device  # it runs on a GPU's stream: wait() does not block the host
+        self.inner, self.row, self.sent, self.peer = inner, row, sent, peer
+        self.mark = fingerprint(sent) if sent else 0
+        self.waited = False
+        recorder().handles[row] = self  # until somebody waits for it
+
+    def check_untouched(self) -> None:
+        if not self.sent or self.waited:
+            return
+        if fingerprint(self.sent) != self.mark:
+            raise CommunicationError(
+                f"the tensor {describe(self.sent)} that rank {recorder().rank} sends to rank {self.peer} "
+                "was changed before wait(): what arrives may be the old values, the new ones or a mixture. "
+                "Call wait() on the handle first, or send a clone()."
+            )
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        rec = recorder()
+        since = rec.begin_wait(self.row)
+        try:
+            if timeout is None or timeout <= timedelta(0):
+                done = self.inner.wait()
+            else:
+                done = self.inner.wait(timeout)
+        finally:
+            rec.end_wait(self.row, since, done=not self.device)
+        if self.device:
+            rec.pending.add(self)
+        self.check_untouched()
+        self.waited, self.sent = True, []
+        rec.handles.pop(self.row, None)
+        return done
+
+    def is_completed(self) -> bool:
+        done = self.inner.is_completed()
+        if done and not self.waited:
+            self.wait()  # it returns at once; books the completion
+        return done
+
+    def get_future(self):  # the type differs between PyTorch versions
+        rec = recorder()
+        rec.log.rows.map[self.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
+        rec.handles.pop(self.row, None)
+        return self.inner.get_future()
+
+    def is_success(self) -> bool:
+        return self.inner.is_success()
+
+    def exception(self):
+        return self.inner.exception()
+
+    def source_rank(self) -> int:
+        return self.inner.source_rank()
+
+    def _source_rank(self) -> int:
+        return self.inner._source_rank()
+
+    def result(self):
+        return self.inner.result()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def abort(self) -> None:
+        self.inner.abort()  # pyright: ignore[reportAttributeAccessIssue]

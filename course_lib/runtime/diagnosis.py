@@ -1,0 +1,304 @@
+"""From what the ranks did to a message that a student can act on."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+
+from course_lib.ledger import rows
+from course_lib.runtime.output import listed
+from course_lib.runtime.places import where
+from course_lib.runtime.waiting import Snapshot, waits_for
+from course_lib.runtime.watch import Watch
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# what gloo and NCCL say on a rank whose peer was lost: a consequence, never the cause
+CONSEQUENCE = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|remote process exited|socket|ncclRemoteError|"
+    r"unhandled system error|Socket Timeout|pair\.cc"
+)
+ADVICE = {
+    "circle": "Every one of them waits before it does what the next one needs. Let one of them send first, "
+    "or post the send and the receive together with dist.batch_isend_irecv.",
+    "tags": "A message is received only with the tag that it was sent with: these two ends differ.",
+    "finished": "A rank whose function has returned sends and receives nothing more. Do all ranks run the "
+    "same number of operations, also in the last round?",
+    "skipped": "All ranks of a group must call each of its collectives, in the same order. Look for an "
+    "`if rank == ...` around the call, or a `return` or `break` before it.",
+}
+
+
+@dataclass
+class RankReport:
+    """What one rank was doing when it ended."""
+
+    state: str  # "returned", "raised", "died", "waiting", "running"
+    operation: str = ""  # "recv(src=2) float32[4]"
+    line: str = ""  # "Cell In[5], line 3: dist.recv(x, src=2)"
+    waits_for: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    error_type: str = ""
+    error_text: str = ""
+    traceback: str = ""
+    how: str = ""  # of a death: "killed by SIGKILL"
+
+
+@dataclass
+class Failure:
+    """Why a task did not end well."""
+
+    kind: str  # "deadlock", "error", "died", "timeout", "unfinished", "interrupted"
+    headline: str
+    message: str
+    ranks: dict[int, RankReport]
+
+
+def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure | None:
+    """None when every rank returned; else what happened, causes first."""
+    raised = watch.raised()
+    if not watch.running and not raised and not watch.exits and not interrupted:
+        return None
+    reports = report_ranks(watch)
+    world_size = watch.pool.world_size
+    causes = [r for r in sorted(raised) if not is_consequence(reports[r])]
+    if watch.exits:
+        causes = [r for r in causes if r not in watch.exits]
+    if interrupted:
+        return failure("interrupted", "interrupted; the ranks were ended", "", reports)
+    if causes:
+        return error_failure(watch, causes, reports, world_size)
+    if watch.exits:
+        dead = sorted(watch.exits)
+        head = " ".join(f"rank {r} died: {reports[r].how}." for r in dead)
+        return failure("died", head, "", reports)
+    if watch.verdict == "deadlock":
+        return deadlock_failure(watch, reports)
+    if raised:
+        return error_failure(watch, sorted(raised), reports, world_size)
+    busy = [r for r in reports if reports[r].state == "running"]
+    head = f"not finished after {timeout:g} seconds; the ranks were ended."
+    if busy and len(busy) < len([r for r in reports.values() if r.state != "returned"]):
+        head += f" Rank{'s' * (len(busy) > 1)} {listed(busy)} still computed; the others waited."
+    return failure(
+        "timeout", head, "If it only needs longer: launch(..., timeout=seconds).", reports
+    )
+
+
+def failure(
+    kind: str, headline: str, advice: str, reports: dict[int, RankReport], more: str = ""
+) -> Failure:
+    lines = [headline, *describe(reports)]
+    if advice:
+        lines.append(advice)
+    if more:
+        lines.append(more)
+    return Failure(kind, headline, "\n".join(lines), reports)
+
+
+def error_failure(
+    watch: Watch, causes: list[int], reports: dict[int, RankReport], world_size: int
+) -> Failure:
+    """Ranks that raised: each one's own traceback, identical ones merged."""
+    ours = all(watch.replies[r][0]["error"].get("ours") for r in causes)
+    first = reports[causes[0]]
+    unfinished = "nobody waited for" in first.error_text and ours
+    who = (
+        "all ranks"
+        if len(causes) == world_size
+        else f"rank{'s' * (len(causes) > 1)} {listed(causes)}"
+    )
+    if ours:
+        texts = list(dict.fromkeys(reports[r].error_text for r in causes))
+        headline = texts[0] if not unfinished else f"{who}: {texts[0]}"
+    else:
+        headline = f"{who} raised {first.error_type}: {first.error_text}".removesuffix(": ")
+    merged: dict[str, list[int]] = {}
+    for r in causes:
+        text = reports[r].traceback
+        merged.setdefault(text.rpartition("\n")[0] if ours else text, []).append(r)
+    blocks = [
+        f"--- rank{'s' * (len(ranks) > 1)} {listed(ranks)} ---\n{text.rstrip()}"
+        for text, ranks in merged.items()
+        if text
+    ]
+    rest = {r: report for r, report in reports.items() if r not in causes}
+    lines = [headline, *describe(rest), *blocks]
+    return Failure("unfinished" if unfinished else "error", headline, "\n".join(lines), reports)
+
+
+def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
+    waiting = watch.waiting
+    circle = find_circle(waiting)
+    returned = {r for r in reports if reports[r].state == "returned"}
+    collective = any(
+        "send" not in reports[r].operation and "recv" not in reports[r].operation for r in waiting
+    )
+    if circle:
+        arrows = " -> ".join(f"rank {r}" for r in [*circle, circle[0]])
+        head = f"deadlock: {arrows}, each waiting for the next."
+        advice = ADVICE["skipped"] if collective else ADVICE["circle"]
+        if len(circle) == 2 and all(" tag=" in reports[r].operation for r in circle):
+            advice = ADVICE["tags"]
+    else:
+        gone = sorted(returned & {m for missing in waiting.values() for m in missing})
+        wait = "wait" if len(waiting) > 1 else "waits"
+        have = "have" if len(gone) > 1 else "has"
+        head = f"deadlock: {ranks_text(list(waiting))} {wait} for {ranks_text(gone)}, which {have} finished."
+        advice = ADVICE["skipped"] if collective else ADVICE["finished"]
+    return failure("deadlock", head, advice, reports)
+
+
+def find_circle(waiting: dict[int, set[int]]) -> list[int]:
+    """Ranks r0 -> r1 -> ... -> r0, each waiting for the next; [] when there is none."""
+    for start in waiting:
+        path, rank = [], start
+        while rank in waiting and rank not in path:
+            path.append(rank)
+            rank = min((m for m in waiting[rank] if m in waiting), default=-1)
+        if rank in path:
+            return path[path.index(rank) :]
+    return []
+
+
+def report_ranks(watch: Watch) -> dict[int, RankReport]:
+    snap, now = Snapshot.of(watch.pool), time.monotonic()
+    missing = waits_for(snap)
+    reports = {}
+    for rank in range(watch.pool.world_size):
+        if rank in watch.exits:
+            reports[rank] = report_death(watch, rank, snap)
+        elif rank in watch.replies:
+            reply = watch.replies[rank][0]
+            reports[rank] = RankReport("returned") if reply["ok"] else report_error(reply["error"])
+        elif (row := snap.blocked_in(rank)) is not None:
+            state = snap.states[rank]
+            reports[rank] = RankReport(
+                "waiting", operation_text(snap, rank, row),
+                line_text(snap.texts[rank].get(state.blocked_line, "")) or stack_line(watch, rank),
+                sorted(missing.get(rank, ())), now - state.since,
+            )  # fmt: skip
+        else:
+            reports[rank] = RankReport(
+                "running", line=stack_line(watch, rank), seconds=now - snap.states[rank].since
+            )
+    return reports
+
+
+def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
+    code = watch.exits[rank]
+    how = (
+        f"it called os._exit({code}), or a library did"
+        if code >= 0
+        else f"killed by {signal.Signals(-code).name}"
+    )
+    if code == -signal.SIGKILL:
+        how += " (usually the system, out of memory; or a kill from outside)"
+    if code in (-signal.SIGSEGV, -signal.SIGABRT):
+        how += " (C code crashed; what it said stands in the output above)"
+    row = snap.blocked_in(rank)
+    log = snap.logs[rank]
+    last = row or (log[-1] if log else None)
+    report = RankReport("died", how=how)
+    if last is None:
+        report.operation = "before its first communication"
+    else:
+        report.operation = ("in " if row else "after ") + operation_text(snap, rank, last)
+        report.line = line_text(snap.texts[rank].get(last.line, ""))
+    return report
+
+
+def report_error(error: dict) -> RankReport:
+    chain = error["chain"]
+    first = chain[0]
+    lines = []
+    for link in reversed(chain):
+        lines += [frame_text(*frame) for frame in users_frames(link["frames"])]
+        lines.append(f"{link['type']}: {name_lines(link['text'])}".removesuffix(": "))
+    frames = users_frames(first["frames"])
+    return RankReport(
+        "raised", error_type=first["type"], error_text=name_lines(first["text"]),
+        traceback="\n".join(lines), line=line_text("|".join(map(str, frames[-1][:2]))) if frames else "",
+    )  # fmt: skip
+
+
+def name_lines(text: str) -> str:
+    """Places that a rank could only write as {{file|line}} become cells and lines."""
+    return re.sub(r"\{\{([^{}]*\|\d+)\}\}", lambda m: f"at {line_text(m[1])}", text)
+
+
+def users_frames(frames: list) -> list:
+    """Without torch and this library, unless nothing else is left."""
+    own = [
+        f
+        for f in frames
+        if "/site-packages/" not in f[0] and not f[0].startswith((PACKAGE, "<frozen"))
+    ]
+    return [f for f in own if "/lib/python3" not in f[0]] or own or frames[-1:]
+
+
+def is_consequence(report: RankReport) -> bool:
+    kinds = ("RuntimeError", "DistBackendError", "DistNetworkError")
+    return report.error_type in kinds and bool(CONSEQUENCE.search(report.error_text))
+
+
+def operation_text(snap: Snapshot, rank: int, row: rows.Row) -> str:
+    dtype, _, shape = snap.texts[rank].get(row.tensor, "|").partition("|")
+    tensor = f" {dtype}[{shape.replace(',', ', ')}]" if dtype else ""
+    op = rows.OPS[row.op]
+    if op in ("send", "recv"):
+        peer = f"{'dst' if op == 'send' else 'src'}={row.peer if row.peer >= 0 else 'any'}"
+        peer += f", tag={row.tag}" if row.tag else ""
+        return f"{op}({peer}){tensor}"
+    _, members = snap.group(rank, row)
+    of = "" if len(members) == len(snap.states) else f" of group {list(members)}"
+    return f"{op}{tensor} (its collective number {row.turn}{of})"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """[2] -> "rank 2", [0, 1] -> "ranks 0 and 1"."""
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+
+
+def describe(reports: dict[int, RankReport]) -> list[str]:
+    return [f"  rank {rank}: {sentence(report)}" for rank, report in sorted(reports.items())]
+
+
+def sentence(report: RankReport) -> str:
+    at = f"\n      at {report.line}" if report.line else ""
+    if report.state == "returned":
+        return "has finished"
+    if report.state == "raised":
+        if is_consequence(report):
+            return "lost its connection to another rank (a consequence)"
+        text = f": {report.error_text}" if report.error_text else ""
+        return f"raised {report.error_type}{text}{at}"
+    if report.state == "died":
+        return f"died {report.operation}: {report.how}{at}"
+    if report.state == "running":
+        return f"computes, in no communication{at}"
+    waits = f", waits for {ranks_text(report.waits_for)}" if report.waits_for else ""
+    return f"in {report.operation} since {report.seconds:.1f} s{waits}{at}"
+
+
+def stack_line(watch: Watch, rank: int) -> str:
+    """Where a rank's Python code is, from the stack that it dumps on a signal."""
+    dump = watch.pool.stack(rank)
+    blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
+    frames = re.findall(r'File "([^"]+)", line (\d+) in', blocks[-1] if blocks else dump)
+    own = users_frames([[file, int(line), ""] for file, line in frames][::-1])
+    return line_text(f"{own[-1][0]}|{own[-1][1]}") if own else ""
+
+
+def line_text(place: str) -> str:
+    line, source = where(place)
+    return f"{line}: {source}" if source else line
+
+
+def frame_text(file: str, line: int, function: str) -> str:
+    place, source = where(f"{file}|{line}")
+    source = source or linecache.getline(file, line).strip()
+    return f"{place}, in {function}" + (f"\n    {source}" if source else "")

@@ -1,0 +1,54 @@
+"""What `launch` raises when something went wrong in the ranks."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course_lib.ledger.ledger import Ledger
+
+
+WIDTH = 110  # characters of a line in a notebook's output
+
+
+def wrapped(text: str) -> str:
+    """Long lines broken between words; a browser breaks them anywhere."""
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        kept = textwrap.wrap(
+            line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False, drop_whitespace=True,
+        )  # fmt: skip
+        lines += kept or [""]
+    return "\n".join(lines)
+
+
+class RankError(RuntimeError):
+    """A rank raised, died, or ended with work in flight. `.ledger` holds what was sent until then."""
+
+    ledger: Ledger | None = None
+
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook, show the explanation alone: the frames of `launch` help nobody."""
+        return [wrapped(f"{type(self).__name__}: {str(self).removeprefix('deadlock: ')}")]
+
+
+class Deadlock(RankError):
+    """Ranks wait for each other, or for a rank that has finished: it can never end."""
+
+
+class RankTimeout(RankError):
+    """The time given to `launch` ran out."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: the ranks were ended. The text says what each was doing."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [wrapped(f"KeyboardInterrupt: {self}")]
+
+
+class LaunchError(RuntimeError):
+    """The ranks could not be started, or what they were to run could not be sent to them."""

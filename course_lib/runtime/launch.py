@@ -1,0 +1,74 @@
+"""`launch`: run a function on several ranks and get their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from course_lib.ledger.ledger import Ledger
+from course_lib.runtime import wire
+from course_lib.runtime.backend import choose
+from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
+from course_lib.runtime.output import show
+from course_lib.runtime.pickling import explain
+from course_lib.runtime.run import MAX_RANKS, run_ranks
+
+ERRORS = {"deadlock": Deadlock, "timeout": RankTimeout}
+
+
+class Run(list):
+    """The ranks' results, in order of rank, with what was sent and how long it took."""
+
+    def __init__(self, results: list, ledger: Ledger, seconds: float, backend: str):
+        super().__init__(results)
+        self.ledger, self.seconds, self.backend = ledger, seconds, backend
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int,
+    timeout: float = 60,
+    backend: str | None = None,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Run:
+    """Run `fn(*args, **kwargs)` on `world_size` ranks of this machine; returns a list of their results.
+
+    Inside `fn`, `torch.distributed` is initialised: use its own functions. Each rank is a process of its
+    own, fresh for this call, with one thread; rank r's random state starts from `seed + r`.
+
+    fn: any function, also one defined in a notebook cell, a closure or a lambda.
+    timeout: seconds after which the ranks are ended and RankTimeout is raised.
+    backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl when there are enough GPUs. The
+        environment variable COURSE_BACKEND overrides the default.
+
+    Raises RankError when a rank raised or died, Deadlock when ranks wait for each other or for one that
+    has finished, RankTimeout; ValueError or TypeError when the call itself is wrong. After any of them
+    the next `launch` works.
+    """
+    if not callable(fn):
+        raise TypeError(f"launch runs a function on every rank; {fn!r} is a {type(fn).__name__}")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is a number of ranks such as 4, not {world_size!r}")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(
+            f"world_size is between 1 and {MAX_RANKS} ranks on one machine, not {world_size}"
+        )
+    if not timeout > 0:
+        raise ValueError(f"timeout is a positive number of seconds, not {timeout!r}")
+    chosen = choose(world_size, backend)
+    try:
+        payload = wire.dumps((fn, args, kwargs))
+    except Exception as error:
+        raise LaunchError(explain(fn, args, kwargs, error)) from None
+    outcome = run_ranks(
+        "course_lib.runtime.call:call", {}, payload,
+        world_size=world_size, timeout=timeout, backend=chosen, seed=seed, on_output=show,
+    )  # fmt: skip
+    if outcome.failure is not None:
+        error = ERRORS.get(outcome.failure.kind, RankError)(outcome.failure.message)
+        error.ledger = outcome.ledger
+        raise error
+    results = [wire.loads(reply[1]) for reply in outcome.replies if reply is not None]
+    return Run(results, outcome.ledger, outcome.seconds, outcome.backend)

@@ -1,0 +1,109 @@
+"""What the ranks print: shown line by line while they run, tagged, and bounded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+
+HEAD_LINES, HEAD_BYTES = 500, 1 << 17  # shown of each rank while it runs
+TAIL_LINES = 5  # of what was not shown, the last lines
+LONGEST = 4000  # characters of one line
+
+OnOutput = Callable[[int, str, str], None]
+
+
+def show(rank: int, stream: str, line: str) -> None:
+    """Print a rank's line in the cell. Warnings too go to stdout: graders fail cells that use stderr."""
+    tag = f"[rank {rank}]" if stream == "out" else f"[rank {rank}, stderr]"
+    sys.stdout.write(f"{tag} {line}\n")
+    sys.stdout.flush()
+
+
+class Output:
+    """Reads the ranks' pipes; passes on the first lines of each rank, keeps the last of a storm."""
+
+    def __init__(self, world_size: int, on_line: OnOutput | None):
+        self.on_line = on_line
+        self.partial: dict[tuple[int, str], bytes] = {}
+        self.lines, self.bytes = [0] * world_size, [0] * world_size
+        self.kept: list[deque[tuple[str, str]]] = [
+            deque(maxlen=TAIL_LINES) for _ in range(world_size)
+        ]
+        self.tail: list[deque[str]] = [deque(maxlen=40) for _ in range(world_size)]
+        self.warned: dict[str, int] = {}  # a warning of N ranks is shown once
+        self.repeats: dict[str, list[int]] = {}
+
+    def read(self, fd: int, rank: int, stream: str) -> bool:
+        """Take in what stands in the pipe; False at its end or when it is empty."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            return False
+        head, newline, rest = (self.partial.get((rank, stream), b"") + data).rpartition(b"\n")
+        if len(rest) > LONGEST * 4:  # a line without end
+            head, newline, rest = (head + b"\n" if newline else b"") + rest, b"\n", b""
+        self.partial[rank, stream] = rest
+        if newline:
+            self.take(rank, stream, head)
+        return True
+
+    def take(self, rank: int, stream: str, data: bytes) -> None:
+        self.bytes[rank] += len(data)
+        for raw in data.split(b"\n"):
+            line = raw.decode("utf-8", "replace")
+            if len(line) > LONGEST:
+                line = f"{line[:LONGEST]} ... ({len(line):,} characters)"
+            self.lines[rank] += 1
+            self.tail[rank].append(line)
+            if stream == "err" and self.repeated(rank, line):
+                continue
+            if self.lines[rank] <= HEAD_LINES and self.bytes[rank] <= HEAD_BYTES + len(data):
+                if self.on_line:
+                    self.on_line(rank, stream, line)
+            else:
+                self.kept[rank].append((stream, line))
+
+    def repeated(self, rank: int, line: str) -> bool:
+        """Has another rank printed this very line to stderr? Then it is counted, not shown."""
+        first = self.warned.setdefault(line, rank)
+        if first != rank and line.strip():
+            ranks = self.repeats.setdefault(line, [first])
+            if rank not in ranks:
+                ranks.append(rank)
+                return True
+        return False
+
+    def finish(self) -> None:
+        """After the last byte: unfinished lines, what a storm left out, who repeated what."""
+        for (rank, stream), rest in self.partial.items():
+            if rest:
+                self.take(rank, stream, rest)
+        self.partial.clear()
+        if not self.on_line:
+            return
+        for rank, kept in enumerate(self.kept):
+            if kept:
+                hidden = (
+                    self.lines[rank] - HEAD_LINES if self.lines[rank] > HEAD_LINES else len(kept)
+                )
+                self.on_line(
+                    rank, "out", f"... printed {hidden:,} more lines ({self.bytes[rank]:,} bytes in all); "
+                    f"the last {len(kept)}:",
+                )  # fmt: skip
+                for stream, line in kept:
+                    self.on_line(rank, stream, line)
+        for ranks in {tuple(sorted(ranks)) for ranks in self.repeats.values()}:
+            rest = [rank for rank in ranks if rank != ranks[0]]
+            self.on_line(
+                ranks[0], "err", f"(the same from rank{'s' * (len(rest) > 1)} {listed(rest)})"
+            )
+
+
+def listed(ranks: list[int]) -> str:
+    """[1, 2, 3] -> "1, 2 and 3"."""
+    words = [str(rank) for rank in ranks]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,27 @@
+"""Places in code, as a student knows them: notebook cells by number, files by their last part."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+
+
+def where(place: str) -> tuple[str, str]:
+    """ "file|line" -> ("Cell In[5], line 3", the text of the line)."""
+    file, _, number = place.rpartition("|")
+    if not file:
+        return "", ""
+    line = int(number)
+    return f"{file_name(file)}, line {line}", linecache.getline(file, line).strip()
+
+
+def file_name(file: str) -> str:
+    """A notebook cell by its number, a file by its last part."""
+    shell = sys.modules.get("IPython")
+    shell = shell.get_ipython() if shell is not None else None
+    if shell is not None:
+        named = shell.compile.format_code_name(file)
+        if named is not None:
+            return " ".join(named)
+    return os.path.basename(file) if not file.startswith("<") else file

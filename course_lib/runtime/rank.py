@@ -1,0 +1,199 @@
+"""A rank: joins its process group, then does what it is told until it is ended from outside.
+
+A rank never exits by itself, also not after an error: peers that are still connecting, or still
+receiving from it, would break with it and hide the cause.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import io
+import linecache
+import mmap  # noqa: F401  (imported before the fork, used by the shared memory)
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+import types
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.ledger import rows
+from course_lib.ledger.install import install
+from course_lib.ledger.recorder import CommunicationError, Recorder
+from course_lib.runtime import wire
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
+
+
+def rank_main(order: dict, rank: int, shared: list[int], own: list[int]) -> None:
+    control, out, err, rows_fd, texts_fd, stack = own
+    redirect_output(out, err)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    be_first_to_go_when_memory_is_short()
+    world_size, store_fd, board_fd = order["world_size"], *shared
+    board = rows.Board(board_fd, world_size)
+    recorder = Recorder(rank, world_size, board, rows.Log(rows_fd, texts_fd))
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+    )
+    sys.argv = ["rank"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    nccl = order["backend"] == "nccl"
+    # PyTorch 2.13 renames these two; the literature and most code in the wild use the old names
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        warnings.filterwarnings("ignore", f".*{name}. is deprecated", FutureWarning)
+    if order["record"]:
+        install(recorder, nccl)
+    if nccl:
+        torch.cuda.set_device(rank)
+    store = dist.FileStore(f"/proc/self/fd/{store_fd}", world_size)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if nccl else "gloo",
+        store=store, rank=rank, world_size=world_size, timeout=NEVER,
+    )  # fmt: skip
+    sock = socket.socket(fileno=control)
+    wire.send(sock, {"hello": rank})
+    receiver = wire.Receiver(sock)
+    while True:
+        try:
+            message = receiver.read()
+        except EOFError:
+            os._exit(0)
+        if message is not None:
+            perform(sock, recorder, rank, *message)
+
+
+def redirect_output(out: int, err: int) -> None:
+    """Descriptors 1 and 2 become pipes to the kernel, so that what C code prints is caught too."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in (out, err, null):
+        os.close(fd)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = os.fdopen(fd, "wb", buffering=8192, closefd=False)
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True))
+
+
+def be_first_to_go_when_memory_is_short() -> None:
+    """Out of memory, the system should end a rank, not the notebook's kernel."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("800")
+    except OSError as error:
+        print(f"note: this rank could not offer itself to the out-of-memory killer ({error})")
+
+
+def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buffers: list) -> None:
+    """Run one task and send the reply: a JSON header, and buffers that the caller understands."""
+    prepare(task, rank)
+    groups_before = set(dist.distributed_c10d._world.pg_map)
+    recorder.begin_task(task["id"])
+    reply: dict[str, Any] = {"task": task["id"], "ok": False}
+    answer: list = []
+    try:
+        module, _, name = task["entry"].partition(":")
+        entry = getattr(importlib.import_module(module), name)
+        reply["header"], answer = entry(task["header"], [wire.view(b) for b in buffers], rank)
+        refuse_open_work(recorder)
+        reply["ok"] = True
+    except BaseException as error:  # also SystemExit: a rank must not exit by itself
+        reply["error"] = describe_error(error)
+        answer = []
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        torch.cuda.synchronize()
+    flush()
+    in_order = dist.is_initialized() and set(dist.distributed_c10d._world.pg_map) == groups_before
+    reply["clean"] = reply["ok"] and in_order
+    recorder.set_state(rows.RETURNED if reply["ok"] else rows.RAISED)
+    wire.send(sock, reply, answer)
+
+
+def prepare(task: dict, rank: int) -> None:
+    """The kernel's import path, folder, environment and cell sources; this rank's random state."""
+    sys.path[:] = task["path"]
+    os.chdir(task["folder"])
+    for name, value in task["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for name, source in task["sources"].items():
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    torch.set_default_dtype(torch.float32)
+    seed = task["seed"] + rank  # equal seeds would hide a missing broadcast
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def refuse_open_work(recorder: Recorder) -> None:
+    """A message that was begun and never waited for is an error, although it often seems to work."""
+    open_rows = recorder.never_waited()
+    if not open_rows:
+        return
+    log, size = recorder.log.rows.map, rows.ROW.size
+    texts = {number: text for text, number in recorder.log.known.items()}
+    said = []
+    for index in open_rows[:3]:
+        row = rows.Row(*rows.ROW.unpack_from(log, index * size))
+        dtype, _, shape = texts.get(row.tensor, "|").partition("|")
+        op = "isend(dst" if rows.OPS[row.op] == "send" else "irecv(src"
+        file, _, line = texts.get(row.line, "|").rpartition("|")
+        said.append(f"{op}={row.peer}) of {dtype}[{shape}] {{{{{file}|{line}}}}}")
+    more = f", and {len(open_rows) - 3} more" if len(open_rows) > 3 else ""
+    raise CommunicationError(
+        "the function returned, but nobody waited for " + ", ".join(said) + more + ". "
+        "isend and irecv only begin a message: keep the handle that they return and call wait() on it; "
+        "until then the buffer holds anything."
+    )
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # the student closed it
+
+
+def describe_error(error: BaseException) -> dict:
+    """An exception as plain data: each link of its chain with type, text and the student's frames."""
+    chain = []
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        frames = [
+            [frame.filename, frame.lineno, frame.name]
+            for frame in traceback.extract_tb(link.__traceback__)
+            if not frame.filename.startswith(HERE)
+        ]
+        text = text_of(link)
+        chain.append({"type": type(link).__name__, "text": text, "frames": frames})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return {"chain": chain, "ours": isinstance(error, CommunicationError)}
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        notes = getattr(error, "__notes__", ())
+        return "\n".join([str(error), *map(str, notes)])[:20_000]
+    except Exception as second:  # a student's __str__ may raise
+        return f"(its text could not be made: {type(second).__name__})"

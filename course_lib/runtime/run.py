@@ -1,0 +1,233 @@
+"""Run one task on N ranks, watch them, and say what happened."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import selectors
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.read import read_ledger
+from course_lib.runtime import pool as pools
+from course_lib.runtime import wire
+from course_lib.runtime.backend import choose
+from course_lib.runtime.diagnosis import Failure, diagnose
+from course_lib.runtime.errors import Interrupted, LaunchError
+from course_lib.runtime.output import OnOutput, Output
+from course_lib.runtime.places import where
+from course_lib.runtime.pool import ONE_THREAD, Pool
+from course_lib.runtime.waiting import Snapshot, stuck
+from course_lib.runtime.watch import Reply, Watch
+
+MAX_RANKS = 32
+STILL = 0.8  # seconds without any event before a deadlock is called one
+GRACE = 0.4  # seconds that the others get after the first rank raised, to raise too
+KEPT = {"nccl"}  # backends whose ranks serve several calls: a communicator costs seconds
+START = 120  # seconds for the ranks to join their process group
+
+
+@dataclass
+class Outcome:
+    """What came of a task."""
+
+    replies: list[Reply | None]
+    failure: Failure | None
+    ledger: Ledger
+    seconds: float
+    backend: str
+    output: list[list[str]]  # the last lines that each rank printed
+
+
+_tasks = 0
+
+
+def run_ranks(
+    entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
+    backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
+) -> Outcome:  # fmt: skip
+    """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
+
+    The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
+    and `buffers` may be one for all ranks or a list with one for each. LaunchError when the ranks
+    cannot be started; KeyboardInterrupt passes through, after the ranks were ended.
+    """
+    global _tasks
+    _tasks += 1
+    backend = choose(world_size, backend)
+    record = os.environ.get("COURSE_LEDGER", "on") != "off"
+    pool = pools.pool(world_size, backend, record)
+    watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
+    kept = False
+    try:
+        wait_for_hello(watch, began)
+        began = time.monotonic()
+        hand_out(watch, entry, header, buffers, seed)
+        try:
+            observe(watch, output, began + timeout)
+        except KeyboardInterrupt:
+            drain(watch, output)
+            text = diagnose(watch, timeout, interrupted=True)
+            raise Interrupted(text.message if text else "") from None
+        seconds = time.monotonic() - began
+        failure = diagnose(watch, timeout)
+        drain(watch, output)
+        ledger = read_ledger(pool.board, pool.logs, began, where, backend, began + seconds)
+        orderly = failure is None and watch.clean() and not ledger.unmatched()
+        kept = backend in KEPT and orderly
+        replies = [watch.result(rank) for rank in range(world_size)]
+        said = [list(lines) for lines in output.tail]
+        return Outcome(replies, failure, ledger, seconds, backend, said)
+    finally:
+        if kept:
+            pools.keep(pool)
+        else:
+            pool.end()
+            if spare and backend not in KEPT:
+                pools.spare(world_size, backend, record)
+
+
+def wait_for_hello(watch: Watch, began: float) -> None:
+    """Nothing is sent before all ranks are connected: one that failed at once would break the rest."""
+    pool = watch.pool
+    for rank in set(range(pool.world_size)) - pool.hello:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pool.sockets[rank], selectors.EVENT_READ)
+            selector.register(pool.preloaded.socket, selectors.EVENT_READ)
+            while rank not in pool.hello:
+                if not selector.select(max(0.0, began + START - time.monotonic())):
+                    raise LaunchError(
+                        f"rank {rank} did not join the process group within {START} seconds. "
+                        "Run `python -m course_lib.doctor`."
+                    )
+                while pool.preloaded.read(0):
+                    continue
+                try:
+                    if pool.receivers[rank].read() is not None:
+                        pool.hello.add(rank)
+                except EOFError:
+                    raise LaunchError(start_failure(pool, rank)) from None
+
+
+def start_failure(pool: Pool, rank: int) -> str:
+    said = Output(pool.world_size, None)
+    while said.read(pool.pipes[rank][1], rank, "err"):
+        continue
+    said.finish()
+    last = "\n".join(said.tail[rank]) or "it said nothing"
+    return f"rank {rank} ended while it joined the process group. Its last words:\n{last}"
+
+
+def hand_out(watch: Watch, entry: str, header: Any, buffers: Sequence[Any], seed: int) -> None:
+    pool = watch.pool
+    task = {
+        "id": watch.task, "entry": entry, "seed": seed, "path": [os.path.abspath(p) for p in sys.path],
+        "folder": os.getcwd(), "environment": environment_changes(pool), "sources": cell_sources(),
+    }  # fmt: skip
+    for rank, sock in enumerate(pool.sockets):
+        own_header = header[rank] if isinstance(header, list) else header
+        own = buffers[rank] if buffers and isinstance(buffers[0], list) else buffers
+        sock.settimeout(START)
+        try:
+            wire.send(sock, {**task, "header": own_header}, own)
+        except OSError:
+            pass  # a dead rank: its exit code, which `observe` reads, tells why
+        finally:
+            sock.setblocking(False)
+
+
+def environment_changes(pool: Pool) -> dict[str, str | None]:
+    """What the notebook changed in os.environ since the preloaded process was started."""
+    before, now = pool.preloaded.environment, dict(os.environ)
+    ours = {*ONE_THREAD, "COURSE_ROLE"}
+    changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
+    return {**changed, **{k: None for k in before if k not in now and k not in ours}}
+
+
+def cell_sources() -> dict[str, str]:
+    """Sources of notebook cells, so that tracebacks and `inspect` work in the ranks too."""
+    return {
+        name: "".join(entry[2])
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and ("ipykernel_" in name or name.startswith("<"))
+    }
+
+
+def observe(watch: Watch, output: Output, deadline: float) -> None:
+    """Read replies, output and exits until every rank is done, or it is clear that they never will."""
+    pool = watch.pool
+    with selectors.DefaultSelector() as selector:
+        for rank in range(pool.world_size):
+            selector.register(pool.sockets[rank], selectors.EVENT_READ, ("reply", rank))
+            for stream, fd in zip(("out", "err"), pool.pipes[rank], strict=True):
+                selector.register(fd, selectors.EVENT_READ, (stream, rank))
+        selector.register(pool.preloaded.socket, selectors.EVENT_READ, ("process", -1))
+        seen = [(0, time.monotonic())] * pool.world_size  # each rank's events, and since when
+        look_again = 0.0
+        while watch.running:
+            for key, _ in selector.select(0.05 if watch.first_trouble else 0.1):
+                take(watch, output, selector, key)
+            now = time.monotonic()
+            if watch.first_trouble is None and (watch.exits or watch.raised()):
+                watch.first_trouble = now
+            if watch.first_trouble and now - watch.first_trouble > GRACE:
+                return
+            if now > deadline:
+                watch.verdict = "timeout"
+                return
+            for rank, (events, _) in enumerate(seen):
+                if (count := pool.board.read(rank).events) != events:
+                    seen[rank] = (count, now)
+            still = {rank for rank, (_, since) in enumerate(seen) if now - since > STILL}
+            if still & watch.running and not watch.first_trouble and now > look_again:
+                look_again = now + STILL / 4
+                waiting = stuck(Snapshot.of(pool), watch.running)
+                if waiting and set(waiting) <= still:
+                    watch.waiting, watch.verdict = waiting, "deadlock"
+                    return
+
+
+def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: Any) -> None:
+    kind, rank = key.data
+    pool = watch.pool
+    if kind == "process":
+        while pool.preloaded.read(0):
+            continue
+        for r in watch.alive:
+            if (code := pool.exit_code(r)) is not None:
+                watch.exits[r] = code
+    elif kind == "reply":
+        try:
+            message = pool.receivers[rank].read()
+        except (EOFError, OSError):
+            selector.unregister(key.fileobj)  # it died: its exit code follows
+        except (wire.WireError, ValueError) as error:
+            selector.unregister(key.fileobj)
+            watch.replies[rank] = (malformed(error), [])
+        else:
+            if message is not None and message[0].get("task") == watch.task:
+                watch.replies[rank] = message
+    elif not output.read(key.fd, rank, kind):
+        selector.unregister(key.fd)
+
+
+def malformed(error: Exception) -> dict:
+    """The reply of a rank whose code wrote into the channel to its judge."""
+    text = f"the rank's answer could not be read ({error}): its code must not write to file descriptors"
+    return {
+        "ok": False,
+        "error": {"chain": [{"type": "WireError", "text": text, "frames": []}], "ours": False},
+    }
+
+
+def drain(watch: Watch, output: Output) -> None:
+    for rank, fds in enumerate(watch.pool.pipes):
+        for stream, fd in zip(("out", "err"), fds, strict=True):
+            for _ in range(10_000):  # a rank that prints for ever must not hold us
+                if not output.read(fd, rank, stream):
+                    break
+    output.finish()

@@ -1,0 +1,106 @@
+"""Who waits for whom, and can it ever end? Read from the ranks' boards and logs.
+
+A blocked rank can go on when the other end of its operation was issued, or can still be issued by a
+rank that can go on. Ranks that cannot are in a deadlock, and this is certain: nothing that has not been
+issued yet can come from a rank that has finished or is itself one of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from course_lib.ledger import rows
+from course_lib.runtime.pool import Pool
+
+
+@dataclass
+class Snapshot:
+    """What every rank has issued and where it stands, at one moment."""
+
+    states: list[rows.RankState]
+    logs: list[list[rows.Row]]
+    texts: list[dict[int, str]]
+
+    @classmethod
+    def of(cls, pool: Pool) -> Snapshot:
+        states = [pool.board.read(rank) for rank in range(pool.world_size)]
+        logs, texts = [], []
+        for state, fds in zip(states, pool.logs, strict=True):
+            log, text = rows.read_log(*fds, state.rows, state.text_bytes)
+            logs.append(log)
+            texts.append(text)
+        return cls(states, logs, texts)
+
+    def blocked_in(self, rank: int) -> rows.Row | None:
+        """The operation in which the rank is blocked, or None."""
+        state = self.states[rank]
+        running = state.state == rows.RUNNING
+        return (
+            self.logs[rank][state.blocked_row]
+            if running and 0 <= state.blocked_row < len(self.logs[rank])
+            else None
+        )
+
+    def group(self, rank: int, row: rows.Row) -> tuple[str, tuple[int, ...]]:
+        name, _, members = self.texts[rank].get(row.group, "|").partition("|")
+        return name, tuple(int(member) for member in members.split(",") if member)
+
+
+def waits_for(snap: Snapshot) -> dict[int, set[int]]:
+    """For each rank blocked in an operation: the ranks that have not issued their part of it."""
+    issued = [
+        Counter(_channel(snap, rank, row) for row in log) for rank, log in enumerate(snap.logs)
+    ]
+    missing: dict[int, set[int]] = {}
+    for rank in range(len(snap.states)):
+        row = snap.blocked_in(rank)
+        if row is None:
+            continue
+        op = rows.OPS[row.op]
+        name, members = snap.group(rank, row)
+        if op in ("send", "recv"):
+            other = "recv" if op == "send" else "send"
+            if row.peer < 0:  # any source: somebody has sent more than this rank has taken
+                sent = sum(issued[q][other, name, q, rank, row.tag] for q in members if q != rank)
+                taken = sum(c for k, c in issued[rank].items() if k[0] == "recv" and k[1] == name)
+                missing[rank] = set() if sent >= taken else set(members) - {rank}
+                continue
+            ends = (rank, row.peer) if op == "send" else (row.peer, rank)
+            there = issued[row.peer][other, name, *ends, row.tag] >= row.turn
+            missing[rank] = set() if there else {row.peer}
+        else:
+            missing[rank] = {
+                m for m in members if m != rank and issued[m]["collective", name] < row.turn
+            }
+    return missing
+
+
+def _channel(snap: Snapshot, rank: int, row: rows.Row) -> tuple:
+    name, _ = snap.group(rank, row)
+    op = rows.OPS[row.op]
+    if op == "send":
+        return ("send", name, rank, row.peer, row.tag)
+    if op == "recv":
+        return ("recv", name, row.peer, rank, row.tag)
+    return ("collective", name)
+
+
+def stuck(snap: Snapshot, running: set[int]) -> dict[int, set[int]]:
+    """The ranks that can never go on, each with the ranks that it waits for.
+
+    `running`: ranks whose process lives and whose function has not returned.
+    """
+    missing = waits_for(snap)
+    hopeless = {rank for rank in missing if missing[rank] and rank in running}
+    while True:
+        freed = set()
+        for rank in hopeless:
+            row = snap.blocked_in(rank)
+            may_come = [m in running and m not in hopeless for m in missing[rank]]
+            any_source = row is not None and row.peer < 0 and rows.OPS[row.op] == "recv"
+            if any(may_come) if any_source else all(may_come):
+                freed.add(rank)
+        if not freed:
+            return {rank: missing[rank] for rank in sorted(hopeless)}
+        hopeless -= freed

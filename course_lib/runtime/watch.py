@@ -1,0 +1,40 @@
+"""What is known of the ranks while they are watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from course_lib.runtime.pool import Pool
+
+Reply = tuple[dict, list[bytearray]]
+
+
+@dataclass
+class Watch:
+    """What the loop below knows of the ranks."""
+
+    pool: Pool
+    task: int
+    replies: dict[int, tuple[dict, list[bytearray]]] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    first_trouble: float | None = None
+    verdict: str | None = None  # "deadlock" or "timeout"
+    waiting: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> set[int]:
+        return set(range(self.pool.world_size)) - set(self.exits)
+
+    @property
+    def running(self) -> set[int]:
+        return self.alive - set(self.replies)
+
+    def raised(self) -> list[int]:
+        return [rank for rank, (reply, _) in self.replies.items() if not reply["ok"]]
+
+    def result(self, rank: int) -> Reply | None:
+        reply, buffers = self.replies.get(rank, ({"ok": False}, []))
+        return (reply["header"], buffers) if reply["ok"] else None
+
+    def clean(self) -> bool:
+        return all(reply.get("clean") for reply, _ in self.replies.values())

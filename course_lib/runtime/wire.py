@@ -1,0 +1,177 @@
+"""Messages between the notebook, the preloaded process and the ranks.
+
+A message is a JSON header and any number of raw buffers. What a rank sends back is never a pickle to
+whoever only judges it; `launch` alone unpickles, since there the ranks run the caller's own code.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import cloudpickle
+import torch
+
+Buffer = bytes | bytearray | memoryview
+COUNT, SIZE = struct.Struct("<I"), struct.Struct("<Q")
+
+
+class WireError(RuntimeError):
+    """A message that does not have the agreed form."""
+
+
+def view(buffer: Buffer) -> memoryview:
+    return memoryview(buffer).cast("B")
+
+
+def send(sock: socket.socket, header: dict, buffers: Sequence[Buffer] = ()) -> None:
+    """Send one message; blocks until the other end has read most of it."""
+    parts = [view(json.dumps(header).encode()), *map(view, buffers)]
+    head = COUNT.pack(len(parts)) + b"".join(SIZE.pack(part.nbytes) for part in parts)
+    if sum(part.nbytes for part in parts) < 65536:
+        sock.sendall(head + b"".join(parts))
+        return
+    for part in (view(head), *parts):
+        if part.nbytes:
+            sock.sendall(part)
+
+
+class Receiver:
+    """Reads messages from a socket piece by piece, so that a slow or dead sender blocks nobody."""
+
+    def __init__(self, sock: socket.socket, limit: int = 1 << 40):
+        self.sock, self.limit = sock, limit
+        self.sizes: list[int] | None = None
+        self.parts: list[bytearray] = []
+        self._expect(COUNT.size)
+
+    def _expect(self, nbytes: int) -> None:
+        self.buffer, self.filled = bytearray(nbytes), 0
+
+    def read(self) -> tuple[dict, list[bytearray]] | None:
+        """Read what is there: a whole message, or None when more is to come. EOFError at the end."""
+        while True:
+            if self.filled < len(self.buffer):
+                try:
+                    got = self.sock.recv_into(memoryview(self.buffer)[self.filled :])
+                except BlockingIOError:
+                    return None
+                if got == 0:
+                    raise EOFError
+                self.filled += got
+                if self.filled < len(self.buffer):
+                    continue
+            if (message := self._advance()) is not None:
+                return message
+
+    def _advance(self) -> tuple[dict, list[bytearray]] | None:
+        """A piece is complete: a count, the sizes, or a part."""
+        if self.sizes is None and len(self.buffer) == COUNT.size and not self.parts:
+            (count,) = COUNT.unpack(self.buffer)
+            if not 1 <= count <= 1 << 16:
+                raise WireError(f"a message of {count} parts")
+            self.sizes = []
+            self._expect(SIZE.size * count)
+            return None
+        if self.sizes == [] and not self.parts:
+            self.sizes = [size for (size,) in SIZE.iter_unpack(self.buffer)]
+            if sum(self.sizes) > self.limit:
+                raise WireError(
+                    f"a message of {sum(self.sizes):,} bytes; at most {self.limit:,} are taken"
+                )
+        else:
+            self.parts.append(self.buffer)
+        assert self.sizes is not None
+        if len(self.parts) < len(self.sizes):
+            self._expect(self.sizes[len(self.parts)])
+            return None
+        parts, self.parts, self.sizes = self.parts, [], None
+        self._expect(COUNT.size)
+        header = json.loads(parts[0].decode())
+        if not isinstance(header, dict):
+            raise WireError("a message whose header is not an object")
+        return header, parts[1:]
+
+
+# ---- tensors as raw bytes under a JSON description
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it is contiguous on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
+
+
+def pack_tensors(tensors: dict[str, torch.Tensor]) -> tuple[list, list[Buffer]]:
+    """({name: tensor}) -> (JSON-able list of [name, dtype, shape], buffers in the same order)."""
+    meta = [[name, str(t.dtype)[6:], list(t.shape)] for name, t in tensors.items()]
+    return meta, [raw(t) for t in tensors.values()]
+
+
+def tensor_of(buffer: Buffer, dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
+    """A tensor over the bytes of `buffer`, without a copy when the buffer is writable."""
+    shape = tuple(shape)
+    if not len(buffer):
+        return torch.empty(shape, dtype=dtype)
+    if view(buffer).readonly:
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Tensor]:
+    """The inverse of `pack_tensors`. WireError where description and buffers do not fit."""
+    if len(meta) != len(buffers):
+        raise WireError(f"{len(meta)} tensors are described and {len(buffers)} were sent")
+    tensors = {}
+    for (name, dtype_name, shape), buffer in zip(meta, buffers, strict=True):
+        dtype = getattr(torch, str(dtype_name), None)
+        if not isinstance(dtype, torch.dtype):
+            raise WireError(f"tensor {name!r} has the unknown dtype {dtype_name!r}")
+        numel = 1
+        for length in shape:
+            numel *= int(length)
+        if numel * dtype.itemsize != len(buffer):
+            raise WireError(f"tensor {name!r}: {len(buffer)} bytes do not fill {dtype_name}{shape}")
+        tensors[str(name)] = tensor_of(buffer, dtype, shape)
+    return tensors
+
+
+# ---- objects: cloudpickle, with tensors out of band
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Functions and classes of a notebook travel by value, plain tensors as raw buffers."""
+
+    def reducer_override(self, obj: Any):
+        if type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.is_quantized:
+            bytes_of_it = pickle.PickleBuffer(raw(obj))
+            return _rebuild, (
+                bytes_of_it,
+                obj.dtype,
+                tuple(obj.shape),
+                obj.requires_grad and obj.is_leaf,
+            )
+        return super().reducer_override(obj)
+
+
+def _rebuild(buffer: Buffer, dtype: torch.dtype, shape: tuple, requires_grad: bool) -> torch.Tensor:
+    return tensor_of(buffer, dtype, shape).requires_grad_(requires_grad)
+
+
+def dumps(obj: Any) -> list[Buffer]:
+    """Pickle `obj` into a list of buffers: the pickle itself, then the tensors' bytes."""
+    kept: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=kept.append).dump(obj)
+    # not getbuffer(): a view of a BytesIO that is collected first crashes Python 3.12
+    return [file.getvalue(), *(buffer.raw() for buffer in kept)]
+
+
+def loads(buffers: Sequence[Buffer]) -> Any:
+    """The inverse of `dumps`; the tensors live in the given buffers."""
+    return pickle.loads(buffers[0], buffers=buffers[1:])
