@@ -1,0 +1,140 @@
+"""A run that did not end well, in the words of the table: what happened, where, and the usual cause."""
+
+from __future__ import annotations
+
+import re
+
+from course_lib.checks.engine import words
+from course_lib.checks.engine.case import Case, Exercise, Finding, usual, wrong
+from course_lib.runtime.diagnosis import Failure, RankReport
+
+SHOWN = 4  # ranks whose state is told
+STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
+
+TO_ITSELF = re.compile(
+    r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"
+    r"(send to|receive from) itself"
+)
+COPY = "A rank cannot send to itself: copy what it keeps."
+OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
+WORLD_RANKS = (
+    "In torch.distributed `src` and `dst` are ranks of the whole world, also in a group: translate "
+    "with dist.get_global_rank(group, r), or pass group_src= and group_dst= instead."
+)
+RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
+    (
+        r"not contiguous",
+        "Messages need memory in a row: send x.contiguous(), receive into a new "
+        "tensor, copy back with copy_().",
+    ),
+    (
+        r"two ends of a message differ",
+        "A message and the buffer that it is received into must have the same size and dtype.",
+    ),
+    (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
+    (r"nobody waited for", "Call wait() on every handle before the function returns."),
+    (
+        r"collective number",
+        "All ranks must call the same collectives, in the same order, with the same sizes.",
+    ),
+)
+
+
+def not_written(failure: Failure) -> bool:
+    """Some rank met a stub."""
+    return any(report.error_type == "NotImplementedError" for report in failure.ranks.values())
+
+
+def stub_place(failure: Failure) -> str:
+    return next(r.line for r in failure.ranks.values() if r.error_type == "NotImplementedError")
+
+
+def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Finding:
+    """The finding for every line of the case. `hidden`: exceptions by type and line only."""
+    text = failure.message
+    hint = group_hint(case, failure) or peer_hint(case, text)
+    hint = hint or usual(exercise.hint, case, failure.kind, text)
+    if hidden and not hint:
+        hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
+    if failure.kind == "deadlock":
+        advice = hint or failure.message.splitlines()[-1]
+        where = sorted({f"{r.operation.split('(')[0]}|{r.line}" for r in stuck(failure).values()})
+        return wrong(failure.headline, *waiting(failure), advice, cause=f"deadlock {where}")
+    if failure.kind == "timeout":
+        late = f"not finished after {case.timeout:g} seconds; the ranks were ended."
+        busy = {r.line for r in failure.ranks.values() if r.state == "running"}
+        advice = hint or ("Does a loop there ever end?" if busy else "")
+        return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
+    if failure.kind == "died":
+        return wrong(failure.headline, *died(failure), hint, cause="died")
+    return raised(failure, hint, hidden)
+
+
+def peer_hint(case: Case, text: str) -> str:
+    """A peer outside the group, or the rank itself: within a group both come of the wrong count."""
+    if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):
+        return WORLD_RANKS
+    return COPY if TO_ITSELF.search(text) else ""
+
+
+def raised(failure: Failure, hint: str, hidden: bool) -> Finding:
+    causes = {r: report for r, report in failure.ranks.items() if report.state == "raised"}
+    first = next(iter(causes.values()), None)
+    if first is None:
+        return wrong(failure.headline, hint)
+    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", failure.headline)
+    if hidden:
+        head = f"{words.ranks(list(causes))} raised {first.error_type}."
+    ours = first.line.startswith("harness.py, ")  # no line of the student's: its name leads to us
+    at = f"at {first.line}" if first.line and not ours else ""
+    return wrong(head, at, hint, cause=f"{first.error_type} {first.line}")
+
+
+def stuck(failure: Failure) -> dict[int, RankReport]:
+    return {rank: r for rank, r in failure.ranks.items() if r.state in ("waiting", "running")}
+
+
+def waiting(failure: Failure) -> list[str]:
+    """What each rank is in that got no further, and where; without the seconds, which vary."""
+    some = dict(list(stuck(failure).items())[:SHOWN])
+    lines = {report.line for report in some.values()}
+    shared = lines.pop() if len(lines) == 1 else ""
+    said = []
+    for rank, report in some.items():
+        at = f", at {report.line}" if report.line and not shared else ""
+        if report.state == "running":
+            said.append(f"rank {rank} computes{at}")
+        else:
+            whom = f", waits for {words.ranks(report.waits_for)}" if report.waits_for else ""
+            said.append(f"rank {rank} is in {report.operation}{whom}{at}")
+    if (more := len(stuck(failure)) - SHOWN) > 0:
+        said.append(f"and {words.counted(more, 'other rank')} likewise")
+    return [*said, f"at {shared}"] if shared else said
+
+
+def died(failure: Failure) -> list[str]:
+    return [
+        f"rank {rank} was "
+        f"{'in ' if not report.operation.startswith('after') else ''}{report.operation}"
+        + (f", at {report.line}" if report.line else "")
+        for rank, report in failure.ranks.items()
+        if report.state == "died" and report.operation
+    ]
+
+
+def group_hint(case: Case, failure: Failure) -> str:
+    """Members of a group that wait for a rank outside it."""
+    if failure.kind != "deadlock" or not case.groups:
+        return ""
+    members = {rank for group in case.groups for rank in group}
+    outside = {r for report in stuck(failure).values() for r in report.waits_for} - members
+    if not outside:
+        return ""
+    who, group = words.ranks(sorted(outside)).capitalize(), ", ".join(map(str, case.groups[0]))
+    return (
+        f"{who} {words.verb(sorted(outside), 'is', 'are')} not in the group "
+        f"{{{group}}}: count ranks within it (dist.get_rank(group), "
+        "dist.get_world_size(group)), pass group= to every operation, and translate "
+        "a neighbour with "
+        "dist.get_global_rank(group, r)."
+    )

@@ -1,0 +1,149 @@
+"""Functions of plain numbers that a student writes, held against closed forms.
+
+One rank evaluates them all at once; the answers come back as plain data. Where they are what another,
+usual formula gives, that formula's mistake is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from course_lib.checks.engine import words
+from course_lib.checks.engine.case import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    wrong,
+)
+
+Formula = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A function of the student's, compared with a closed form on a list of arguments.
+
+    index: of the object in the exercise; slips: what a usual mistake makes of the question, by the
+    sentence that names it; otherwise: said when no slip fits.
+    """
+
+    name: str
+    index: int
+    arguments: Sequence[tuple]
+    formula: Formula
+    slips: Mapping[str, Formula] = field(default_factory=dict)
+    weight: float = 1.0
+    title: str = ""
+    otherwise: str = ""
+
+
+def predictions(questions: Sequence[Prediction]) -> Case:
+    """One case that evaluates all functions; a line for each."""
+    calls: list[list] = []
+    lines: list[Line] = []
+    for one in questions:
+        lines.append(Line(one.title or one.name, judge_prediction(one, len(calls)), one.weight))
+        calls += [[one.index, list(args)] for args in one.arguments]
+    return Case("predictions", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE)
+
+
+def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        off = []
+        for k, args in enumerate(one.arguments, start=start):
+            answer = seen.answer(k)
+            if isinstance(answer.get("error"), list):
+                return failed(one, args, *map(str, answer["error"]))
+            value = numeric(answer.get("value"))
+            if value is None:
+                given = kind(answer.get("value"))
+                return wrong(f"{shown(one.name, args)} gives {given}, not a number.")
+            if not equal(value, one.formula(*args)):
+                off.append((args, value))
+        return explain(one, off) if off else RIGHT
+
+    return judge
+
+
+def failed(
+    one: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
+) -> Finding:
+    if error == "NotImplementedError":
+        return wrong(f"{one.name} is not written yet.", cause=f"{one.name} not written")
+    said = f"{shown(one.name, args)} raised {error}: {text}"
+    return wrong(said, f"at {place}" if place else "")
+
+
+def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
+    """What the first wrong answer is, an argument for which it is right, and the mistake that fits."""
+    args, value = off[0]
+    said = f"{shown(one.name, args)} gives {words.number(value)}; "
+    said += f"{compared(value, one.formula(*args))}."
+    good = [given for given in one.arguments if all(given != bad for bad, _ in off)]
+    if good:
+        said += f" {shown(one.name, good[0])} is right."
+    slip = next((s for s, f in one.slips.items() if all(fits(f, a, v) for a, v in off)), "")
+    return wrong(said, slip or one.otherwise, cause=f"{one.name}: {slip}")
+
+
+def compared(value: float, right: float) -> str:
+    """How far off, by a factor where there is one."""
+    if not math.isfinite(right):
+        return "no finite number is right"
+    if not math.isfinite(value):
+        return "a finite number is right"
+    if right == 0 or value == 0 or value / right < 0:
+        return f"{words.number(right)} is right"
+    factor = value / right
+    if factor > 1:
+        return f"{words.number(factor)} times too many"
+    return f"{words.number(1 / factor)} times too few"
+
+
+def shown(name: str, args: Sequence[Any]) -> str:
+    return f"{name}({', '.join(map(argument, args))})"
+
+
+def argument(value: Any) -> str:
+    """An argument as one would type it: 4000, 1_000_000, 2e-05, 'broadcast'."""
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:_}"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def fits(formula: Formula, args: tuple, value: float) -> bool:
+    try:
+        return equal(value, formula(*args))
+    except ArithmeticError:  # a wrong formula may divide by zero where the right one does not
+        return False
+
+
+def equal(value: float, right: float, tolerance: float = 1e-6) -> bool:
+    if not math.isfinite(right) or not math.isfinite(value):
+        return value == right
+    return abs(value - right) <= tolerance * abs(right) or abs(value - right) < 1e-15
+
+
+def numeric(value: Any) -> float | None:
+    """A number that came back (see `harness.plain`), or None. True is no number; a text is none."""
+    if isinstance(value, dict) and isinstance(value.get("tensor"), list):
+        value = value["tensor"][0] if len(value["tensor"]) == 1 else None
+    if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
+        return float(value["float"])
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def kind(value: Any) -> str:
+    """What came back instead of a number."""
+    if value is None:
+        return "None (is there a `return`?)"
+    if isinstance(value, dict):
+        return f"a value of type {value.get('other') or next(iter(value), 'dict')}"
+    return f"{value!r}"[:60]

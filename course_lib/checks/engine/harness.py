@@ -1,0 +1,206 @@
+"""Runs in the rank: drives the student's object and hands back what came of it. Decides nothing.
+
+It holds one case's and one rank's inputs, never an expectation, a seed or a later case. What it needs
+of torch is taken before the student's bytes are unpickled. What goes back is JSON and raw tensors.
+
+A recipe is a function `recipe(objects, tensors, groups, instructions) -> (values, tensors)`:
+
+* objects: what the student wrote, in the order of the exercise;
+* tensors: this rank's inputs by name; groups: the process groups that the case asks for;
+* instructions: this rank's plain data;
+* values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
+  described by its type). It is named "package.module:function" in the case, so that a topic with
+  its own (say, training a model) adds it without touching this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.runtime import wire
+from course_lib.runtime.backend import device
+
+_loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
+_import = importlib.import_module
+# not the recorded one: the ledger is to hold what the student's code did
+_new_group = getattr(dist.new_group, "__wrapped__", dist.new_group)
+_Tensor, _as_strided, _clone, _detach = (
+    torch.Tensor,
+    torch.Tensor.as_strided,
+    torch.Tensor.clone,
+    torch.Tensor.detach,
+)
+_extract_frames = traceback.extract_tb
+LONGEST = 1_000  # entries of a list or characters of a text that go back
+
+Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[str, Any]]]
+
+
+def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
+    """The entry point in the rank."""
+    module, _, name = header["recipe"].partition(":")
+    recipe: Recipe = getattr(_import(module), name)
+    count = header["payload"]
+    received = _unpack(header["tensors"], buffers[count:])
+    tensors = {name: tensor.to(device()) for name, tensor in received.items()}
+    groups = [_new_group(members) for members in header["groups"]]
+    with own_work(header["references"]):
+        objects = list(_loads(buffers[:count]))
+        values, outputs = recipe(objects, tensors, groups, header["instructions"])
+    kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
+    others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
+    meta, raw = _pack(kept)
+    return {"values": values, "tensors": meta, "others": others}, raw
+
+
+# ---- the exercise's own solution is not to be imported
+
+
+class _OwnWork(importlib.abc.MetaPathFinder):
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if any(name == n or name.startswith(f"{n}.") for n in self.names):
+            raise ImportError(
+                f"{name} holds the course's own solution of this exercise. "
+                "Here your own is judged: write your own."
+            )
+
+
+@contextlib.contextmanager
+def own_work(names: Sequence[str]) -> Iterator[None]:
+    """Within, an import of these modules is an ImportError that says why."""
+    for name in [n for n in sys.modules if any(n == m or n.startswith(f"{m}.") for m in names)]:
+        del sys.modules[name]
+    for name in names:
+        package, _, leaf = name.rpartition(".")
+        if hasattr(sys.modules.get(package), leaf):
+            delattr(sys.modules[package], leaf)
+    guard = _OwnWork(tuple(names))
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        if guard in sys.meta_path:
+            sys.meta_path.remove(guard)
+
+
+# ---- recipe: call a function with tensors
+
+
+def call(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Call one object; hand back arguments (changed in place or not) and what it returned.
+
+    instructions: object (index), args (a list of argument descriptions), kwargs (a dict of them),
+    outputs (names of arguments, and "result" for the return value), plain (hand "result" back as
+    plain data). An argument is {"tensor": name}, perhaps with {"view": [shape, stride, offset]},
+    {"value": plain data} or {"group": index}. A rank without "args" takes no part.
+    """
+    if "args" not in instructions:
+        return {}, {}
+    named: dict[str, Any] = {}
+
+    def argument(described: dict) -> Any:
+        if "group" in described:
+            return groups[described["group"]]
+        if "tensor" not in described:
+            return described["value"]
+        name = described["tensor"]
+        base = tensors[name]
+        named[f"{name}.memory"] = base
+        named[name] = _as_strided(base, *described["view"]) if "view" in described else base
+        return named[name]
+
+    args = [argument(one) for one in instructions["args"]]
+    kwargs = {name: argument(one) for name, one in instructions.get("kwargs", {}).items()}
+    named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
+    outputs = {name: named[name] for name in instructions["outputs"] if name in named}
+    if instructions.get("plain"):
+        return {"result": plain(outputs.pop("result"))}, outputs
+    result = outputs.get("result")
+    if isinstance(result, _Tensor) and any(result is t for n, t in named.items() if n != "result"):
+        outputs["result"] = _clone(result)
+        return {"same_object": True}, outputs
+    return {}, outputs
+
+
+# ---- recipe: evaluate pure functions, and constants
+
+
+def evaluate(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Call functions on plain arguments; an exception is an answer too.
+
+    instructions: calls, a list of [index of the object, list of arguments]; instead of the arguments
+    None: the object itself is the answer.
+    """
+    answers: list[dict] = []
+    for index, args in instructions["calls"]:
+        try:
+            answers.append(
+                {"value": plain(objects[index] if args is None else objects[index](*args))}
+            )
+        except Exception as error:
+            answers.append({"error": describe(error)})
+    return {"answers": answers}, {}
+
+
+def describe(error: Exception) -> list[str]:
+    """[type, text, "line n: source"] of an exception."""
+    try:
+        text = str(error)[:300]
+    except Exception as second:  # a student's __str__ may raise
+        text = f"(its text could not be made: {type(second).__name__})"
+    frames = [f for f in _extract_frames(error.__traceback__) if f.filename != __file__]
+    place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
+    return [type(error).__name__, text, place]
+
+
+def plain(value: Any, depth: int = 3) -> Any:
+    """Numbers, texts, lists and dicts as JSON; a tensor without dimensions as its number.
+
+    Other tensors become {"tensor": their elements, "shape": shape}, a dict {"dict": [[key, value], ...]},
+    anything else {"other": the name of its type}.
+    """
+    if isinstance(value, _Tensor):
+        elements = [plain(element) for element in _detach(value).flatten()[:LONGEST].tolist()]
+        return elements[0] if value.dim() == 0 else {"tensor": elements, "shape": list(value.shape)}
+    if isinstance(value, torch.device | torch.dtype):
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 63 else {"other": "very large int"}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, str):
+        return str(value)[:LONGEST]
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [plain(item, depth - 1) for item in items[:LONGEST]]
+    if isinstance(value, dict) and depth:
+        pairs = list(value.items())[:LONGEST]
+        return {"dict": [[plain(k, depth - 1), plain(v, depth - 1)] for k, v in pairs]}
+    return number_like(value)
+
+
+def number_like(value: Any) -> Any:
+    """A numpy scalar or a Fraction as a number; anything else by its type."""
+    try:
+        return plain(float(value), 0)
+    except Exception:  # a student's __float__ may raise whatever it likes
+        return {"other": type(value).__name__}

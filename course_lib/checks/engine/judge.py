@@ -1,0 +1,257 @@
+"""From an exercise's name and the student's bytes to a verdict. The bytes are never unpickled here.
+
+Everything that decides is made in this process: inputs, expectations, lines, weights. The ranks get one
+case's inputs and answer with JSON and raw tensors of agreed names, dtypes and shapes; anything else is
+refused. So this module can run in another process than the student's without a change to any check.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from course_lib.checks.engine import faults, traffic
+from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
+from course_lib.checks.engine.find import find
+from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
+from course_lib.ledger.ledger import Ledger
+from course_lib.runtime import wire
+from course_lib.runtime.backend import choose
+from course_lib.runtime.run import Outcome, run_ranks
+
+ENTRY = "course_lib.checks.engine.harness:run_recipe"
+STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
+OUTPUT_LINES = 4
+COUNTS_LATER = "(counts once another value is right)"
+
+
+@dataclass
+class Judged:
+    """A line with what was found, in the order of the cases."""
+
+    case: Case
+    line: Line
+    finding: Finding
+    output: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass
+class Session:
+    """One check: what stays the same from case to case, and what has gone wrong so far."""
+
+    exercise: Exercise
+    payload: Sequence[wire.Buffer]
+    hidden: bool
+    strikes: int = 0
+    last: Finding | None = None
+    stub: Finding | None = None
+
+
+def judge(name: str, payload: Sequence[wire.Buffer], seed: int, cases: str = "visible") -> dict:
+    """Judge the objects pickled in `payload` (see `course_lib.runtime.wire.dumps`) as exercise `name`.
+
+    cases: "visible" or "hidden" (the visible ones on other values, and more). Returns the data of a
+    `Report`, JSON-able. UnknownExercise when there is no such exercise.
+    """
+    exercise = find(name)
+    hidden = cases == "hidden"
+    session = Session(exercise, payload, hidden)
+    judged: list[Judged] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning on stderr would cost the student the cell
+        for case in exercise.cases(Draw(seed, hidden)):
+            judged += judge_case(session, case, first=not judged)
+            if session.stub is not None:
+                report = refusal(
+                    name, *session.stub.sentences, possible=exercise.points, title="not written yet"
+                )
+                return report.to_json()
+    return conclude(name, exercise, judged, seed, cases).to_json()
+
+
+def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
+    if session.strikes >= STRIKES and session.last is not None:
+        return [Judged(case, line, session.last) for line in case.lines]
+    outcome = run(session, case)
+    shown = [] if session.hidden else printed(outcome)
+    stop = whole_case(session, case, outcome, first)
+    if stop is not None:
+        session.last = stop
+        return [
+            Judged(case, line, stop, shown if i == 0 else []) for i, line in enumerate(case.lines)
+        ]
+    seen = read(session.exercise, case, outcome)
+    if isinstance(seen, Finding):
+        return [
+            Judged(case, line, seen, shown if i == 0 else []) for i, line in enumerate(case.lines)
+        ]
+    return judge_lines(case, seen, shown)
+
+
+def run(session: Session, case: Case) -> Outcome:
+    headers, buffers = [], []
+    for side in case.sides:
+        meta, raw = wire.pack_tensors(side.inputs)
+        headers.append(
+            {
+                "recipe": case.recipe,
+                "payload": len(session.payload),
+                "tensors": meta,
+                "groups": case.groups,
+                "references": list(session.exercise.references),
+                "instructions": side.instructions,
+            }
+        )
+        buffers.append([*session.payload, *raw])
+    return run_ranks(
+        ENTRY,
+        headers,
+        buffers,
+        world_size=case.world_size,
+        timeout=case.timeout,
+        backend=backend(case.world_size),
+    )
+
+
+def backend(world_size: int) -> str:
+    """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs."""
+    return choose(world_size) if os.environ.get("COURSE_BACKEND") == "nccl" else "gloo"
+
+
+def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> Finding | None:
+    """A finding that holds for every line: something forbidden was called, or the run broke."""
+    failure = outcome.failure
+    if failure is not None and first and faults.not_written(failure):
+        session.stub = wrong(f"NotImplementedError at {faults.stub_place(failure)}")
+        return session.stub
+    if failure is not None and failure.kind in faults.STOPS:
+        session.strikes += 1
+    called = traffic.used(operations_of(outcome.ledger), case.forbidden)
+    if called is not None:
+        return called
+    if failure is None:
+        return None
+    return faults.told(session.exercise, case, failure, session.hidden)
+
+
+def operations_of(ledger: Ledger) -> list[list]:
+    return [ledger.operations(rank) for rank in range(ledger.world_size)]
+
+
+def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
+    judged: list[Judged] = []
+    for line in sorted(case.lines, key=lambda one: one.aspect in ("communication", "memory")):
+        values_right = all(
+            one.finding.ok for one in judged if one.line.aspect in ("value", "shape")
+        )
+        if line.aspect in ("communication", "memory") and not values_right:
+            judged.append(Judged(case, line, wrong(cause="values"), note=WAITS))
+            continue
+        finding = line.judge(seen)
+        judged.append(Judged(case, line, finding, [] if finding.ok else shown))
+        shown = shown if finding.ok else []
+    return judged
+
+
+# ---- reading what the ranks handed back
+
+
+def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding:
+    """The ranks' tensors, or why they are refused."""
+    tensors, values = [], []
+    for rank, (side, reply) in enumerate(zip(case.sides, outcome.replies, strict=True)):
+        header, buffers = reply or ({}, [])
+        try:
+            found = wire.unpack_tensors(header["tensors"], buffers)
+            others, plain = dict(header["others"]), header["values"]
+        except (wire.WireError, KeyError, TypeError, ValueError):
+            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+        if not isinstance(plain, dict) or set(found) | set(others) != set(side.outputs):
+            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+        for name, spec in side.outputs.items():
+            if name in others or (found[name].dtype, tuple(found[name].shape)) != (
+                spec.dtype,
+                spec.shape,
+            ):
+                got = others.get(name) or f"{str(found[name].dtype)[6:]}{list(found[name].shape)}"
+                return misfit(exercise, rank, name, got, str(spec))
+        tensors.append(found)
+        values.append(plain)
+    return Observed(case, tensors, values, outcome.ledger, operations_of(outcome.ledger))
+
+
+def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) -> Finding:
+    who = exercise.objects[0]
+    if name == "result":
+        missing = got == "NoneType"
+        got = "None" if missing else got
+        return wrong(
+            f"{who} returned {got} on rank {rank}; a tensor {expected} is expected.",
+            "Is there a `return` at its end?" if missing else "",
+            cause=f"result {got}",
+        )
+    return wrong(
+        f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
+        "Change its elements, not its shape or dtype.",
+        cause=f"{name} {got}",
+    )
+
+
+def printed(outcome: Outcome) -> list[str]:
+    """A few lines of what the ranks printed, for a failing case."""
+    said = [
+        f"rank {r} printed: {text[:90]}"
+        for r, lines in enumerate(outcome.output)
+        for text in lines[-2:]
+    ]
+    return said[:OUTPUT_LINES]
+
+
+# ---- from findings to a report
+
+
+def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
+    good = any(one.finding.ok for one in judged if is_value(one) and not one.line.trivial)
+    only_trivial = all(one.line.trivial for one in judged if is_value(one))
+    for one in judged:
+        if one.line.trivial and one.finding.ok and not good and not only_trivial:
+            one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
+    possible = sum(one.line.weight for one in judged)
+    earned = sum(one.line.weight for one in judged if one.finding.ok)
+    all_right = all(one.finding.ok for one in judged)
+    return Report(
+        name,
+        1.0 if all_right else round(earned / possible, 6),
+        report_lines(judged),
+        possible=exercise.points,
+        seed=seed,
+        cases=cases,
+    )
+
+
+def is_value(one: Judged) -> bool:
+    return one.line.aspect in ("value", "shape")
+
+
+def report_lines(judged: list[Judged]) -> list[ReportLine]:
+    """In the order of the table: by aspect; of equal causes only the first is told."""
+    order = {"value": 0, "shape": 1, "communication": 2, "memory": 3}
+    known: set[str] = set()
+    lines: list[ReportLine] = []
+    for one in sorted(judged, key=lambda j: order[j.line.aspect]):
+        line, finding = one.line, one.finding
+        title = finding.title or line.title
+        made = ReportLine(
+            title, finding.ok, line.aspect, line.weight, line.short, one.case.hidden, one.note
+        )
+        if not finding.ok and not one.note:
+            if finding.cause in known or (finding.cause == ANY and known):
+                made.note = SAME
+            else:
+                made.sentences, made.output = list(finding.sentences), one.output
+            known.add(finding.cause)
+        lines.append(made)
+    return lines

@@ -1,0 +1,234 @@
+"""Collectives on trees: broadcast, reduce, and an all-reduce on two trees at once.
+
+Whoever holds the data may pass it on, so the number of ranks that hold it can double in each round:
+ceil(log2 N) rounds reach N ranks, where one root that serves all others needs N - 1. That is the least
+for a message that is sent whole. The busiest rank pays for it: a binomial tree's root sends the
+tensor once in every round.
+
+    broadcast                     ceil(log2 N) M sent by the root,   ceil(log2 N) rounds
+    reduce                        M sent by every rank but dst,      ceil(log2 N)
+    double_binary_tree_all_reduce 2 M at most,                       2 ceil(log2 N) + blocks - 1
+
+A tree's inner ranks work and its leaves idle. Two trees in which every rank is a leaf of at least one
+use everybody, and blocks that follow each other through the tree use every level at once: an all-reduce
+in O(log N) latency and a bounded number of bytes. NCCL's "Tree" is this one.
+
+Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
+International Journal of High Performance Computing Applications 19 (2005), for the binomial trees;
+Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+Parallel Computing 35 (2009); NCCL, src/graph/trees.cc, for the shape of the two trees.
+
+Arguments and habits are those of `torch.distributed`; each file of this package imports torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None
+Messages = Sequence[tuple[torch.Tensor, int]]
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
+    """Copy `tensor` from rank `src` to all ranks of `group`, in place, on a binomial tree.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. Unchanged on `src`.
+    src: rank in the whole world, also when a group is given, as in `dist.broadcast`.
+    In round k the 2^k ranks that have the tensor each send it to one that has not.
+    Bytes sent: ceil(log2 N) M by src, less by the others, (N-1) M by all. Rounds: ceil(log2 N).
+
+    Raises ValueError when src is not in the group or the tensor cannot be written; TypeError for what
+    is no tensor.
+    """
+    rank, n = _place(group)
+    root = _root(src, "src", group)
+    flat = _flat(tensor)
+    place = (rank - root) % n  # the tree is drawn with the root at place 0
+    distance = 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            _wait(_post([], [(flat, (rank + distance) % n)], group))
+        elif distance <= place < 2 * distance:
+            _wait(_post([(flat, (rank - distance) % n)], [], group))
+        distance *= 2
+    if place > 0:
+        _put_back(flat, tensor)
+
+
+def reduce(tensor: torch.Tensor, dst: int, group: Group = None) -> None:
+    """Sum `tensor` over the ranks of `group` on rank `dst`, in place there: a broadcast run backwards.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It changes on `dst`
+    alone (`dist.reduce` leaves the other ranks' undefined).
+    dst: rank in the whole world, also when a group is given.
+    Bytes sent: M by every rank but dst. Rounds: ceil(log2 N). Scratch: up to two tensors.
+
+    Raises ValueError when dst is not in the group or the tensor cannot be written; TypeError for what
+    is no tensor.
+    """
+    rank, n = _place(group)
+    root = _root(dst, "dst", group)
+    total = _flat(tensor)
+    place = (rank - root) % n
+    distance = 1 << (n - 1).bit_length() >> 1  # the broadcast's last
+    while distance:
+        if place < distance and place + distance < n:
+            arriving = torch.empty_like(total)
+            _wait(_post([(arriving, (rank + distance) % n)], [], group))
+            total = total + arriving  # a new tensor: this rank's own stays as it is
+        elif distance <= place < 2 * distance:
+            _wait(_post([], [(total, (rank - distance) % n)], group))
+        distance //= 2
+    if place == 0:
+        _put_back(total, tensor)
+
+
+def double_binary_tree_all_reduce(
+    tensor: torch.Tensor, group: Group = None, blocks: int = 4
+) -> None:
+    """Sum `tensor` over the ranks of `group`, in place, each half of it on a tree of its own.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank.
+    blocks: pieces of each half that follow each other through its tree: more of them keep more levels
+    busy, and are more messages.
+
+    Sums go up to the root, totals go down the same tree. A node at depth d of D sends block b up in
+    round D - d + b and down in round D + d + b: both ways, both trees and all blocks under way at once.
+    Bytes sent: up to 2 M (an inner rank: M/2 up and to each of two children, and M/2 up as a leaf of the
+    other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
+    Totals are made on the roots and copied from there: the same bits on every rank.
+
+    Raises ValueError for a tensor that cannot be written or blocks < 1; TypeError for what is no tensor.
+    """
+    rank, n = _place(group)
+    if blocks < 1:
+        raise ValueError(f"blocks={blocks}: a tensor is sent in at least 1 block")
+    flat = _flat(tensor)
+    deepest = (n - 1).bit_length()
+    timetable = [
+        ([], [], []) for _ in range(2 * deepest + blocks)
+    ]  # receives, sends, sums by round
+    for number, half in enumerate(flat.tensor_split(2)):
+        parent, children, depth = _node(rank, n, number)
+        pieces = half.tensor_split(blocks)
+        scratch = flat.new_empty(2, pieces[0].numel())  # one place for each child's sum
+        for b, block in enumerate(pieces):
+            up, down = deepest - depth + b, deepest + depth + b
+            for child, room in zip(children, scratch, strict=False):
+                arriving = room[: block.numel()]
+                timetable[up - 1][0].append((arriving, child))
+                timetable[up - 1][2].append((block, arriving))
+                timetable[down][1].append((block, child))
+            if parent is not None:
+                timetable[up][1].append((block, parent))
+                timetable[down - 1][0].append((block, parent))
+    for receives, sends, sums in timetable:
+        _wait(_post(receives, sends, group))
+        for block, arriving in sums:
+            block += arriving
+    _put_back(flat, tensor)
+
+
+def _node(rank: int, n: int, number: int) -> tuple[int | None, list[int], int]:
+    r"""Parent, children and depth of `rank` in tree 0 or 1; the root has no parent.
+
+    Tree 0 puts rank r in place r: odd places are leaves, and an even place stands above those which
+    differ from it in the bit below its lowest. Tree 1 is tree 0 mirrored (N even) or shifted by one
+    (N odd), so that leaves and inner ranks change places.
+
+        0 ------- 4            place 0, the root, has one child
+                /   \
+               2     6         N = 8
+              / \   / \
+             1   3 5   7
+    """
+    ranks = [range(n), [*range(1, n), 0] if n % 2 else range(n)[::-1]][number]
+    parents = [_parent(place, n) for place in range(n)]
+    here = place = ranks.index(rank)
+    children = [ranks[p] for p in range(1, n) if parents[p] == here]
+    depth = 0
+    while place:
+        place, depth = parents[place], depth + 1
+    return ranks[parents[here]] if here else None, children, depth
+
+
+def _parent(place: int, n: int) -> int:
+    lowest = place & -place
+    above = (place ^ lowest) | (lowest << 1)
+    return above if above < n else place ^ lowest
+
+
+# ---- checks of the arguments
+
+
+def _root(root: int, name: str, group: Group) -> int:
+    """The rank in `group` of the world's rank `root`."""
+    members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    if root not in members:
+        raise ValueError(
+            f"{name}={root} is not in the group, whose ranks are {members}. {name} counts the ranks of "
+            "the whole world, as in torch.distributed."
+        )
+    return members.index(root)
+
+
+# ---- plumbing: the same in every file of this package, so that each can be copied out alone
+
+
+def _place(group: Group) -> tuple[int, int]:
+    """This process's rank in `group`, and the group's size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
+            "may call. Guard the call with `if dist.get_rank() in ranks:`."
+        )
+    return rank, dist.get_world_size(group)
+
+
+def _flat(tensor: torch.Tensor, name: str = "tensor", written: bool = True) -> torch.Tensor:
+    """The elements of `tensor` in a row: its own memory where that is contiguous, else a copy."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} is {tensor.layout}; messages carry dense tensors: use to_dense()")
+    if written and _overlaps_itself(tensor):
+        raise ValueError(
+            f"{name} cannot be written: several of its elements share one place in memory (shape "
+            f"{tuple(tensor.shape)}, strides {tensor.stride()}, as expand makes them). Pass a clone()."
+        )
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    reach = 1  # elements from the first to the last of the dimensions looked at so far
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
+def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write the elements of `flat` into `tensor`, unless they are the same memory already."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def _post(receives: Messages, sends: Messages, group: Group) -> list[dist.Work]:
+    """Start the messages of one round together; each is (tensor, rank of the other end in `group`).
+
+    Together, because one after the other they can wait for each other: NCCL runs what it is given
+    in order. Receives first: a message whose receive is ready need not wait. Empty ones are left out.
+    """
+    batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
+    batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
+    return dist.batch_isend_irecv(batch) if batch else []
+
+
+def _wait(works: Iterable[dist.Work]) -> None:
+    for work in works:
+        work.wait()

@@ -1,0 +1,88 @@
+"""What can this machine do, and what is wrong with it? `python -m course_lib.doctor`
+
+Every check gives one line, marked "ok", "note" (works, but good to know) or "problem" (something in
+the course will fail), and says what to do about it. The exit code is 0 when there is no problem. In
+a notebook: `from course_lib import doctor; doctor.report()`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+from course_lib.doctor.finding import Finding
+from course_lib.doctor.machine import (
+    cores,
+    folder,
+    memory,
+    open_files,
+    shared_memory,
+    usable_cores,
+)
+from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
+from course_lib.doctor.software import python, pytorch, system
+from course_lib.doctor.speed import Link, measure_link
+from course_lib.runtime.errors import LaunchError, RankError
+
+__all__ = ["Finding", "Link", "examine", "main", "measure_link", "report"]
+
+
+def report() -> None:
+    """Print the table, a line as soon as it is known."""
+    summary(print_findings())
+
+
+def main() -> int:
+    """Print the table; 0 when nothing is a problem, else 1."""
+    return 1 if summary(print_findings()) else 0
+
+
+def print_findings() -> list[Finding]:
+    found = []
+    for finding in examine():
+        print(finding, flush=True)
+        found.append(finding)
+    return found
+
+
+def summary(found: list[Finding]) -> int:
+    problems = [finding.subject for finding in found if finding.status == "problem"]
+    if problems:
+        print(f"\n{len(problems)} to be seen to: {', '.join(problems)}.")
+    else:
+        print("\nNo problem found.")
+    return len(problems)
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in order; on another system than Linux only what can be said there."""
+    yield system()
+    yield python()
+    yield pytorch()
+    if sys.platform != "linux":
+        return
+    checks: list[Callable[[], Finding | None]] = [
+        gpus, gpu_links, nccl, backends, two_ranks, shared_memory, memory, cores, folder, open_files,
+    ]  # fmt: skip
+    for check in checks:
+        finding = check()
+        if finding is not None:
+            yield finding
+
+
+def two_ranks() -> Finding:
+    """A real launch: it also shows that ranks can be started and can talk."""
+    try:
+        measured = measure_link()
+    except (RankError, LaunchError, ValueError) as error:
+        text = f"two ranks could not exchange a message: {error}"
+        advice = (
+            "See what the lines above and below say; if all of them are ok, a firewall on the "
+            "loopback interface or a seccomp profile may be in the way."
+        )
+        return Finding("problem", "two ranks", text, advice)
+    if os.getloadavg()[0] > usable_cores() + 1:
+        busy = f"{measured}; measured while the machine was busy (load {os.getloadavg()[0]:.0f})"
+        return Finding("note", "two ranks", busy, "Measure again when nothing else runs.")
+    return Finding("ok", "two ranks", str(measured))

@@ -1,0 +1,5 @@
+import sys
+
+from course_lib.doctor import main
+
+sys.exit(main())

@@ -1,0 +1,49 @@
+"""The operating system, Python and PyTorch."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+
+from course_lib.doctor.finding import Finding
+
+OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
+OLDEST_TORCH = (2, 6)
+
+
+def system() -> Finding:
+    name = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    if sys.platform == "linux":
+        return Finding("ok", "system", name)
+    return Finding(
+        "problem", "system", f"{name}: the ranks of this course are Linux processes",
+        "Use Google Colab, WSL2 on Windows, or a Linux container (any Python image from 3.11 on).",
+    )  # fmt: skip
+
+
+def python() -> Finding:
+    version, text = sys.version_info[:2], f"{platform.python_version()}, {sys.executable}"
+    if version < OLDEST_PYTHON:
+        return Finding("problem", "Python", text, "3.11 or newer is needed.")
+    if version > NEWEST_TESTED_PYTHON:
+        return Finding("note", "Python", f"{text}: newer than any that was tested (3.13)")
+    return Finding("ok", "Python", text)
+
+
+def pytorch(version: str = torch.__version__) -> Finding:
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_TORCH:
+        return Finding(
+            "problem", "PyTorch", version, "2.6 or newer is needed: pip install 'torch>=2.6'"
+        )
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return Finding(
+            "problem", "PyTorch", f"{version}, built without torch.distributed or without gloo",
+            "Install an official build, see https://pytorch.org/get-started/locally.",
+        )  # fmt: skip
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+    return Finding("ok", "PyTorch", f"{version}, built for {built}")

@@ -1,0 +1,55 @@
+"""Every constant and closed form that the course uses, with its source beside it.
+
+    costs.py      what a collective costs: bytes, rounds, seconds, as functions of N and M
+    exact.py      the same to the byte, for one rank and a size that N need not divide
+    hardware.py   links: how many bytes a second they carry each way
+
+A later topic adds a module here (memory, pipelines, attention) and its names below.
+
+Notation: n ranks; nbytes is M, the bytes of the full tensor; alpha seconds a message, beta seconds a
+byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or all-to-all its input, of
+a scatter or gather all N pieces together.
+"""
+
+from course_lib.facts.costs import (
+    ALGORITHMS,
+    BUILT_INS,
+    TREE_BLOCKS,
+    Cost,
+    bus_bandwidth,
+    bytes_sent_per_rank,
+    crossover_bytes,
+    hierarchical_bytes,
+    hierarchical_rounds,
+    hierarchical_seconds,
+    least_bytes,
+    logical_bytes,
+    rounds,
+    seconds,
+    serial_bytes,
+)
+from course_lib.facts.exact import chunk_sizes, exact_bytes
+from course_lib.facts.hardware import LINKS, Link, link
+
+__all__ = [
+    "ALGORITHMS",
+    "BUILT_INS",
+    "LINKS",
+    "TREE_BLOCKS",
+    "Cost",
+    "Link",
+    "bus_bandwidth",
+    "bytes_sent_per_rank",
+    "chunk_sizes",
+    "crossover_bytes",
+    "exact_bytes",
+    "hierarchical_bytes",
+    "hierarchical_rounds",
+    "hierarchical_seconds",
+    "least_bytes",
+    "link",
+    "logical_bytes",
+    "rounds",
+    "seconds",
+    "serial_bytes",
+]

@@ -1,0 +1,53 @@
+"""How fast links are, each way.
+
+Makers quote links in three ways that differ by up to 16: both directions together (NVLink), one direction
+(PCIe, usually), and bits (networks). Here every link is in bytes a second that one device sends while it
+receives as many; `quoted` is what the data sheet says. These are peaks: measured ones are lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of one device. each_way: bytes a second in one direction, with the other as busy."""
+
+    name: str
+    each_way: float
+    quoted: str
+    source: str
+
+    @property
+    def beta(self) -> float:
+        """Seconds a byte."""
+        return 1 / self.each_way
+
+
+LINKS: tuple[Link, ...] = (
+    Link("NVLink 3 (A100)", 300 * GB, "600 GB/s, both directions", "NVIDIA A100 data sheet"),
+    Link("NVLink 4 (H100 SXM)", 450 * GB, "900 GB/s, both directions", "NVIDIA H100 data sheet"),
+    Link(
+        "NVLink bridge (H100 NVL)", 300 * GB, "600 GB/s, both directions", "NVIDIA H100 data sheet"
+    ),
+    Link("NVLink 5 (B200)", 900 * GB, "1.8 TB/s, both directions", "NVIDIA Blackwell data sheet"),
+    Link("PCIe 4.0 x16", 32 * GB, "64 GB/s, both directions", "NVIDIA A100 data sheet"),
+    Link("PCIe 5.0 x16", 64 * GB, "128 GB/s, both directions", "NVIDIA H100 data sheet"),
+    Link("InfiniBand HDR", 25 * GB, "200 Gb/s", "NVIDIA ConnectX-6 data sheet"),
+    Link("InfiniBand NDR", 50 * GB, "400 Gb/s", "NVIDIA ConnectX-7 data sheet"),
+    Link("100 Gb Ethernet", 12.5 * GB, "100 Gb/s", "IEEE 802.3"),
+    Link("10 Gb Ethernet", 1.25 * GB, "10 Gb/s", "IEEE 802.3"),
+)
+
+
+def link(name: str) -> Link:
+    """The link of that name; the beginning of it is enough when it is the only one."""
+    found = [one for one in LINKS if one.name == name] or [
+        one for one in LINKS if one.name.lower().startswith(name.lower())
+    ]
+    if len(found) != 1:
+        raise ValueError(f"{name!r} is not one of the links: {', '.join(o.name for o in LINKS)}")
+    return found[0]

@@ -1,0 +1,74 @@
+"""The first messages: who am I, swap with a neighbour, pass something round a circle.
+
+All N processes run the same function at the same time; `dist.get_rank()` is what tells them apart. A
+message takes two: one process calls send, the other recv, and each waits until the other is there. So
+whoever writes both sides in one function must see to it that not all wait at once. Two ways:
+
+* break the symmetry: one of two partners sends first, the other receives first;
+* post both, the send and the receive, and wait for them together (`dist.batch_isend_irecv`).
+
+The second one is used here: it needs no case for odd and even ranks, and works on every backend, NCCL
+included, where an isend that is followed by an irecv can still deadlock.
+
+Peers are ranks of the group (`group_peer`); plain `dist.send(tensor, dst)` counts in the whole world.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def hello() -> tuple[int, int, str]:
+    """This process's rank, the number of ranks, and the device of its tensors, "cpu" or "cuda:3"."""
+    on_gpu = dist.get_backend() == "nccl"
+    device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Swap `tensor` with the neighbour rank ^ 1 (0 and 1, 2 and 3, ...), in place.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on both sides. With an odd number of
+    ranks the last one has no partner and keeps what it has.
+    Sends the tensor's bytes once, in one round. Scratch: one tensor, since what is being sent must not
+    be written.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    partner = rank ^ 1
+    if partner >= n:
+        return
+    outgoing = tensor.contiguous()  # a message is a row of memory
+    incoming = torch.empty_like(outgoing)
+    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=partner),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=partner),
+        ]
+    )
+    for handle in handles:
+        handle.wait()
+    tensor.copy_(incoming)
+
+
+def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Send `tensor` to the right neighbour, return what came from the left, as a new tensor.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It is left alone.
+    Rank r sends to r + 1 and receives from r - 1, modulo the number of ranks; one rank alone gets a copy
+    of its own. Sends the tensor's bytes once, in one round.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor.clone()
+    outgoing = tensor.contiguous()
+    incoming = torch.empty_like(outgoing)
+    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % n),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % n),
+        ]
+    )
+    for handle in handles:
+        handle.wait()
+    return incoming
