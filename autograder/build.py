@@ -1,0 +1,158 @@
+"""`python -m autograder.build [assignment ...]`: from the twin to the notebook to the student's.
+
+    solutions/<a>/<a>.py     the text twin, which people edit
+    solutions/<a>/<a>.ipynb  built from it: executed, outputs cleaned, ids set
+    notebooks/<a>/<a>.ipynb  made from that by nbgrader: no solutions, hidden tests or outputs
+
+The student version keeps no outputs: every picture that a student sees is drawn from a run on
+their own machine, and no output gives an answer away. Nothing is written when a cell fails or a
+graded cell does not give its solution full points. `--check` executes nothing and writes nothing:
+it compares the three with each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from autograder.config import (
+    NOTEBOOKS,
+    OUT,
+    SOLUTIONS,
+    assignments,
+    log_to_file,
+)
+from autograder.drift import differences
+from autograder.kernels import QuietKernel, prefer_this_environment
+from autograder.outputs import clean
+from autograder.release import generate
+from autograder.scores import score_cell
+from autograder.twin import BuildError, grade_id, read_twin
+
+CELL_TIMEOUT = 300
+
+
+class QuietClient(QuietKernel, NotebookClient):
+    """nbclient's NotebookClient with a kernel that prints nothing of its own."""
+
+
+def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
+    """Run the notebook in `folder`; its outputs come into it. Returns each cell's (seconds, id).
+
+    Raises BuildError when a cell fails that is not tagged `raises-exception`.
+    """
+    began: dict[str, float] = {}
+    seconds: list[tuple[float, str]] = []
+    client = QuietClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        coalesce_streams=True,
+        record_timing=False,
+        shutdown_kernel="immediate",
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_execute=lambda cell, cell_index: began.update({cell["id"]: time.monotonic()}),
+        on_cell_executed=lambda cell, cell_index, execute_reply: seconds.append(
+            (time.monotonic() - began[cell["id"]], cell["id"])
+        ),
+    )
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise BuildError(f"a cell failed: {error}") from error
+    return seconds
+
+
+def require_full_points(notebook: NotebookNode) -> None:
+    """Raises BuildError unless every graded cell gives the solution its full points."""
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            score = score_cell(cell)
+            if score.points != score.maximum:
+                raise BuildError(
+                    f"the solution gets {score.points} of {score.maximum} points in "
+                    f"{grade_id(cell)!r}: {score.reason}"
+                )
+
+
+def write_notebook(notebook: NotebookNode, path: Path) -> None:
+    """Write the notebook to `path`, whole or not at all."""
+    nbformat.validate(notebook)
+    temporary = path.with_suffix(".ipynb.new")
+    nbformat.write(notebook, temporary)
+    os.replace(temporary, path)
+
+
+def build(
+    assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
+) -> list[tuple[float, str]]:
+    """Build one assignment: execute the twin, write notebook and student version.
+
+    Returns the seconds of each cell. Raises BuildError; then nothing was written.
+    """
+    folder = solutions / assignment
+    twin = folder / f"{assignment}.py"
+    notebook = read_twin(twin)
+    seconds = execute(notebook, folder)
+    require_full_points(notebook)
+    write_notebook(clean(notebook), twin.with_suffix(".ipynb"))
+    release_into(assignment, solutions, notebooks)
+    return seconds
+
+
+def release_into(assignment: str, solutions: Path, notebooks: Path) -> None:
+    """Replace `notebooks/<assignment>` by a fresh student version."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = generate(assignment, Path(scratch) / "release", solutions=solutions).parent
+        target = notebooks / assignment
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(made, target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m autograder.build", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("assignment", nargs="*", help="e.g. 02_collectives; all when none is named")
+    parser.add_argument("--check", action="store_true", help="compare only; execute nothing")
+    options = parser.parse_args(arguments)
+    known = assignments()
+    if unknown := set(options.assignment) - set(known):
+        parser.error(f"no twin for {sorted(unknown)}; there are {known}")
+    prefer_this_environment()
+    log_to_file(OUT / "build.log")
+    chosen = options.assignment or known
+    return _check(chosen) if options.check else _build(chosen)
+
+
+def _check(chosen: list[str]) -> int:
+    found = [line for assignment in chosen for line in differences(assignment)]
+    print("\n".join(found) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
+    return 1 if found else 0
+
+
+def _build(chosen: list[str]) -> int:
+    for assignment in chosen:
+        print(f"{assignment}: executing ...", flush=True)
+        try:
+            seconds = build(assignment)
+        except BuildError as error:
+            print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
+            return 1
+        slowest = ", ".join(f"{name} {took:.1f} s" for took, name in sorted(seconds)[:-6:-1])
+        print(f"{assignment}: built in {sum(took for took, _ in seconds):.0f} s ({slowest})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Our steps in nbgrader's pipelines: one module for each pipeline."""

@@ -1,0 +1,166 @@
+"""The sample class: seven students made from the solutions and the mutants, so never out of date.
+
+Each hands in the student version with the exercises filled in by the reference, but for what the
+student is here to show. A new assignment joins the class by itself: what goes wrong is looked up
+among its mutants by their titles.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.mutants import MUTANTS, Mutant, wrong_answers
+from autograder.twin import SOLUTION_MARKERS, grade_id
+
+# Texts of the exercises of one assignment, in the notebook's order: {grade_id: text}.
+Answers = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the students start from: the reference answers, the empty ones, and the mutants."""
+
+    name: str
+    reference: Answers
+    empty: Answers
+    mutants: Path = MUTANTS
+
+    def wrong_answers(self) -> list[Mutant]:
+        """The wrong answers to all exercises, in the order of the notebook."""
+        return [
+            mutant
+            for exercise in self.reference
+            for mutant in wrong_answers(self.name, exercise, self.mutants)
+        ]
+
+
+Student = Callable[[Assignment], Answers]
+
+
+def perfect(assignment: Assignment) -> Answers:
+    return dict(assignment.reference)
+
+
+def blank(assignment: Assignment) -> Answers:
+    return dict(assignment.empty)
+
+
+def partial(assignment: Assignment) -> Answers:
+    """Slips in the first exercise that has mutants, and leaves the last exercise as it was."""
+    answers = with_mutant(r"")(assignment)
+    last = list(answers)[-1]
+    return answers | {last: assignment.empty[last]}
+
+
+def with_mutant(*titles: str) -> Student:
+    """A student who gives one wrong answer: the first mutant whose title matches.
+
+    The patterns are tried in their order, each on all exercises.
+    """
+
+    def student(assignment: Assignment) -> Answers:
+        for title in titles:
+            for mutant in assignment.wrong_answers():
+                if re.search(title, mutant.title, re.IGNORECASE):
+                    text = instead(assignment.reference[mutant.exercise], mutant.text)
+                    return assignment.reference | {mutant.exercise: text}
+        raise LookupError(
+            f"No wrong answer in {assignment.mutants / assignment.name} has a title that matches "
+            f"{' or '.join(map(repr, titles))}; the sample class needs one."
+        )
+
+    return student
+
+
+def instead(reference: str, mutant: str) -> str:
+    """The reference with what the mutant defines taken out of it, and the mutant behind.
+
+    So helpers that stand in the same cell remain for the exercises that follow.
+    """
+    lines = reference.split("\n")
+    names = {name for node in ast.parse(mutant).body if (name := getattr(node, "name", None))}
+    for node in reversed(ast.parse(reference).body):
+        if getattr(node, "name", None) in names:
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines).strip() + f"\n\n\n{mutant}"
+
+
+def without_markers(text: str) -> str:
+    """The text as a student has it: nothing says where a solution begins and ends."""
+    lines = [line for line in text.split("\n") if line.strip() not in SOLUTION_MARKERS]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines).strip())
+
+
+def dead_rank(assignment: Assignment) -> Answers:
+    """The first exercise that is checked ends its process in the middle of the ranks' work."""
+    exercise = assignment.wrong_answers()[0].exercise
+    begin = re.escape(SOLUTION_MARKERS[0])
+    fatal = r"\g<0>\n\1import os\n\n\1os._exit(1)"
+    text, found = re.subn(
+        rf"^( +){begin}$", fatal, assignment.reference[exercise], count=1, flags=re.MULTILINE
+    )
+    if not found:
+        raise LookupError(
+            f"{assignment.name}: {exercise!r} is no function that could end its rank."
+        )
+    return assignment.reference | {exercise: text}
+
+
+STUDENTS: dict[str, Student] = {
+    "sample-perfect": perfect,
+    "sample-partial": partial,
+    "sample-deadlock": with_mutant(r"deadlock", r"receives? first"),
+    "sample-twice-the-bytes": with_mutant(
+        r"twice the (bytes|traffic)|sent twice", r"whole .* every round"
+    ),
+    "sample-built-in": with_mutant(r"built-in", r"gathered"),
+    "sample-dead-rank": dead_rank,
+    "sample-blank": blank,
+}
+
+
+def make_sample_class(
+    folder: Path,
+    assignments: list[str],
+    *,
+    solutions: Path = SOLUTIONS,
+    notebooks: Path = NOTEBOOKS,
+    mutants: Path = MUTANTS,
+) -> None:
+    """Write `folder/<student>/<assignment>/<assignment>.ipynb` for all students, anew.
+
+    Raises LookupError when the mutants do not hold what a student is here to show.
+    """
+    if folder.exists():
+        shutil.rmtree(folder)
+    for name in assignments:
+        reference = _exercises(solutions / name / f"{name}.ipynb")
+        empty = _exercises(notebooks / name / f"{name}.ipynb")
+        released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
+        for student, make in STUDENTS.items():
+            answers = make(Assignment(name, reference, empty, mutants))
+            notebook = copy.deepcopy(released)
+            for cell in notebook.cells:
+                if (text := answers.get(grade_id(cell) or "")) is not None:
+                    cell["source"] = without_markers(text)
+            path = folder / student / name / f"{name}.ipynb"
+            path.parent.mkdir(parents=True)
+            nbformat.write(notebook, path)
+
+
+def _exercises(path: Path) -> Answers:
+    """The texts of a notebook's solution cells, in its order."""
+    return {
+        cell.metadata["nbgrader"]["grade_id"]: cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.metadata.get("nbgrader", {}).get("solution")
+    }

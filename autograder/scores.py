@@ -1,0 +1,101 @@
+"""From an executed graded cell to its points and the sentence that says why points are missing.
+
+nbgrader's own rule is kept (an error is 0, a number as the cell's result is partial credit, else
+full points) with its pitfalls taken out: text on stderr costs nothing, the last result counts and
+not the first, a check without a result earns nothing, and a result beyond the maximum or that is
+no number is a sentence, not full marks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+from nbformat import NotebookNode
+
+# Names of the errors that grading itself writes into a cell's outputs.
+DIED, TIME_LIMIT, NOT_RUN = "KernelDied", "TimeLimit", "NotRun"
+
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+REASON_LENGTH = 240
+
+
+@dataclass(frozen=True)
+class Score:
+    """Points of one graded cell; `reason` is empty when they are all there."""
+
+    points: float
+    maximum: float
+    reason: str = ""
+
+
+def own_error(cell: NotebookNode, kinds: tuple[str, ...] = (DIED, TIME_LIMIT, NOT_RUN)) -> str:
+    """The sentence that grading wrote into the cell, or "" where it wrote none of these kinds."""
+    for output in cell.get("outputs", []):
+        if output.output_type == "error" and output.ename in kinds:
+            return output.evalue
+    return ""
+
+
+def score_cell(cell: NotebookNode) -> Score:
+    """The score of an executed, automatically graded code cell."""
+    maximum = float(cell.metadata["nbgrader"]["points"])
+    if sentence := own_error(cell):
+        return Score(0.0, maximum, one_line(sentence))
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    if errors:
+        return Score(0.0, maximum, one_line(f"{errors[0].ename}: {errors[0].evalue}"))
+    results = [output for output in cell.outputs if output.output_type == "execute_result"]
+    if cell.execution_count is None or (not results and _gives_number(cell)):
+        return Score(0.0, maximum, "the check gave no result")
+    return _partial(results[-1], maximum, cell) if results else Score(maximum, maximum)
+
+
+def _gives_number(cell: NotebookNode) -> bool:
+    """Whether the cell ends with the points of a report, so that no result is no full marks."""
+    return re.search(r"\.points\([^()]*\)\s*\Z", cell.source) is not None
+
+
+def _partial(result: NotebookNode, maximum: float, cell: NotebookNode) -> Score:
+    text = result.data.get("text/plain", "")
+    try:
+        points = float(text)
+    except ValueError:
+        points = math.nan
+    if not 0.0 <= points <= maximum:
+        reason = f"the check's result is {one_line(text)!r}, not a number from 0 to {maximum:g}"
+        return Score(0.0, maximum, reason)
+    return Score(points, maximum, "" if points == maximum else _first_failure(cell))
+
+
+def _first_failure(cell: NotebookNode) -> str:
+    """The first failing case in the check's report: its title and its first sentence."""
+    lines = [
+        line
+        for output in cell.outputs
+        if output.output_type == "stream" and output.name == "stdout"
+        for line in output.text.splitlines()
+    ]
+    for number, line in enumerate(lines):
+        if match := re.match(r"( *)✗ (.*)", line):
+            title = re.sub(r"\s{2,}.*", "", match[2])
+            sentence = _first_sentence(lines[number + 1 :], len(match[1]))
+            return one_line(f"{title}: {sentence}" if sentence else title)
+    return "some cases of the check failed"
+
+
+def _first_sentence(lines: list[str], margin: int) -> str:
+    """The first sentence of the paragraph that is indented deeper than `margin`."""
+    deeper = itertools.takewhile(lambda line: line[: margin + 1].isspace(), lines)
+    # Lines that begin with a bar are what the ranks printed.
+    paragraph = " ".join(line.strip() for line in deeper if not line.lstrip().startswith("|"))
+    match = re.match(r".*?[.!?](?= |$)", paragraph)
+    return match[0] if match else paragraph
+
+
+def one_line(text: str) -> str:
+    """`text` without colours and line breaks, cut to what a table can show."""
+    flat = " ".join(ANSI.sub("", text).split())
+    return flat if len(flat) <= REASON_LENGTH else flat[: REASON_LENGTH - 3] + "..."

@@ -1,0 +1,69 @@
+"""The rows of a graded class: on the terminal and as `grades.csv`."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
+NARROWEST_REASON = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """One submission's grade. `score` is None only where the status is "ungraded"."""
+
+    student: str
+    assignment: str
+    score: float | None
+    max_score: float
+    status: str
+    reason: str
+
+
+def shown(points: float | None) -> str:
+    """12.0 -> "12"; 4.25 -> "4.25"; None -> "-"."""
+    return "-" if points is None else f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+def as_text(rows: list[Row], width: int | None = None) -> str:
+    """The table, at most `width` columns wide (default: the terminal); long reasons are wrapped."""
+    width = width or shutil.get_terminal_size((120, 24)).columns
+    head = ("student", "assignment", "score", "status")
+    cells = [
+        (row.student, row.assignment, f"{shown(row.score)}/{shown(row.max_score)}", row.status)
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    used = sum(widths) + 2 * len(widths)
+    room = max(NARROWEST_REASON, width - used)
+
+    def line(texts: tuple[str, ...], reason: str) -> str:
+        aligned = [
+            text.rjust(size) if i == 2 else text.ljust(size)
+            for i, (text, size) in enumerate(zip(texts, widths, strict=True))
+        ]
+        parts = textwrap.wrap(reason, room) or [""]
+        first = "  ".join([*aligned, parts[0]]).rstrip()
+        return "\n".join([first, *(" " * used + part for part in parts[1:])])
+
+    rule = "-" * min(width, used + room)
+    body = [line(texts, row.reason) for texts, row in zip(cells, rows, strict=True)]
+    return "\n".join([line(head, "reason"), rule, *body])
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """Write `rows` to `path`, whole or not at all; an ungraded score is an empty field."""
+    temporary = path.with_suffix(".csv.new")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            score = "" if row.score is None else shown(row.score)
+            texts = (row.student, row.assignment, score, shown(row.max_score), row.status)
+            writer.writerow([*texts, row.reason])
+    os.replace(temporary, path)
