@@ -1,0 +1,1233 @@
+# %% [markdown]
+# # 00 · First ranks
+#
+# **What is a rank, what is a message, and why does my program hang?**
+#
+# A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes each for weight, gradient and
+# Adam's two moments: 16 bytes × 7 billion = 112 GB (lecture 003), activations not counted. An A100 has
+# 80 GB at most. So on A100s it takes more than one GPU, hence more than one process, hence messages
+# between processes. Most of this course is about sending fewer of them, or sending them while something
+# else is computed. This notebook is about the messages themselves.
+#
+# (Lectures 000 to 004 are the texts that this course is built on; where one errs, we say so.)
+#
+# | | |
+# |---|---|
+# | you will build | `hello`, `exchange`, `ring_shift`; three repairs of programs that hang |
+# | you will be able to | read from a diagnosis who waits for whom, and why; say what a message costs |
+# | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
+# | time | two hours |
+# | points | 10 |
+# | on a rented machine | nothing to rent: the CPU of a laptop is enough. On two GPUs: 4 GPU-hours |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 Ranks | 10 | 1 | |
+# | 2 Messages | 15 | | 1 |
+# | 3 Exchange and shift | 35 | 4 | 2 |
+# | 4 What a message costs | 10 | | 2 |
+# | 5 The lab: programs that hang | 35 | 4 | 3 |
+# | 6 In production | 10 | | 3, 5 |
+# | 7 Questions | 5 | 1 | 4, 5 |
+#
+# Work from top to bottom: cells below an exercise use what you wrote in it.
+
+# %%
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from course_lib import RankError, check, device, doctor, launch
+
+# %% [markdown]
+# Before anything else: what can this machine do? The doctor starts two ranks, lets them play ping-pong,
+# and says what to do about everything that it does not like. (In a terminal: `python -m
+# course_lib.doctor`.) You need not know the words yet; α and β come in §4. Lines marked `ok` and `note` need
+# nothing done; a `problem` comes with its cure.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+doctor.report()
+
+# %% [markdown]
+# ## 1 · Ranks
+#
+# | | |
+# |---|---|
+# | you will write | `hello()` |
+# | rests on | nothing |
+# | time | 10 minutes |
+# | points | 1 |
+#
+# A distributed program is one function that several processes run at the same time. Each process is a
+# **rank** and has a number, from 0 to N - 1; N is the **world size**. They all run the same code, and the
+# number is the only thing that tells them apart.
+#
+# `launch(f, world_size=4)` starts four processes on this machine, calls `f()` in each of them, and gives
+# back a list of the four results, in order of rank.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def who_am_i():
+    return dist.get_rank(), os.getpid()
+
+
+launch(who_am_i, world_size=4)
+
+# %% [markdown]
+# Four process ids, and four others when you run the cell again: every `launch` has fresh ranks, so
+# nothing that one cell did to them can spoil the next.
+#
+# Processes share no memory. Before you run this cell: which five numbers will it print?
+
+# %% tags=["skip-in-grading"]
+counter = 10
+
+
+def count():
+    global counter
+    counter += dist.get_rank()
+    return counter
+
+
+print("in the ranks:", list(launch(count, world_size=4)))
+print("in the notebook:", counter)
+
+# %% [markdown]
+# `launch` packs the function and the globals that it uses and sends a copy to each rank. Each rank changed
+# its copy and was gone; the notebook's own stayed 10. This is why there are messages at all: *the only thing
+# that one rank can do to another is to send it bytes.*
+#
+# Why processes, then, and not threads, which share everything? Because Python's global lock lets one thread
+# run Python at a time. PyTorch's older `DataParallel` has one process with a thread per GPU;
+# `DistributedDataParallel` has one rank per GPU (lecture 001, §19.2).
+#
+# **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already done what the
+# lecture's code does with `dist.init_process_group(backend="nccl")`, so `torch.distributed` answers at
+# once. A **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between
+# GPUs. The device is the rank's own GPU when there are enough of them, else the CPU.
+
+
+# %% nbgrader={"grade_id": "hello", "solution": true}
+def hello() -> tuple[int, int, str]:
+    """This rank's number, the world size, and this rank's device as text: (1, 4, "cpu")."""
+    ### BEGIN SOLUTION
+    return dist.get_rank(), dist.get_world_size(), str(device())
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: where to ask</summary><code>dist.get_rank()</code>,
+# <code>dist.get_world_size()</code>, and <code>device()</code>, which was imported above and gives a
+# <code>torch.device</code>.</details>
+
+# %% nbgrader={"grade_id": "hello_check", "points": 1}
+report = check("00_first_ranks/hello", hello)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/hello", hello, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# **Look.** What a rank prints arrives in the cell with its number in front. Ranks run at the same time:
+# run the cell a few times and watch the order. Results that matter are better returned than printed.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+run = launch(lambda: print("hello, I am", hello()), world_size=4)
+
+# %% [markdown]
+# ## 2 · Messages
+#
+# | | |
+# |---|---|
+# | you will write | nothing yet: run, predict, look |
+# | rests on | §1 |
+# | time | 15 minutes |
+#
+# `dist.send(tensor, dst)` sends the tensor's bytes to rank `dst`. `dist.recv(tensor, src)` waits for bytes
+# from rank `src` and writes them *into* the tensor that it is given. A message carries no shape and no
+# dtype: the receiver must know both beforehand and bring a buffer that fits.
+#
+# Before you run the cell: how many bytes are six float32 numbers?
+
+
+# %% tags=["skip-in-grading"]
+def first_message():
+    if dist.get_rank() == 0:
+        numbers = torch.arange(6.0, device=device())
+        dist.send(numbers, dst=1)
+    else:
+        numbers = torch.empty(6, device=device())
+        dist.recv(numbers, src=0)
+    return numbers.tolist()
+
+
+run = launch(first_message, world_size=2)
+run[1]
+
+# %% [markdown]
+# Every run keeps a **ledger**: each operation of each rank, with its bytes and the line of code that
+# called it. A send and its receive are two operations and one message.
+
+# %% tags=["skip-in-grading"]
+run.ledger.table(times=False)
+
+# %% [markdown]
+# The same as a matrix, senders in rows, receivers in columns: `matrix()[0][1]` are the bytes from rank 0
+# to rank 1.
+
+# %% tags=["skip-in-grading"]
+run.ledger.matrix()
+
+# %% [markdown]
+# And as a timeline. Ranks are rows, time runs right, grey is *blocked in communication*, an arrow is a
+# message. It runs from the call of the send to the end of the receive: most of it is waiting, not
+# travelling. Here rank 1 has something else to do for 50 milliseconds before it receives. What does rank 0
+# do in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the picture is the same on every
+# machine.)
+
+
+# %% tags=["skip-in-grading"]
+def late_receiver():
+    numbers = torch.arange(6.0)
+    if dist.get_rank() == 0:
+        dist.send(numbers, dst=1)
+    else:
+        time.sleep(0.05)
+        dist.recv(numbers, src=0)
+
+
+run = launch(late_receiver, world_size=2, backend="gloo")
+run.ledger.timeline()
+
+# %% [markdown]
+# It waits. `send` is not a letter dropped into a box: it is over when the other side has taken the bytes,
+# even if there are only 24 of them. (That is `gloo`. Some systems take small messages in at once and wait only
+# for large ones. A program that relies on it works until its tensors grow.)
+#
+# `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for its end. Between the
+# two the rank can work: 30 milliseconds here.
+
+
+# %% tags=["skip-in-grading"]
+def early_start():
+    numbers = torch.arange(6.0)
+    if dist.get_rank() == 0:
+        handle = dist.isend(numbers, dst=1)
+        time.sleep(0.03)  # something useful
+        handle.wait()
+    else:
+        time.sleep(0.05)
+        dist.recv(numbers, src=0)
+
+
+run = launch(early_start, world_size=2, backend="gloo")
+run.ledger.timeline()
+
+# %% [markdown]
+# White until 30 milliseconds: work that would have been waiting. Grey after it: `handle.wait()`. Much of what
+# makes real training fast is the art of making the grey shorter (notebook 03).
+#
+# Six rules. The lab in §5 breaks each of them:
+#
+# 1. Every send needs its receive, and every receive its send.
+# 2. Both ends agree on the number of elements and on the dtype.
+# 3. From `isend` or `irecv` until `wait()` nobody touches the buffer.
+# 4. Every handle is waited for.
+# 5. Ranks must not wait in a circle: of two partners that both send first, neither gets to its receive.
+# 6. What all ranks do together (§5.3), all of them do, in the same order.
+
+# %% [markdown]
+# ## 3 · Exchange and shift
+#
+# | | |
+# |---|---|
+# | you will write | `exchange(tensor, group=None)`, `ring_shift(tensor, group=None)` |
+# | rests on | §2 |
+# | time | 35 minutes |
+# | points | 1 (prediction) + 1 + 2 |
+#
+# Two patterns are behind nearly everything that follows. In an **exchange** the ranks pair up, 0 with 1 and
+# 2 with 3, and swap what they hold: the partner of rank r is `r ^ 1`, its number with the lowest bit
+# flipped. In a **ring shift** everybody passes to the right, and the last rank passes to rank 0.
+#
+# ```
+# exchange, 5 ranks      0 <-> 1     2 <-> 3     4
+# ring shift, 5 ranks    0 --> 1 --> 2 --> 3 --> 4 --> 0
+# ```
+#
+# Exchanges with partners at distance 1, 2, 4, ... sum a vector over all ranks in log2 N rounds (N a power of
+# two). Shifts sum it with the fewest bytes. You will build both in notebook 02. A **round** is what can be
+# under way at the same time: a rank's sends and receives that do not wait for one another.
+#
+# **Predict.** How many messages do all N ranks send together?
+
+
+# %% nbgrader={"grade_id": "message_prediction", "solution": true}
+def exchange_messages(n: int) -> int:
+    """Messages that `n` ranks send together in one exchange with rank ^ 1. A swap is two."""
+    ### BEGIN SOLUTION
+    return 2 * (n // 2)
+    ### END SOLUTION
+
+
+def ring_shift_messages(n: int) -> int:
+    """Messages that `n` ranks send together in one ring shift. A rank sends itself none."""
+    ### BEGIN SOLUTION
+    return n if n > 1 else 0
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "message_prediction_check", "points": 1}
+report = check("00_first_ranks/message_prediction", exchange_messages, ring_shift_messages)
+### BEGIN HIDDEN TESTS
+report = check(
+    "00_first_ranks/message_prediction", exchange_messages, ring_shift_messages, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. One
+# way out: the even rank sends first, the odd one receives first. The better one, because it needs no case
+# for odd and even: both *begin* both messages and then wait for both.
+#
+# `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* one of them (hence
+# `dist.isend` without parentheses); `batch_isend_irecv` begins them all and returns handles.
+#
+# ```python
+# handles = dist.batch_isend_irecv([
+#     dist.P2POp(dist.isend, what_i_send, group=group, group_peer=partner),
+#     dist.P2POp(dist.irecv, what_i_get, group=group, group_peer=partner),
+# ])
+# for handle in handles:
+#     handle.wait()
+# ```
+#
+# A **group** is a set of ranks (`dist.new_group([1, 3])` makes one); `group=None` is all of them.
+# `dist.get_rank(group)`, `dist.get_world_size(group)` and `group_peer=` count within the group: in {1, 3},
+# rank 3 is number 1. The plain `dst` and `src` of `dist.send` and `dist.recv` are numbers in the whole world.
+
+
+# %% nbgrader={"grade_id": "exchange", "solution": true}
+def exchange(tensor: torch.Tensor, group=None) -> None:
+    """Swap `tensor` in place with rank r ^ 1, where r is this rank's number in the group.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. May be empty.
+    With an odd number of ranks the last one has no partner and keeps its own.
+    Every rank with a partner sends one message of the tensor's bytes, in one round. Uses
+    point-to-point messages (send and receive) only.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    partner = rank ^ 1
+    if partner >= n:
+        return
+    outgoing = tensor.contiguous()
+    incoming = torch.empty_like(outgoing)
+    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=partner),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=partner),
+        ]
+    )
+    for handle in handles:
+        handle.wait()
+    tensor.copy_(incoming)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: in place</summary>Receiving straight into <code>tensor</code> would overwrite what
+# you are still sending. Receive into a second tensor and, after <code>wait()</code>,
+# <code>tensor.copy_(...)</code>.</details>
+# <details><summary>Hint: not contiguous</summary>A backend reads and writes memory in a row, not along
+# strides, so <em>both</em> tensors must be contiguous. <code>tensor.contiguous()</code> copies only if it must.
+# <code>torch.empty_like(x)</code> takes over the strides of a transposed <code>x</code>: make it like the
+# contiguous one. <code>copy_</code> knows about strides.</details>
+
+# %% nbgrader={"grade_id": "exchange_check", "points": 1}
+report = check("00_first_ranks/exchange", exchange)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/exchange", exchange, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# **Measure.** Your exchange on five ranks, 1,000 float32 each, beside your prediction.
+
+
+# %% tags=["skip-in-grading"]
+def rank_number(algorithm, numel=1000):
+    """Every rank holds its own number; what does it hold afterwards?"""
+    mine = torch.full((numel,), float(dist.get_rank()), device=device())
+    result = algorithm(mine)
+    return int((mine if result is None else result)[0])
+
+
+run = launch(rank_number, exchange, world_size=5)
+sent = [run.ledger.messages_sent(rank) for rank in range(5)]
+print("held afterwards:", list(run))
+print("messages sent:  ", sent, "together", sum(sent), "predicted", exchange_messages(5))
+
+# %% tags=["skip-in-grading"]
+run.ledger.table(times=False)
+
+# %% [markdown]
+# **Build: ring shift.** Send to the right, `(r + 1) % N`; receive from the left, `(r - 1) % N`; return what
+# came. The caller's tensor stays as it is.
+
+
+# %% nbgrader={"grade_id": "ring_shift", "solution": true}
+def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
+    """A new tensor: what the left neighbour's `tensor` holds; this rank's goes to the right one.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank; not changed. May
+    be empty. Every rank sends one message of the tensor's bytes, in one round. One rank alone gets
+    a copy of its own and sends nothing. Uses point-to-point messages (send and receive) only.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor.clone()
+    outgoing = tensor.contiguous()
+    incoming = torch.empty_like(outgoing)
+    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % n),
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % n),
+        ]
+    )
+    for handle in handles:
+        handle.wait()
+    return incoming
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: what differs from exchange</summary>Two neighbours instead of one partner, and the
+# result is returned instead of copied back.</details>
+# <details><summary>Hint: two ranks</summary>The left and the right neighbour are the same rank. Nothing special
+# is needed, as long as send and receive are begun together.</details>
+
+# %% nbgrader={"grade_id": "ring_shift_check", "points": 2}
+report = check("00_first_ranks/ring_shift", ring_shift)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/ring_shift", ring_shift, cases="hidden")
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# **Look.** Four ranks, four elements each. Your function is called three times, so that every rank has seen
+# everybody's data once. Move the slider. Each box is an element; the stripe's colour *and place* say whose it
+# is (so that it reads in grey too). Between the columns: the messages of a round, with the elements they
+# carry (0-3: all four). Four int64 are 32 bytes. A dark frame: changed in this round.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.ledger.stepper import stepper
+from course_lib.ledger.watch import contribution, watch
+
+
+def three_shifts():
+    tensor = contribution(4)  # int64 codes from which the picture knows owner and element
+    with watch(tensor) as film:
+        for _ in range(3):
+            tensor.copy_(ring_shift(tensor))
+    return film
+
+
+run = launch(three_shifts, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Measure.** One shift on five ranks. In the timeline every row has one arrow out and one in. The ranks do not
+# begin at the same moment, and whoever is early waits: that is what real runs look like.
+
+# %% tags=["skip-in-grading"]
+run = launch(rank_number, ring_shift, world_size=5)
+sent = [run.ledger.messages_sent(rank) for rank in range(5)]
+print("held afterwards:", list(run))
+print("messages sent:  ", sent, "together", sum(sent), "predicted", ring_shift_messages(5))
+
+# %% tags=["skip-in-grading"]
+run.ledger.timeline()
+
+# %% [markdown]
+# The same as a matrix: everything one place right of the diagonal, and rank 4 wraps to rank 0. A ring, at a
+# glance.
+
+# %% tags=["skip-in-grading"]
+run.ledger.matrix_figure()
+
+# %% [markdown]
+# **Break it.** The obvious ring, send to the right and then receive from the left, three ranks. Before you
+# run it: where does each rank stand when nothing moves any more? (This cell is meant to fail.)
+
+
+# %% tags=["raises-exception", "nbval-ignore-output", "skip-in-grading"]
+def naive_shift():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine, received = torch.full((4,), float(rank)), torch.empty(4)
+    dist.send(mine, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    return received
+
+
+launch(naive_shift, world_size=3, backend="gloo")
+
+# %% [markdown]
+# Nobody has reached the receive. The diagnosis came after about a second; without the course's runtime the three
+# would stand there for 30 minutes, PyTorch's default limit for gloo (10 for NCCL; see `init_process_group`), and
+# then say only "timed out".
+#
+# **In production.** PyTorch's own pipelining and Megatron-LM's call the same `batch_isend_irecv`. It is more
+# than a convenience. With NCCL, messages are queued on the GPU in the order of the calls. A plain
+# `isend` followed by `irecv` works on gloo and may deadlock on NCCL; the batch hands both to the GPU as one
+# operation (NCCL user guide, "Point-to-point communication").
+
+# %% [markdown]
+# ## 4 · What a message costs
+#
+# | | |
+# |---|---|
+# | you will write | two numbers, in §7 |
+# | rests on | §2 |
+# | time | 10 minutes |
+#
+# A message of n bytes takes about
+#
+# $$t(n) = \alpha + \beta\, n$$
+#
+# α is the **latency**: what it costs before the first byte arrives. β is the time of one byte, so 1/β is the
+# **bandwidth**. (Hockney 1994; it is the cost model of Thakur, Rabenseifner and Gropp 2005, and of every
+# formula in this course.)
+#
+# **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
+#
+# **Measure.** Two ranks play ping-pong: 24 round trips for each size after 8 to warm up, and the median of
+# half a round trip counts.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
+for nbytes, seconds in link.table:
+    print(f"{nbytes:>12,} bytes {seconds * 1e6:>12,.0f} microseconds")
+
+# %% [markdown]
+# The line α + βn through it, both axes logarithmic. The **knee**, the grey vertical line, is where α = βn. Left
+# of it you pay for the *number* of messages, right of it for their *bytes*. (Points all over the place, or no
+# knee to be seen: something else is running. Measure again.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+import matplotlib.pyplot as plt
+
+sizes, measured = zip(*link.table, strict=True)
+curve = torch.logspace(0.6, 7.3, 100)
+knee = link.alpha / link.beta
+figure, axes = plt.subplots(figsize=(7, 3.6))
+axes.loglog(sizes, measured, "o", color="#222222", label="measured")
+axes.loglog(curve, link.seconds(curve), "-", color="#0072B2", label="α + β n")
+axes.loglog(curve, link.alpha + 0 * curve, ":", color="#6E6E6E", label="α alone")
+axes.loglog(curve, link.beta * curve, "--", color="#6E6E6E", label="β n alone")
+if knee < max(sizes):
+    axes.axvline(knee, color="#BDBDBD", zorder=0, label="knee: α = β n")
+axes.set(xlabel="bytes", ylabel="seconds, one way", ylim=(min(link.alpha, *measured) / 2, None))
+axes.spines[["top", "right"]].set_visible(False)
+axes.legend(frameon=False)
+plt.show()
+print(f"α = {link.alpha * 1e6:,.0f} microseconds, 1/β = {link.bandwidth / 1e9:.2f} GB/s")
+if knee < max(sizes):
+    print(f"Up to {knee / 1e3:,.0f} KB, α is the larger part of a message's time.")
+else:
+    print(
+        "The large messages took hardly longer than the small ones: β cannot be read from this run."
+    )
+    print("Close what else is running and measure again.")
+
+# %% [markdown]
+# That is this machine, for two processes on a CPU. The wires of a training cluster, from the data sheets:
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import LINKS
+
+for wire in LINKS:
+    print(
+        f"{wire.name:25} {wire.each_way / 1e9:>5g} GB/s each way, "
+        f"1 GB in {1e12 / wire.each_way:>5.1f} ms; quoted as {wire.quoted}"
+    )
+
+# %% [markdown]
+# Mind unit and direction. Lecture 001 (§25.3) gives an H100's NVLink 600 GB/s: that is the A100's, both
+# directions added; the H100 SXM has 900, which is 450 each way. Lecture 002 lists NVLink 600 GB/s, PCIe 4.0
+# 32 GB/s and InfiniBand 200 Gb/s together: both directions, one direction, and bits. Each way they are 300, 32
+# and 25 GB/s.
+
+# %% [markdown]
+# ## 5 · The lab: programs that hang
+#
+# | | |
+# |---|---|
+# | you will write | repairs of `neighbour_sum`, `collect`, `global_mean`; eight diagnoses |
+# | rests on | §3 |
+# | time | 35 minutes |
+# | points | 1 + 1 + 1 + 1 |
+#
+# Programs that are broken the way real ones are, small enough to see through. Read each one, say what will happen, run it,
+# read what is said. Three of them you repair; about all you answer questions at the end.
+#
+# How to read a diagnosis: the first line says what is certain. Then one entry for each rank: what it does,
+# in which operation, at which line, since when, and **for whom it waits**. A blocked rank can go on only when
+# its partner issues the other half of the message. If the ranks wait in a circle, or for one that has
+# returned, it never will: that is a **deadlock**, and no time limit is needed to know it.
+
+# %% tags=["skip-in-grading"]
+import textwrap
+
+
+def run_and_read(program, **options):
+    """Launch a program that fails on three ranks, print what is said of it, return its ledger."""
+    try:
+        run = launch(program, world_size=3, backend="gloo", **options)
+    except RankError as error:
+        for line in str(error).splitlines():
+            print(textwrap.fill(line, 98, subsequent_indent="    "))
+        return error.ledger
+    print(
+        "It ran through. To see it fail, run the cell with the broken version again, then this one."
+    )
+    return run.ledger
+
+
+# %% [markdown]
+# ### 5.1 Everybody receives first
+#
+# Ranks in a circle; each wants its left neighbour's values, its own and its right neighbour's, added up.
+
+
+# %% tags=["skip-in-grading"]
+def neighbour_sum(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % n, (rank + 1) % n
+    from_left, from_right = torch.empty_like(tensor), torch.empty_like(tensor)
+    dist.recv(from_left, left)
+    dist.recv(from_right, right)
+    dist.send(tensor, right)
+    dist.send(tensor, left)
+    return from_left + tensor + from_right
+
+
+def neighbours():
+    return neighbour_sum(torch.full((2,), 10.0 ** dist.get_rank()))
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+ledger = run_and_read(neighbours)
+
+# %% [markdown]
+# What it looks like from outside: three receives (circles) that nobody ever sent to. The picture is cut soon
+# after the last thing that happened.
+
+# %% tags=["skip-in-grading"]
+ledger.timeline()
+
+# %% [markdown]
+# **Repair it.** Same name, same result: a new tensor, the given one unchanged. With two ranks the left and
+# the right neighbour are the same rank, and its values count twice.
+
+
+# %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
+def neighbour_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The left neighbour's values + `tensor` + the right neighbour's, on a circle of two or more ranks.
+
+    tensor: any shape, contiguous, not changed; the same shape and dtype on every rank.
+    Every rank sends two messages of the tensor's bytes.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % n, (rank + 1) % n
+    from_left, from_right = torch.empty_like(tensor), torch.empty_like(tensor)
+    handles = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, tensor, right),
+            dist.P2POp(dist.isend, tensor, left),
+            dist.P2POp(dist.irecv, from_left, left),
+            dist.P2POp(dist.irecv, from_right, right),
+        ]
+    )
+    for handle in handles:
+        handle.wait()
+    return from_left + tensor + from_right
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: four at once</summary>Nothing limits <code>batch_isend_irecv</code> to two. Which four
+# does one rank take part in?</details>
+# <details><summary>Hint: two ranks</summary>Two messages then go to the same partner. They arrive in the order
+# in which they were sent, and need two buffers.</details>
+
+# %% nbgrader={"grade_id": "neighbour_sum_check", "points": 1}
+report = check("00_first_ranks/neighbour_sum", neighbour_sum)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# After the repair: each rank sends two and gets two, and no hatching. The ranks held 1, 10 and 100.
+
+# %% tags=["skip-in-grading"]
+run = launch(neighbours, world_size=3, backend="gloo")
+print([values.tolist() for values in run])
+run.ledger.timeline()
+
+# %% [markdown]
+# ### 5.2 Waiting for somebody who has left
+#
+# Every rank has computed some results, and rank 0 wants them all. Ranks 0 and 1 have three, rank 2 has
+# two: the last batch was smaller, as last batches are.
+
+
+# %% tags=["skip-in-grading"]
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        for value in results:
+            dist.send(value, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        part = torch.empty_like(results)
+        for i in range(len(part)):
+            dist.recv(part[i], src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+def results_of_each():
+    rank = dist.get_rank()
+    return collect(10.0 * rank + torch.arange([3, 3, 2][rank]))
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+ledger = run_and_read(results_of_each)
+
+# %% [markdown]
+# Rank 0 assumed that the others have as many as itself. Nothing in a message tells how many follow, so
+# somebody must say it.
+#
+# **Repair it.** `len(results)` may differ on all ranks, and be 0.
+
+
+# %% nbgrader={"grade_id": "collect", "solution": true}
+def collect(results: torch.Tensor) -> torch.Tensor | None:
+    """On rank 0 all ranks' results in one 1-D tensor, in order of rank; on the others None.
+
+    results: 1-D, of any length, which may differ from rank to rank; the same dtype everywhere.
+    Any operation of `torch.distributed` may be used. A message may have no elements. What a rank
+    sends lies on the device of `results`.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor(len(results), device=results.device), 0)
+        dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        count = torch.tensor(0, device=results.device)
+        dist.recv(count, src)
+        part = results.new_empty(int(count))
+        dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: what rank 0 cannot know</summary>How many results are coming. Who knows, and by what
+# means can one rank tell another?</details>
+# <details><summary>Hint: two messages</summary>First a tensor with the count, then the results in one message.
+# The count is an int64 (<code>torch.tensor(3)</code>): receive it into one of the same dtype.</details>
+
+# %% nbgrader={"grade_id": "collect_check", "points": 1}
+report = check("00_first_ranks/collect", collect)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/collect", collect, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# ### 5.3 A collective that one rank skips
+#
+# `dist.all_reduce(tensor)` is a **collective**: *all* ranks of the group call it, and each ends up with the
+# sum. How it is done is notebook 02. Here it computes a mean over all ranks' values. Rank 1 has none.
+
+
+# %% tags=["skip-in-grading"]
+def global_mean(values):
+    if len(values) == 0:
+        return torch.tensor(0.0)
+    total = values.sum()
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count
+
+
+def losses_of_each():
+    return global_mean(torch.arange([2.0, 0.0, 3.0][dist.get_rank()]))
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+ledger = run_and_read(losses_of_each)
+
+# %% [markdown]
+# In training this is the rank whose batch was empty, whose loss was `nan`, or that does the logging: an `if`
+# around a collective, or a `return` before it.
+#
+# **Repair it.** Every rank returns the mean of all values, also the rank that has none. (Not the mean of the
+# ranks' means: with different counts that is another number.)
+
+
+# %% nbgrader={"grade_id": "global_mean", "solution": true}
+def global_mean(values: torch.Tensor) -> torch.Tensor:
+    """The mean of all ranks' values, a 0-dimensional tensor, on every rank.
+
+    values: 1-D float32, of any length, which may differ from rank to rank and be 0; not changed. At
+    least one rank has values. What is reduced, the count too, lies on the device of `values`.
+    """
+    ### BEGIN SOLUTION
+    total = values.sum()
+    count = torch.tensor(float(len(values)), device=values.device)
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a rank without values</summary>Can it give something to the sum and to the count that
+# changes neither?</details>
+
+# %% nbgrader={"grade_id": "global_mean_check", "points": 1}
+report = check("00_first_ranks/global_mean", global_mean)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/global_mean", global_mean, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# ### 5.4 Two ranks in different collectives
+#
+# `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
+# thought the author, and called that. Overlooked: it would be a copy of rank 0's values, not of the sum.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def average():
+    tensor = torch.full((4,), float(dist.get_rank()))
+    if dist.get_rank() == 1:
+        dist.broadcast(tensor, 0)
+    else:
+        dist.all_reduce(tensor)
+    return tensor / dist.get_world_size()
+
+
+ledger = run_and_read(average)
+
+# %% [markdown]
+# No deadlock this time: the ledger compares each rank's k-th collective with the others' and stops before
+# the backend sees two that do not fit. Collectives have no names and no addresses. They are matched by
+# *order* alone.
+
+# %% [markdown]
+# ### 5.5 The two ends do not fit
+#
+# Rank 0 sends four numbers, rank 1 expects five.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def hand_over():
+    if dist.get_rank() == 0:
+        dist.send(torch.arange(4.0), 1)
+    if dist.get_rank() == 1:
+        received = torch.zeros(5)
+        dist.recv(received, 0)
+        return received
+
+
+ledger = run_and_read(hand_over)
+
+# %% [markdown]
+# What would gloo alone have done? Written the 16 bytes into the buffer of 20, and said nothing: the fifth
+# number stays what it was. Four float64 sent into eight float32 pass as well; 1.0 arrives as 0.0 and 1.875. A
+# buffer that is too *small* ends the whole process.
+
+# %% [markdown]
+# ### 5.6 Every other column
+#
+# A view with gaps: `x[:, ::2]` owns no memory, it skips through that of `x` with strides.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def columns():
+    x = torch.ones(4, 6)
+    dist.all_reduce(x[:, ::2])
+    return x
+
+
+ledger = run_and_read(columns)
+
+# %% [markdown]
+# gloo alone sums the first twelve numbers in memory instead of the twelve that the view shows, and reports
+# success. This is the contiguity of lecture 001's interview questions (§28), where it matters most. (The
+# lecture says that `view` works only on contiguous tensors. It works whenever the new shape can be
+# expressed by strides; `reshape` copies when it cannot.)
+
+# %% [markdown]
+# ### 5.7 Writing too early
+#
+# Each rank passes on what it got and then adds 1 to its own copy. Rank 1 should receive 0. To save time the
+# author adds before the wait.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def relay():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(4)
+    if rank > 0:
+        dist.recv(tensor, rank - 1)
+    if rank < n - 1:
+        handle = dist.isend(tensor, rank + 1)
+        tensor.add_(1)
+        handle.wait()
+    return tensor
+
+
+ledger = run_and_read(relay)
+
+# %% [markdown]
+# The worst kind: it often works. The bytes leave at some moment between `isend` and `wait`, and what they are
+# then is what arrives.
+
+# %% [markdown]
+# ### 5.8 Begun and forgotten
+#
+# Ranks 1 and 2 say good-bye and leave.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def farewell():
+    rank = dist.get_rank()
+    if rank == 0:
+        last_words = torch.empty(2, 4)
+        dist.recv(last_words[0], 1)
+        dist.recv(last_words[1], 2)
+        return last_words
+    dist.isend(torch.full((4,), float(rank)), 0)
+
+
+ledger = run_and_read(farewell)
+
+# %% [markdown]
+# With gloo alone the handle is all that keeps such a message alive. Tried on PyTorch 2.13: when the receiver is
+# there already, the message arrives. When it comes 50 milliseconds later, the message is gone, and the receiver
+# waits for ever.
+#
+# **Your diagnoses.** For the three deadlocks: which rank does each blocked rank wait for? Only the blocked
+# ranks are listed. For the other five: what repairs it? Each remedy is one of
+#
+# - `"wait for the handle"`
+# - `"a longer time limit"`
+# - `"contiguous()"`
+# - `"wait before writing"`
+# - `"the same size and dtype at both ends"`
+# - `"the same collective on every rank"`
+
+# %% nbgrader={"grade_id": "diagnoses", "solution": true}
+# Replace the dots.
+waits_for = {  # rank: the rank that it waits for
+    "neighbour_sum": {0: ..., 1: ..., 2: ...},
+    "collect": {0: ...},
+    "global_mean": {0: ..., 2: ...},
+}
+remedies = {
+    "average": ...,
+    "hand_over": ...,
+    "columns": ...,
+    "relay": ...,
+    "farewell": ...,
+}
+### BEGIN SOLUTION
+waits_for = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": {0: 2},
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "diagnoses_check", "points": 1}
+report = check("00_first_ranks/diagnoses", waits_for, remedies)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/diagnoses", waits_for, remedies, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# ### 5.9 Trouble that is no communication (optional, 10 minutes)
+#
+# **One rank raises.** The others wait in a collective for it. Who is to blame, and who is only waiting? A
+# plain launcher prints what every rank printed before it was ended, and the error that matters is somewhere
+# among it. (A GPU or a CPU out of memory is a case of this: one rank raises, the others wait.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_raises():
+    losses = torch.ones(4)
+    if dist.get_rank() == 2:
+        losses = losses[7]
+    dist.all_reduce(losses)
+
+
+ledger = run_and_read(one_raises)
+
+# %% [markdown]
+# **One rank never comes back.** It computes, so it might still finish: no deadlock, and only a time limit
+# helps. `launch` has 60 seconds; here two. (`dist.barrier()` waits until all have called it.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def not_converging():
+    loss = 1.0
+    while dist.get_rank() == 2 and loss > 0:
+        loss = 0.5 * loss + 0.1
+    dist.barrier()
+
+
+ledger = run_and_read(not_converging, timeout=2)
+
+# %% [markdown]
+# **One rank dies.** `SIGKILL` is what Linux sends to a process when the machine's memory is full. A rank that
+# leaves by `os._exit`, as some libraries do, looks similar.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def dies(how):
+    dist.barrier()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), 9) if how == "killed" else os._exit(3)
+    dist.barrier()
+
+
+for how in ("killed", "exits"):
+    ledger = run_and_read(lambda how=how: dies(how))
+
+# %% [markdown]
+# **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser: after its first
+# 500 only the last five are shown.
+#
+# **You lose patience.** Try this by hand: open a new cell, run
+# `launch(lambda: time.sleep(1000), world_size=4, timeout=2000)` and press the square button (or `I` twice).
+# The ranks are ended, you are told where each of them was, and the next `launch` works. An interrupt of the
+# kernel reaches no other process by itself: ranks that nobody ends keep their GPU's memory until somebody does.
+#
+# **All together**, to come back to when it happens in your own code:
+#
+# | you read | look for |
+# |---|---|
+# | deadlock: 0 -> 2 -> 1 -> 0 | all do the same first: begin send and receive together |
+# | waits for rank 2, which has finished | different numbers of rounds, an uneven last batch |
+# | waits in a collective for a rank that has finished | an `if`, `return` or `break` before it |
+# | do not agree on their collective number k | a branch on the rank, or another order |
+# | the two ends of a message differ | a buffer of the wrong size or dtype |
+# | not contiguous | a transpose or a slice: send `x.contiguous()` |
+# | changed before wait() | a buffer used again too early |
+# | nobody waited for | a dropped handle |
+# | rank r raised, the others wait | only rank r's traceback |
+# | not finished after t seconds, rank r computes | a loop, or just too little time |
+# | killed by SIGKILL | memory, of the machine rather than the GPU |
+
+# %% [markdown]
+# ## 6 · In production
+#
+# | | |
+# |---|---|
+# | you will write | nothing: your `ring_shift` leaves the notebook |
+# | rests on | §3, §5 |
+# | time | 10 minutes |
+#
+# On a cluster nobody calls `launch`. A launcher, usually `torchrun`, starts one process per GPU and puts
+# `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment; the program calls
+# `dist.init_process_group`. Your function goes there as it is:
+
+# %% tags=["skip-in-grading"]
+import inspect
+
+script = f"""import torch
+import torch.distributed as dist
+
+
+{inspect.getsource(ring_shift)}
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")  # "nccl" with one GPU a rank
+    rank = dist.get_rank()
+    received = ring_shift(torch.full((2,), float(rank))).tolist()
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, received)
+    if rank == 0:
+        print(everybody)
+    dist.destroy_process_group()
+"""
+print(script)
+
+# %% [markdown]
+# `torchrun --standalone --nproc-per-node=3 ring.py`, as a subprocess:
+
+# %% tags=["skip-in-grading"]
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def torchrun(script, world_size, **environment):
+    """Run the script on `world_size` ranks; returns what it printed, or its errors when it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ring.py"
+        path.write_text(script)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        done = subprocess.run(
+            [*command, f"--nproc-per-node={world_size}", str(path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+print(torchrun(script, world_size=3))
+
+# %% [markdown]
+# The same numbers as from `launch`, each rank holding its left neighbour's. Three processes printing at once would
+# mix their lines up, so one of them prints for all: `if rank == 0` stands in every training script (around a
+# collective it is the bug of §5.3). What `torchrun` adds: several machines (`--nnodes`), and a restart of all
+# ranks when one dies (`--max-restarts`). What it does not have: a look at who waits for whom. Here is `average` of §5.4 under
+# it, with PyTorch's time limit set to three seconds. First as it is; then with
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the collectives of the ranks.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+hanging = f"""from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+{inspect.getsource(average)}
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+average()
+"""
+for level in ("OFF", "DETAIL"):
+    said = torchrun(hanging, world_size=2, TORCH_DISTRIBUTED_DEBUG=level).splitlines()
+    print(f"TORCH_DISTRIBUTED_DEBUG={level}")
+    errors = [line for line in said if line.startswith("[rank") and "Error: " in line]
+    for line in sorted(errors):
+        line = re.sub(r"\[/\S+\] ", "", line)  # the place in gloo's source
+        print("   ", line if len(line) < 95 else f"{line[:60]} ... {line[-30:]}")
+
+# %% [markdown]
+# Without it each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls the
+# rank that was first to do so the root cause. With it you get the mismatch, at the price of an extra check before every
+# collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and `NCCL_DEBUG=WARN` its
+# errors (NCCL user guide, "Logging").
+#
+# | | `launch` | `torchrun` |
+# |---|---|---|
+# | a circle of receives | named after about 1 s | after 30 minutes (gloo) or 10 (NCCL): "timed out" |
+# | collectives that do not fit | named at once | only with `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
+# | one rank raises | its traceback, the others are waiting | its traceback, among what the others printed |
+# | several machines | no | yes |
+
+# %% [markdown]
+# ## 7 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §4, §5 |
+# | time | 5 minutes |
+# | points | 1 |
+#
+# A cluster's network has α = 20 microseconds and 10 GB/s one way.
+#
+# 1. How many **seconds** does one message of 1 MB (10⁶ bytes) take?
+# 2. At how many **bytes** does a message spend as long on α as on its bytes?
+# 3. Rank 3 of a program on a cluster catches an exception, prints it and goes on without the `all_reduce` in
+#    which ranks 0, 1 and 2 are. No time limit is set. Do they `"raise"`, `"return"` or `"wait"`?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+# Replace the dots.
+answer_1 = ...
+answer_2 = ...
+answer_3 = ...
+### BEGIN SOLUTION
+answer_1 = 20e-6 + 1e6 / 10e9
+answer_2 = 20e-6 * 10e9
+answer_3 = "wait"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 1}
+report = check("00_first_ranks/questions", answer_1, answer_2, answer_3)
+### BEGIN HIDDEN TESTS
+report = check("00_first_ranks/questions", answer_1, answer_2, answer_3, cases="hidden")
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003 judges every way to distribute training by three criteria: little redundant computation, a small
+# peak of memory, little communication. Every notebook of this course ends with them, measured on what you
+# wrote. M is the tensor, here a million float32.
+
+# %% tags=["skip-in-grading"]
+from course_lib.scorecard import costs, scorecard
+
+
+def job(algorithm):
+    mine = torch.ones(1_000_000, device=device())
+    with costs(mine) as cost:
+        algorithm(mine)
+    return cost
+
+
+runs = {f.__name__: launch(job, f, world_size=4) for f in (exchange, ring_shift)}
+scorecard(runs, unit=4_000_000)
+
+# %% [markdown]
+# Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment: what
+# came cannot be written over what is still leaving. Notebook 02 cuts tensors into chunks so that the second M
+# becomes M/N.
+#
+# **What you built**: an exchange and a ring shift that cannot deadlock, for any group, shape and dtype; and the
+# eye that reads a hang. **What you measured**: α and β of this machine. You will meet both again as the
+# dashed lines in every plot of notebook 02.
+#
+# **Read on**
+# - PyTorch: "Writing Distributed Applications with PyTorch" (tutorial), and the reference of
+#   `torch.distributed`.
+# - Thakur, Rabenseifner, Gropp: "Optimization of Collective Communication Operations in MPICH", 2005. Sections
+#   1 to 3, for the cost model.
+# - NVIDIA: the NCCL user guide, "Point-to-point communication".
+#
+# **Next**: `02_collectives`. How do N ranks agree on a sum, and what is the least they must send?

@@ -1,0 +1,1960 @@
+# %% [markdown]
+# # 02 · Collectives
+#
+# **How do N ranks agree on a sum, and what is the least that they must send?**
+#
+# Eight GPUs train a 7B model, each on its own part of the batch. After the backward pass each holds a
+# gradient of 14 GB (bf16), and no two of them agree. Before the optimizer may step, all eight need the
+# sum. That exchange is an *all-reduce*, and in plain data-parallel training it happens in every step.
+#
+# ZeRO, FSDP, tensor, context and expert parallelism are made of the same few exchanges. They are called
+# *collectives*, because every rank of a group takes part. Here you write them from `send` and `recv`, say
+# beforehand what each of them costs, and at the end race them against PyTorch's own.
+#
+# | | |
+# |---|---|
+# | you will build | broadcast, reduce-scatter, all-gather, all-to-all; all-reduce in three ways |
+# | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
+# | time | two hours; what is marked *optional* (§7 and the second half of §5) takes another half hour |
+# | points | 60; without §7 (5 points) and the option in §5 (about 3) you can have 52 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 0 Everybody to rank 0 | 5 | | notebook 00 |
+# | 1 Broadcast: a tree | 15 | 6 | 0 |
+# | 2 Reduce-scatter on a ring | 15 | 8 | notebook 00 |
+# | 3 All-gather on a ring | 10 | 6 | 2 |
+# | 4 Ring all-reduce | 25 | 2 + 12 | 2, 3 |
+# | 5 Recursive doubling | 15, and 10 *optional* | 8 | 4 |
+# | 6 All-to-all | 10 | 5 | 2 |
+# | 7 Two kinds of wire *(optional)* | 20 | 5 | 2, 3, 4 |
+# | 8 What it will cost | 10 | 4 | your predictions |
+# | 9 The race | 10 | | all |
+# | 10 Questions | 5 | 4 | 4, 8, 9 |
+#
+# Sections 1 to 7 have the same steps: a picture, a prediction, your code, the check, a measurement,
+# something broken on purpose, the same job in production. Section 8 puts the predictions together,
+# section 9 measures them.
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N | ranks in the group |
+# | chunk | one of N parts of a tensor; on the rank where it stays, a *shard* |
+# | root | the rank from which a broadcast starts, `src` |
+# | M | bytes of the *full* tensor |
+# | α | seconds that a message costs before its first byte arrives |
+# | β | seconds per byte, in one direction: 1/bandwidth |
+# | round | messages that travel at the same time; the next round needs what this one brought |
+#
+# An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one
+# after another*: of each round the largest message. Where one rank is busy in every round, that is what
+# this rank sends, and so we count: the bytes of the *busiest* rank. In two places it is too little. In
+# §0 rank 0 first only receives and then only sends, so B is twice what it sends. In §5, where ranks are
+# folded in and out, B is one M more. Adding takes no time in this model.
+#
+# That is all the theory of this notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that
+# every rank has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the
+# same time. Your laptop's ranks share a few cores instead: §9 shows what that changes.
+#
+# In formulas rounds count from 0, as loops do. The films number them from 1.
+#
+# The rules for all that you write here: **messages only** (`send`, `recv`, `isend`, `irecv`,
+# `batch_isend_irecv`), no built-in collective. `group=None` is the group of all ranks, as in
+# `torch.distributed`. All sums are plain sums: an all-reduce adds, and the *mean* of lecture 001 §19.3 is
+# a division by N that you do yourself.
+
+# %%
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from course_lib import RankError, check, device, doctor, launch
+from course_lib.ledger.colours import RANKS, picture
+from course_lib.ledger.stepper import stepper
+from course_lib.ledger.watch import contribution, watch
+from course_lib.scorecard import costs, scorecard
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# Two tools. `beside` prints your prediction next to the ledger of a real run. `try_it` runs something
+# that may fail and prints what the ranks have to say.
+
+# %%
+NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
+
+
+def beside(cost, exchange, world_sizes=(2, 3, 4, 5, 8)):
+    """Print `cost(n, nbytes)`, a pair (bytes of the busiest rank, rounds), beside what happened."""
+    print(f"M = {NBYTES:,} bytes    bytes of the busiest rank          rounds")
+    print("              you say       ledger      you say       ledger")
+    for n in world_sizes:
+        try:
+            said, said_rounds = (f"{number:,.0f}" for number in cost(n, NBYTES))
+        except NotImplementedError:
+            said = said_rounds = "?"
+        try:
+            ledger = launch(exchange, world_size=n).ledger
+        except RankError as error:
+            missing = "NotImplementedError" in str(error)
+            print(f"{n} ranks  ", "not written yet" if missing else str(error).splitlines()[0])
+            continue
+        sent, rounds = max(ledger.bytes_sent(rank) for rank in range(n)), len(ledger.rounds())
+        print(f"{n} ranks {said:>13} {sent:12,.0f} {said_rounds:>12} {rounds:12}")
+
+
+def try_it(exchange, world_size=4):
+    """Run something that may go wrong; print each rank's result, or why there is none."""
+    try:
+        for rank, result in enumerate(launch(exchange, world_size=world_size)):
+            print(f"rank {rank}: {result}")
+    except RankError as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+# %% [markdown]
+# ## 0 · Everybody to rank 0
+#
+# | | |
+# |---|---|
+# | you will write | `gather_to_one_cost(n, nbytes)`, a formula |
+# | rests on | notebook 00 |
+# | time | 5 minutes |
+#
+# The obvious way: everybody sends to rank 0, rank 0 adds, rank 0 sends the sum to everybody.
+
+
+# %% tags=["skip-in-grading"]
+def gather_to_one(tensor):
+    """Sum `tensor` over all ranks, in place: everybody to rank 0 and back."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        part = torch.empty_like(tensor)
+        for src in range(1, n):
+            dist.recv(part, src)
+            tensor.add_(part)
+        for dst in range(1, n):
+            dist.send(tensor, dst)
+    else:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+
+
+def sum_4_mb(algorithm):
+    tensor = torch.ones(1_000_000, device=device())
+    dist.barrier()  # all ranks are ready: the picture begins here
+    algorithm(tensor)
+    return tensor[0].item()
+
+
+run = launch(sum_4_mb, gather_to_one, world_size=4)
+print("every rank holds", run[0])
+run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="barrier")
+
+# %% [markdown]
+# Read the picture from left to right. A row is grey while its rank waits. Rank 3 offers its tensor early,
+# waits until rank 0 has taken those of ranks 1 and 2, and waits again until rank 0 comes back with the
+# sum. Every arrow starts or ends at rank 0: while one pair talks, the others stand still.
+#
+# White is a rank's own work. Rank 0 has most of it: the additions, and handing over 4 MB at a time.
+#
+# **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the
+# pair. (The prediction functions of the sections give no points by themselves, except the ring's. You
+# will put them together in §8, and that does. The docstring of an exercise says what it must cost:
+# predict before you scroll.)
+
+
+# %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
+def gather_to_one_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that the busiest rank sends, rounds) of `gather_to_one`."""
+    ### BEGIN SOLUTION
+    return (n - 1) * nbytes, 2 * (n - 1)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["skip-in-grading"]
+def gather_to_one_on_840():
+    gather_to_one(torch.ones(840, device=device()))
+
+
+beside(gather_to_one_cost, gather_to_one_on_840)
+
+# %% [markdown]
+# Put numbers on it: 8 GPUs, 14 GB each, links of 50 GB/s each way (one 400 Gb/s InfiniBand port). Rank 0
+# takes in 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum
+# that it does not have yet.) A step that computes for one second would wait for almost four. And with 16
+# GPUs it more than doubles.
+#
+# **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients
+# of the others (lecture 001 §19.2 calls it the master GPU). PyTorch's own documentation recommends
+# `DistributedDataParallel` instead, even on one machine.
+#
+# Is this the price of an all-reduce, or only of doing it this way? §4 has the answer. First the parts.
+#
+# (Nothing to break here: notebook 00 has shown what goes wrong with single messages.)
+
+# %% [markdown]
+# ## 1 · Broadcast: a tree
+#
+# | | |
+# |---|---|
+# | you will write | `broadcast(tensor, src, group=None)` |
+# | rests on | §0 |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# Before the first step all replicas must hold the same weights. Rank 0 has read them from disk; seven
+# others wait for 14 GB. In §0 rank 0 served them one after the other: 7 rounds. But after the first round
+# *two* ranks hold the weights. Why should only one of them send?
+#
+# The picture is a real run on 8 ranks, made when you run the cell. Move the slider. A row is a rank, a
+# box is one of its two elements, and the colour says whose value stands in it. Watch rank 0's value
+# spread.
+
+# %% tags=["skip-in-grading"]
+from course_lib import collectives as reference  # for the pictures; your own versions come below
+
+
+def film_broadcast(algorithm):
+    tensor = contribution(2)
+    with watch(tensor) as film:
+        algorithm(tensor, 0)
+    return film
+
+
+run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# Each rank that holds the value passes it on, in every round, to one that does not: 1, 2, 4, 8 holders.
+# The edges form a *binomial tree*.
+#
+# **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any
+# N?
+
+
+# %% nbgrader={"grade_id": "broadcast_cost", "solution": true}
+def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that the busiest rank sends, rounds) of a binomial-tree broadcast."""
+    ### BEGIN SOLUTION
+    rounds = (n - 1).bit_length()  # ceil(log2 n), in whole numbers
+    return rounds * nbytes, rounds
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** Number the ranks from the root: the root is 0, the rank after it is 1, and so on round the
+# circle. In round k the ranks 0 to 2^k − 1 hold the value, and each of them sends to the rank 2^k further
+# on, if there is one.
+#
+# Only the ranks of the group call the function. Here nobody sends and receives in the same round, so
+# plain `dist.send` and `dist.recv` will do.
+#
+# Two kinds of numbers meet here. `src` is a *global* rank, as in `torch.distributed`. Inside a group of
+# ranks {1, 3, 6} they count 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` count
+# inside; so does `group_peer=` in `dist.P2POp` (`group_dst=`, `group_src=` in `dist.send` and
+# `dist.recv`). `dist.get_group_rank(group, src)` translates; for the default group, where both numbers
+# are the same, it wants `dist.group.WORLD`.
+#
+# Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
+# write it back. The cells have room for helpers of your own; what you define here you may use in all
+# later ones.
+
+# %% nbgrader={"grade_id": "broadcast", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+Messages = Sequence[tuple[torch.Tensor, int]]
+
+
+def _place(group: Group) -> tuple[int, int]:
+    """This process's rank in `group`, and the group's size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
+            "may call. Guard the call with `if dist.get_rank() in ranks:`."
+        )
+    return rank, dist.get_world_size(group)
+
+
+def _root(root: int, name: str, group: Group) -> int:
+    """The rank in `group` of the world's rank `root`."""
+    members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    if root not in members:
+        raise ValueError(
+            f"{name}={root} is not in the group, whose ranks are {members}. {name} counts the ranks of "
+            "the whole world, as in torch.distributed."
+        )
+    return members.index(root)
+
+
+def _flat(tensor: torch.Tensor, name: str = "tensor", written: bool = True) -> torch.Tensor:
+    """The elements of `tensor` in a row: its own memory where that is contiguous, else a copy."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} is {tensor.layout}; messages carry dense tensors: use to_dense()")
+    if written and _overlaps_itself(tensor):
+        raise ValueError(
+            f"{name} cannot be written: several of its elements share one place in memory (shape "
+            f"{tuple(tensor.shape)}, strides {tensor.stride()}, as expand makes them). Pass a clone()."
+        )
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    reach = 1  # elements from the first to the last of the dimensions looked at so far
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
+def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write the elements of `flat` into `tensor`, unless they are the same memory already."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def _wait(works: Iterable[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _post(receives: Messages, sends: Messages, group: Group) -> list[dist.Work]:
+    """Start the messages of one round together; each is (tensor, rank of the other end in `group`).
+
+    Together, because one after the other they can wait for each other: NCCL runs what it is given
+    in order. Receives first: a message whose receive is ready need not wait. Empty ones are left out.
+    """
+    batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
+    batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
+    return dist.batch_isend_irecv(batch) if batch else []
+
+
+### END SOLUTION
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
+    """Give every rank of `group` the tensor of global rank `src`, in place, along a binomial tree.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank.
+    All ranks together send (N-1) M bytes, in ceil(log2 N) rounds: a rank sends one message a round.
+    """
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    root = _root(src, "src", group)
+    flat = _flat(tensor)
+    place = (rank - root) % n  # the tree is drawn with the root at place 0
+    distance = 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            _wait(_post([], [(flat, (rank + distance) % n)], group))
+        elif distance <= place < 2 * distance:
+            _wait(_post([(flat, (rank - distance) % n)], [], group))
+        distance *= 2
+    if place > 0:
+        _put_back(flat, tensor)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d a
+# rank is one of three kinds: it holds the value and sends it d further; it gets the value now, from d
+# before it; or it is not yet its turn.</details>
+# <details><summary>Hint: the step</summary>With <code>place = (rank - root) % n</code>, the ranks with
+# <code>place &lt; d</code> send to <code>place + d</code> (unless that is n or more), those with <code>d
+# &lt;= place &lt; 2 * d</code> receive from <code>place - d</code>. Translate back: <code>(place + root)
+# % n</code>.</details>
+# <details><summary>Hint: not contiguous</summary>A column of a matrix is not contiguous, and messages
+# must be. Send <code>tensor.contiguous()</code>; receive into a contiguous buffer and <code>copy_</code>
+# it back.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "broadcast_check", "points": 6}
+report = check("02_collectives/broadcast", broadcast)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/broadcast", broadcast, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** Your tree beside your formula.
+
+
+# %% tags=["skip-in-grading"]
+def broadcast_840():
+    broadcast(torch.ones(840, device=device()), 0)
+
+
+beside(broadcast_cost, broadcast_840)
+
+# %% [markdown]
+# The tree's weak side: the root sends ceil(log2 N) · M, though one M would do. For large tensors one cuts
+# the tensor into pieces and lets them follow each other down a chain, rank to rank: every rank but the
+# last sends M, whatever N is. That is *pipelining*, and it comes back in notebook 07.
+#
+# **Break it.** Every rank must name the same `src`. Here the even ranks say 0 and the odd ranks say 1.
+# Before you run it: who waits for whom?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def disagree_on_the_root():
+    tensor = torch.tensor([float(dist.get_rank())], device=device())
+    broadcast(tensor, dist.get_rank() % 2)
+    return tensor.tolist()
+
+
+try_it(disagree_on_the_root)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>Somebody sends to a rank that does not expect it. If
+# the message ends with the usual advice for a circle (let one send first, post both together), that is
+# not the cure here: the messages belong to two different trees. Ask first whether all ranks mean the
+# same exchange.</details>
+#
+# Without a ledger a job like this stands still until NCCL's time limit, ten minutes by default, and then
+# tells you only that it timed out. The usual way to get here in real code: `src` was computed from
+# something that differs between ranks.
+#
+# **In production.** `dist.broadcast(tensor, src)`, the same arguments. The ledger cannot see how a
+# built-in sends; it books every built-in at the least that any algorithm must send, here a chain: M from
+# every rank but the last. What really went over the wire only the operating system knows. Linux counts
+# the bytes of every TCP connection:
+
+
+# %% tags=["skip-in-grading"]
+def wire_bytes():
+    """Bytes that this process has sent over TCP so far, as Linux counts them."""
+    import os
+    import socket
+    import struct
+
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            connection = socket.socket(fileno=os.dup(int(fd)))
+        except OSError:
+            continue  # not a socket
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
+    return total
+
+
+def on_the_wire(collective, numel=1 << 20):
+    """How often this rank sends M in `collective(full, part)`: M is the full tensor, a part is M/N."""
+    full = torch.ones(numel, device=device())
+    part = torch.ones(numel // dist.get_world_size(), device=device())
+    dist.barrier()
+    before = wire_bytes()
+    collective(full, part)
+    dist.barrier()
+    return (wire_bytes() - before) / (4 * numel)
+
+
+def show_wire(name, collective):
+    run = launch(on_the_wire, collective, world_size=4, backend="gloo")
+    print(f"{name:28}", "  ".join(f"rank {rank}: {m:.2f} M" for rank, m in enumerate(run)))
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+show_wire("dist.broadcast", lambda full, part: dist.broadcast(full, 0))
+show_wire("yours", lambda full, part: broadcast(full, 0))
+
+# %% [markdown]
+# gloo, the CPU backend, sends a binomial tree too: 2 M from the root of four ranks. (Some figures may be
+# a few hundredths above what the algorithm sends: Linux counts everything on the connection, also what
+# TCP had to send again. NCCL's bytes do not go over TCP on one machine, so these cells ask for gloo.)
+
+
+# %% [markdown]
+# ## 2 · Reduce-scatter on a ring
+#
+# | | |
+# |---|---|
+# | you will write | `reduce_scatter(output, input, group=None)` |
+# | rests on | notebook 00: `ring_shift` |
+# | time | 15 minutes |
+# | points | 8 |
+#
+# Nobody said that *one* rank must add everything. Cut the tensor into N chunks and make rank r
+# responsible for the sum of chunk r alone. That is a reduce-*scatter*: reduced, and scattered over the
+# ranks. ZeRO (notebook 04) wants exactly this and no more: rank r updates only its own share of the
+# parameters, so it needs only its own share of the gradient.
+#
+# On a ring every rank sends to its right neighbour and hears from its left one, all at the same time. A
+# chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on
+# 4 ranks and follow *one* chunk, from where it starts to where it ends.
+#
+# How to read this film and those that follow: the stripes of a cell are the ranks whose contributions it
+# holds, a dark frame says that the cell changed in this round, and a number beside a message or in a
+# cell says which chunk it is (in a cell it is left out where it is that of its column). Follow your
+# chunk in the *messages*: `output` is not its landing place in every round. In between, a sum lies in a
+# buffer that the film does not show.
+
+
+# %% tags=["skip-in-grading"]
+def film_reduce_scatter(algorithm):
+    input = contribution(dist.get_world_size())
+    output = torch.zeros_like(input[:1])
+    with watch(input=input, output=output) as film:
+        algorithm(output, input)
+    return film
+
+
+run = launch(film_reduce_scatter, reference.reduce_scatter, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** `nbytes` is the size of the *full* tensor, the input, here and everywhere.
+
+
+# %% nbgrader={"grade_id": "reduce_scatter_cost", "solution": true}
+def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that each rank sends, rounds) of a ring reduce-scatter of `nbytes`."""
+    ### BEGIN SOLUTION
+    return (n - 1) / n * nbytes, n - 1
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** Chunk c shall end on rank c. It must visit all N ranks, so it starts one place further on,
+# at rank c + 1, and makes N − 1 hops. Now from the rank's side: what does rank r send in round k, and
+# what arrives?
+#
+# `input` belongs to the caller: leave it as it was. Partial sums need a place of their own.
+
+
+# %% nbgrader={"grade_id": "reduce_scatter", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _check_pair(whole: torch.Tensor, shard: torch.Tensor, n: int, names: tuple[str, str]) -> None:
+    """`whole` must hold n times what `shard` holds, of the same kind."""
+    name, other = names
+    if whole.dtype != shard.dtype or whole.device != shard.device:
+        raise ValueError(
+            f"{name} is {whole.dtype} on {whole.device}, {other} {shard.dtype} on {shard.device}: both "
+            "must have one dtype and one device"
+        )
+    if whole.numel() != n * shard.numel():
+        raise ValueError(
+            f"{name} has {whole.numel()} elements and {other} {shard.numel()}: with {n} ranks {name} must "
+            f"have {n} x {shard.numel()} = {n * shard.numel()}. Pad a size that {n} does not divide."
+        )
+
+
+def _pass_on(outgoing: torch.Tensor, arriving: torch.Tensor, group: Group) -> list[dist.Work]:
+    """One round: send `outgoing` to the right, return when what the left sends is in `arriving`.
+
+    Returns what is still under way; wait for it before `outgoing` is written.
+    """
+    rank, n = _place(group)
+    works = _post([(arriving, (rank - 1) % n)], [(outgoing, (rank + 1) % n)], group)
+    if arriving.numel():
+        works.pop(0).wait()
+    return works
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a and b may overlap, so that writing the one could change the other."""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+### END SOLUTION
+
+
+def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
+    """Write into `output` this rank's chunk of the sum of all ranks' `input`, by a ring.
+
+    input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum; what it
+    held before does not count. As dist.reduce_scatter_tensor.
+    Each rank sends (N-1)/N of the input's bytes, in N-1 rounds.
+    """
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    whole, result = _flat(input, "input", written=False), _flat(output, "output")
+    _check_pair(input, output, n, ("input", "output"))
+    shards = (whole.clone() if _share_memory(input, output) else whole).tensor_split(n)
+    landing = (result, torch.empty_like(result) if n > 2 else result)  # the last sum in `result`
+    passing = shards[rank - 1]
+    for k in range(n - 1):
+        arriving = landing[(n - 2 - k) % 2]
+        _wait(_pass_on(passing, arriving, group))
+        passing = arriving.add_(shards[(rank - 2 - k) % n])
+    if n == 1:
+        result.copy_(shards[0])
+    _put_back(result, output)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>In round 0 rank r sends off the chunk that starts its journey
+# here: chunk r − 1, as it stands in <code>input</code>. In round k it passes on what arrived in round k −
+# 1, with its own part added. </details>
+# <details><summary>Hint: the step</summary>Round k: send (the partial sum of) chunk r − k − 1 to rank r +
+# 1, receive chunk r − k − 2 from rank r − 1, add your own part of it. All modulo N. The last one to
+# arrive is chunk r.</details>
+# <details><summary>Hint: everybody waits</summary>If all ranks receive first and then send, nobody sends.
+# Post both together: <code>dist.batch_isend_irecv</code>, then wait for every handle. Two buffers: one
+# that goes out, one that comes in.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "reduce_scatter_check", "points": 8}
+report = check("02_collectives/reduce_scatter", reduce_scatter)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/reduce_scatter", reduce_scatter, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["skip-in-grading"]
+def reduce_scatter_840():
+    full = torch.ones(840, device=device())
+    part = torch.empty(840 // dist.get_world_size(), device=device())
+    reduce_scatter(part, full)
+
+
+beside(reduce_scatter_cost, reduce_scatter_840)
+
+# %% [markdown]
+# **Break it.** One round of a ring, with *one* buffer: it goes out to the right while the left
+# neighbour's value comes into it. Predict what rank 1 holds afterwards.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def one_buffer():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    buffer = torch.full((4,), float(rank), device=device())
+    to_the_right = dist.P2POp(dist.isend, buffer, (rank + 1) % n)
+    from_the_left = dist.P2POp(dist.irecv, buffer, (rank - 1) % n)
+    for handle in dist.batch_isend_irecv([to_the_right, from_the_left]):
+        handle.wait()
+    return buffer.tolist()
+
+
+try_it(one_buffer)
+
+# %% [markdown]
+# Without the ledger nobody would have told you. Rank 1 should hold 0 now, and may well do so. But a rank
+# whose new value arrives before its own has left passes on the *new* one: one value then comes round
+# twice, and another is gone. Which rank is caught differs from run to run, and that is the trouble with
+# it.
+#
+# **In production.** `dist.reduce_scatter_tensor(output, input)`. Ask the operating system what it sends.
+# The least is (N−1)/N = 0.75 of M per rank.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+show_wire("dist.reduce_scatter_tensor", lambda full, part: dist.reduce_scatter_tensor(part, full))
+show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
+show_wire("yours", lambda full, part: reduce_scatter(part, full))
+
+# %% [markdown]
+# gloo's reduce-scatter sends what an all-reduce sends, because it *is* one: it sums the whole tensor
+# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL's is a true ring (or, since 2.23,
+# an algorithm called PAT). Keep this in mind when you test sharded training on a CPU: the ledger shows
+# what the algorithm must send, not what gloo does send.
+
+# %% [markdown]
+# ## 3 · All-gather on a ring
+#
+# | | |
+# |---|---|
+# | you will write | `all_gather(output, input, group=None)` |
+# | rests on | §2 |
+# | time | 10 minutes |
+# | points | 6 |
+#
+# The other half. Every rank holds one chunk; in the end every rank holds all of them. FSDP does this
+# before every layer: its weights lie in N parts on N ranks, and are put together for the time of one
+# forward, and once more for the backward.
+#
+# Same ring, nothing is added: every rank keeps a copy of what passes by.
+
+
+# %% tags=["skip-in-grading"]
+def film_all_gather(algorithm):
+    input = contribution(1, first=dist.get_rank())
+    output = torch.zeros(dist.get_world_size(), dtype=input.dtype, device=input.device)
+    with watch(input=input, output=output) as film:
+        algorithm(output, input)
+    return film
+
+
+run = launch(film_all_gather, reference.all_gather, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** `nbytes` is the full tensor: now that is the *output*.
+
+
+# %% nbgrader={"grade_id": "all_gather_cost", "solution": true}
+def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that each rank sends, rounds) of a ring all-gather whose result has `nbytes`."""
+    ### BEGIN SOLUTION
+    return (n - 1) / n * nbytes, n - 1
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? No second buffer this
+# time: chunks arrive where they are to stay.
+
+
+# %% nbgrader={"grade_id": "all_gather", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _gather_chunks(chunks: Sequence[torch.Tensor], complete: int, group: Group) -> None:
+    """Second phase, an all-gather: the complete chunks go round once more, received in place."""
+    _, n = _place(group)
+    sends: list[dist.Work] = []
+    for k in range(n - 1):
+        sends += _pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
+    _wait(sends)
+
+
+### END SOLUTION
+
+
+def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
+    """Write every rank's `input` into `output`, in the order of ranks, by a ring.
+
+    input: (k, ...), contiguous or not, the same shape on every rank; unchanged. output: (N*k, ...).
+    As dist.all_gather_into_tensor.
+    Each rank sends (N-1)/N of the output's bytes, in N-1 rounds.
+    """
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    own, result = _flat(input, "input", written=False), _flat(output, "output")
+    _check_pair(output, input, n, ("output", "input"))
+    shards = result.tensor_split(n)
+    shards[rank].copy_(own.clone() if _share_memory(input, output) else own)
+    _gather_chunks(shards, rank, group)
+    _put_back(result, output)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>First copy your own chunk to its place in <code>output</code>.
+# Then pass on, in every round, what came in the round before.</details>
+# <details><summary>Hint: the step</summary>Round k: send chunk r − k to the right, receive chunk r − k −
+# 1 from the left, straight into its place in <code>output</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "all_gather_check", "points": 6}
+report = check("02_collectives/all_gather", all_gather)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/all_gather", all_gather, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["skip-in-grading"]
+def all_gather_840():
+    full = torch.empty(840, device=device())
+    part = torch.ones(840 // dist.get_world_size(), device=device())
+    all_gather(full, part)
+
+
+beside(all_gather_cost, all_gather_840)
+
+# %% [markdown]
+# **Break it.** Ten elements over four ranks: the shards have 3, 3, 2 and 2. Every rank makes room for N
+# times its own shard. What happens where a rank with 2 meets a rank with 3?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def uneven_shards():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shard = torch.tensor_split(torch.arange(10.0, device=device()), n)[rank]
+    full = torch.empty(n * len(shard), device=device())
+    all_gather(full, shard)
+    return full.tolist()
+
+
+try_it(uneven_shards)
+
+# %% [markdown]
+# gloo itself would have delivered garbage or ended the process; the sentence comes from the ledger, which
+# compares both ends of every message. The cure in real code is *padding*: FSDP and ZeRO make all shards
+# as long as the longest one.
+#
+# **In production.** `dist.all_gather_into_tensor(output, input)`. Same result, same bytes:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+show_wire("dist.all_gather_into_tensor", lambda full, part: dist.all_gather_into_tensor(full, part))
+show_wire("yours", lambda full, part: all_gather(full, part))
+
+# %% [markdown]
+# ## 4 · Ring all-reduce
+#
+# | | |
+# |---|---|
+# | you will write | `ring_bytes_sent(n, nbytes)`, `ring_rounds(n)`, `ring_all_reduce(tensor, group=None)` |
+# | rests on | §2, §3 |
+# | time | 25 minutes |
+# | points | 2 + 12 |
+#
+# How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge
+# two partial sums into one, and no more than two; so the first complete sum cannot exist before N − 1
+# messages. The N − 1 ranks that do not have it then need one message each. That makes 2 (N − 1) messages
+# per element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out
+# evenly over the N ranks, and you have the least that the busiest of them can send. The next cell asks
+# you for it.
+#
+# §0 sends no more than that in total. Its fault is that one rank sends half of it. A reduce-scatter
+# followed by an all-gather loads all ranks alike. That is the ring all-reduce, and there is no algorithm
+# whose busiest rank sends less.
+
+
+# %% tags=["skip-in-grading"]
+def film_in_place(algorithm, numel=4):
+    tensor = contribution(numel)
+    with watch(tensor) as film:
+        algorithm(tensor)
+    return film
+
+
+run = launch(film_in_place, reference.ring_all_reduce, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** Bytes of each rank, and rounds, for any N and M.
+
+
+# %% nbgrader={"grade_id": "ring_prediction", "solution": true}
+def ring_bytes_sent(n: int, nbytes: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce of `nbytes` over `n` ranks."""
+    ### BEGIN SOLUTION
+    return 2 * (n - 1) / n * nbytes
+    ### END SOLUTION
+
+
+def ring_rounds(n: int) -> int:
+    """Rounds, one after the other."""
+    ### BEGIN SOLUTION
+    return 2 * (n - 1)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "ring_prediction_check", "points": 2}
+report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds, cases="hidden")
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# Lecture 001 §19.3 works an example: 8 GPUs, 1 GB, "each GPU sends 1.75GB", 14 hops. Your functions
+# should agree.
+#
+# What grows with N, and what does not? The gradient of a 7B model in bf16, over 50 GB/s and 10 µs:
+
+# %% tags=["skip-in-grading"]
+ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
+for n in (2, 8, 64, 512, 4096):
+    nbytes, rounds = ring_bytes_sent(n, 14_000_000_000), ring_rounds(n)
+    print(
+        f"{n:5} ranks: {nbytes / 1e9:6.2f} GB from each, {nbytes * BETA:.3f} s"
+        f"  +  {rounds:5,} rounds, {rounds * ALPHA:.3f} s"
+    )
+
+# %% [markdown]
+# Lecture 001 §19.3 concludes that the cost of communication does not depend on N. Half of that holds.
+# The bytes are *bounded*: M at N = 2, towards 2 M, never more. The rounds grow with N, without end. The
+# plot shows the time per all-reduce for three sizes, by your two functions.
+
+# %% tags=["skip-in-grading"]
+sizes = {"14 GB, a 7B gradient": 14e9, "25 MB": 25e6, "10 KB, one bias": 10e3}
+world_sizes = [2**k for k in range(1, 13)]
+figure = picture(6.4, 3.4)
+axes = figure.subplots()
+for (name, nbytes), colour, marker in zip(sizes.items(), RANKS, "os^", strict=False):
+    seconds_of = [ring_rounds(n) * ALPHA + ring_bytes_sent(n, nbytes) * BETA for n in world_sizes]
+    axes.loglog(world_sizes, seconds_of, color=colour, marker=marker, markersize=4, label=name)
+axes.set_xticks([2, 8, 64, 512, 4096], ["2", "8", "64", "512", "4096"])
+axes.minorticks_off()
+axes.set_xlabel("ranks")
+axes.set_ylabel("seconds")
+axes.set_title("one ring all-reduce, 50 GB/s each way, 10 µs a message", loc="left", fontsize=10)
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False)
+figure
+
+# %% [markdown]
+# The 14 GB hardly depend on N: that is the lecture's case. The 10 KB grow in proportion to N: all of it
+# is latency. The 25 MB change sides: at 64 ranks 1.3 ms of rounds and 1.0 ms of bytes.
+#
+# **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
+# put your two halves together, or write the ring in one piece, on the tensor itself.
+#
+# In one piece, every rank can start off with the chunk of its own number, r. What reaches rank r in
+# round k = 0, 1, ... is then chunk r − k − 1; the rank adds it to its own and passes the sum on in the
+# next round. (Here it does not matter *which* chunk a rank completes. In §2 it had to be chunk r, so
+# there everything was one place off.) Write down for four ranks who holds which complete sum after the
+# last round, or look at the film; the second phase goes on from there.
+
+
+# %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _reduce_chunks(chunks: Sequence[torch.Tensor], group: Group) -> None:
+    """First phase, a reduce-scatter: afterwards chunk r + 1 on rank r is complete."""
+    rank, n = _place(group)
+    scratch = torch.empty_like(chunks[0])  # used again in every round; chunk 0 is the longest
+    sends: list[dist.Work] = []
+    for k in range(n - 1):
+        own = chunks[(rank - k - 1) % n]
+        arriving = scratch[: own.numel()]
+        sends += _pass_on(chunks[(rank - k) % n], arriving, group)
+        own += arriving
+    _wait(sends)
+
+
+### END SOLUTION
+
+
+def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
+    """Sum `tensor` over the ranks of `group`, in place, by a ring. As dist.all_reduce.
+
+    tensor: any shape, contiguous or not, any size; the same shape and dtype on every rank.
+    Each rank sends 2 (N-1)/N of the tensor's bytes, in 2 (N-1) rounds. Where N does not divide the number of
+    elements, at most 2 (N-1) chunks of ceil(numel/N) elements.
+    The result has the same bits on every rank.
+    """
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    flat = _flat(tensor)
+    chunks = flat.tensor_split(n)
+    _reduce_chunks(chunks, group)
+    _gather_chunks(chunks, (rank + 1) % n, group)
+    _put_back(flat, tensor)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: sizes that do not divide</summary><code>flat.tensor_split(n)</code> gives n
+# views of <code>flat</code> whose sizes differ by at most one; some may be 0. All ranks compute the same
+# sizes, so sender and receiver can both leave out an empty message.</details>
+# <details><summary>Hint: not contiguous</summary>Work on <code>flat =
+# tensor.contiguous().view(-1)</code>. If <code>tensor</code> was not contiguous this is a copy: at the
+# end write it back with <code>tensor.copy_</code>.</details>
+# <details><summary>Hint: the complete chunk</summary>In the last round, k = N − 2, rank r adds into chunk
+# r − (N − 2) − 1 = r + 1 (mod N).</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "ring_all_reduce_check", "points": 12}
+report = check("02_collectives/ring_all_reduce", ring_all_reduce)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/ring_all_reduce", ring_all_reduce, cases="hidden")
+### END HIDDEN TESTS
+report.points(12)
+
+# %% [markdown]
+# **Measure.** Your ring on film. Is it the same as the one above?
+
+# %% tags=["skip-in-grading"]
+run = launch(film_in_place, ring_all_reduce, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+
+# %% tags=["skip-in-grading"]
+def ring_840():
+    ring_all_reduce(torch.ones(840, device=device()))
+
+
+beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
+
+# %% [markdown]
+# And in time. Count arrows rather than milliseconds: every row sends six messages and receives six, of 1
+# MB each. In §0 rank 0 took in three of 4 MB and sent three, the others one each way. (Grey is waiting,
+# on a laptop mostly for a core; what that does to the time is the subject of §9.)
+
+# %% tags=["skip-in-grading"]
+run = launch(sum_4_mb, ring_all_reduce, world_size=4)
+run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
+
+# %% [markdown]
+# **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk
+# that the rank has just *finished*, but from the one before it, in which its sum is not complete. In the
+# ring in one piece, which begins with chunk r and finishes r + 1, that is chunk r; if yours is §2
+# followed by §3, it finishes chunk r, and you take r − 1. Before the check says it: is anything right on
+# any rank?
+
+
+# %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
+def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None:
+    """Your ring, with one mistake."""
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    flat = _flat(tensor)
+    chunks = flat.tensor_split(n)
+    _reduce_chunks(chunks, group)
+    _gather_chunks(chunks, rank, group)  # but rank + 1 is the chunk that is complete
+    _put_back(flat, tensor)
+    ### END SOLUTION
+
+
+# %% tags=["skip-in-grading"]
+report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed=4)
+# %% [markdown]
+# <details><summary>After you have run it</summary>Nothing is right, on any rank: what went round in the
+# second phase were chunks with a single rank's value. Note what is <i>not</i> wrong: the bytes, the
+# rounds, the shape, and that all ranks agree.</details>
+#
+# A training run with this ring would not crash. It would learn from gradients that are N times too small
+# and each come from one rank's data, and you would look for the reason in the learning rate.
+#
+# **In production.** `dist.all_reduce(tensor)`.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+show_wire("dist.all_reduce", lambda full, part: dist.all_reduce(full))
+show_wire("your ring", lambda full, part: ring_all_reduce(full))
+show_wire("gather_to_one", lambda full, part: gather_to_one(full))
+
+# %% [markdown]
+# gloo's own sends what yours sends (its `allreduce.cc` has a ring as well). NCCL has several algorithms
+# to choose from: §5. Lecture 003's line that an all-reduce is a reduce-scatter and an all-gather is
+# exactly what you built. It is why ZeRO-1 costs no more communication than plain data parallelism: the
+# same two halves, with the optimizer step between them (notebook 04).
+
+
+# %% [markdown]
+# ## 5 · Recursive doubling
+#
+# | | |
+# |---|---|
+# | you will write | `recursive_doubling_all_reduce(tensor, group=None)` |
+# | rests on | §4 |
+# | time | 15 minutes for powers of two; 10 more, *optional*, for any N |
+# | points | 8 |
+#
+# Every step you log the loss: one float, 4 bytes, averaged over 512 ranks. In the ring that float is one
+# chunk of 512, and the others are empty. But this one must go round twice: 1,022 hops, one after
+# another. At 10 µs each that is 10 ms, for one number. Here the bytes do not matter; the rounds do.
+#
+# How few rounds can it be? After one round a rank can have heard from one other, after two from three
+# others, after k from 2^k − 1. So at least log2 N. Recursive doubling gets there: in round k, rank r
+# swaps *everything it has* with rank r XOR 2^k, and both add.
+
+# %% tags=["skip-in-grading"]
+run = launch(
+    film_in_place, reference.recursive_doubling_all_reduce, 2, world_size=8, backend="gloo"
+)
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** First for powers of two. If you go on to any N (below), come back and complete it.
+
+
+# %% nbgrader={"grade_id": "recursive_doubling_cost", "solution": true}
+def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that the busiest rank sends, rounds) of an all-reduce by recursive doubling."""
+    ### BEGIN SOLUTION
+    steps = n.bit_length() - 1  # floor(log2 n)
+    if n == 2**steps:
+        return steps * nbytes, steps
+    return (steps + 1) * nbytes, steps + 2
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** For a power of two it is a loop over the distances 1, 2, 4, ...: send the tensor to `rank ^
+# distance`, receive its tensor, add. What you send must not change while it is under way (§2), so receive
+# into a buffer and add after the wait.
+#
+# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N.
+# Each of the N − P ranks that are too many, rank P + i, gives its tensor to rank i and waits; the first
+# P double; in the end rank i sends the sum back to rank P + i.
+
+
+# %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _fold(flat: torch.Tensor, scratch: torch.Tensor, group: Group) -> int:
+    """Add the tensors of the extra ranks C, C + 1, ... to those of ranks 0, 1, ...; returns C."""
+    rank, n = _place(group)
+    core = 1 << n.bit_length() - 1
+    if rank >= core:
+        _wait(_post([], [(flat, rank - core)], group))
+    elif rank + core < n:
+        _wait(_post([(scratch, rank + core)], [], group))
+        flat += scratch
+    return core
+
+
+def _unfold(flat: torch.Tensor, core: int, group: Group) -> None:
+    """Hand the result to the extra ranks."""
+    rank, n = _place(group)
+    if rank >= core:
+        _wait(_post([(flat, rank - core)], [], group))
+    elif rank + core < n:
+        _wait(_post([], [(flat, rank + core)], group))
+
+
+### END SOLUTION
+
+
+def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
+    """Sum `tensor` over the ranks of `group`, in place, by recursive doubling.
+
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank.
+    N a power of two: each rank sends M log2 N bytes, in log2 N rounds. Any other N: the ranks that are
+    too many are folded in before and out after; floor(log2 N) + 2 rounds, and the busiest rank sends
+    M (floor(log2 N) + 1) bytes.
+    The result has the same bits on every rank.
+    """
+    ### BEGIN SOLUTION
+    rank, _ = _place(group)
+    flat = _flat(tensor)
+    arriving = torch.empty_like(flat)
+    core = _fold(flat, arriving, group)
+    distance = 1
+    while distance < core and rank < core:
+        partner = rank ^ distance
+        _wait(_post([(arriving, partner)], [(flat, partner)], group))
+        flat += arriving
+        distance *= 2
+    _unfold(flat, core, group)
+    _put_back(flat, tensor)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>After the round with distance d, the ranks whose numbers
+# agree in all but the lowest bits hold the same sum, of 2d contributions. Check that for rank 5 of
+# 8.</details>
+# <details><summary>Hint: everybody waits</summary>As in §2: post the send and the receive together, wait
+# for both, then add.</details>
+# <details><summary>Hint: who folds</summary>P = <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With N =
+# 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank 0 sends the sum to rank 4.</details>
+# <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> are the same
+# bits. So if both partners add the same two tensors, they get the same result, and after every round
+# whole groups of ranks agree.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "recursive_doubling_all_reduce_check", "points": 8}
+report = check("02_collectives/recursive_doubling_all_reduce", recursive_doubling_all_reduce)
+### BEGIN HIDDEN TESTS
+report = check(
+    "02_collectives/recursive_doubling_all_reduce", recursive_doubling_all_reduce, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["skip-in-grading"]
+def doubling_840():
+    recursive_doubling_all_reduce(torch.ones(840, device=device()))
+
+
+beside(recursive_doubling_cost, doubling_840)
+
+# %% [markdown]
+# At 8 ranks: 3 rounds instead of 14, and 3 M instead of 1.75 M.
+#
+# **Break it.** Why does the docstring insist on *the same bits*? Here every rank gets all contributions
+# and adds them up starting with its own. That is the same sum, in a different order on each rank.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def own_order():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    gradient = torch.randn(1000, device=device())  # every rank has its own seed
+    everyone = torch.empty(n * 1000, device=device())
+    all_gather(everyone, gradient)
+    parts = everyone.view(n, 1000)
+    total = torch.zeros(1000, device=device())
+    for k in range(n):
+        total += parts[(rank + k) % n]
+    return total.cpu()
+
+
+totals = launch(own_order, world_size=4)
+for rank, total in enumerate(totals):
+    print(f"rank {rank}: {(total != totals[0]).sum():4} of 1,000 elements differ from rank 0's")
+
+# %% [markdown]
+# Floating-point addition rounds, so the order counts. The differences are in the last bits, and yet: each
+# replica now takes a slightly different step, from slightly different weights, a hundred thousand times.
+# Nothing ever pulls the replicas together again. A ring sums each chunk once and copies it; doubling adds
+# the same pairs on both sides.
+#
+# **In production.** Lecture 001 §19.3 says that NCCL uses trees for small N and rings for large N. Its
+# developers say otherwise: NCCL has a model of the time of each algorithm (ring, tree, a sum made by the
+# network switch) with each protocol (how a message is cut and signalled), computes all of them for the
+# *message size*, the nodes and the links at hand, and takes the least (NCCL issue 457; the code is
+# `tuning.cc`). Trees win where latency counts: small messages, *many* nodes; on two nodes they can win
+# on large messages too (issue 946). In §8 your own formula says where.
+#
+# NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor,
+# up to the root and down again, in pieces: 2 M per rank (the root M), a little more than the ring, in
+# rounds that grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for
+# long ones an algorithm by Rabenseifner: it halves the tensor from round to round while it adds, then
+# doubles what is complete; 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). *Optional:* watch
+# Rabenseifner's.
+
+# %% tags=["skip-in-grading"]
+run = launch(film_in_place, reference.rabenseifner_all_reduce, 8, world_size=8, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# ## 6 · All-to-all
+#
+# | | |
+# |---|---|
+# | you will write | `all_to_all(output, input, group=None)` |
+# | rests on | §2 |
+# | time | 10 minutes |
+# | points | 5 |
+#
+# Nothing to add this time. Every rank has N chunks, one *for each* rank, and they change places: chunk d
+# of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as columns, and it is the
+# transpose of a matrix. Experts (notebook 11) send each token to the rank that holds its expert, and
+# Ulysses attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads": both are
+# all-to-alls.
+
+
+# %% tags=["skip-in-grading"]
+def film_all_to_all(algorithm):
+    input = contribution(dist.get_world_size())
+    output = torch.zeros_like(input)
+    with watch(input=input, output=output) as film:
+        algorithm(output, input)
+    return film
+
+
+run = launch(film_all_to_all, reference.all_to_all, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** In a round each rank sends one message and receives one.
+
+
+# %% nbgrader={"grade_id": "all_to_all_cost", "solution": true}
+def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
+    """(bytes that each rank sends, rounds) of a pairwise all-to-all; nbytes = bytes of one rank's input."""
+    ### BEGIN SOLUTION
+    return (n - 1) / n * nbytes, n - 1
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** If all ranks serve rank 0 first, then rank 1, and so on, then rank 0 has N − 1 senders at its
+# door while the others have none. Better: in round k rank r sends to r + k and receives from r − k.
+# Everybody sends one and receives one.
+
+
+# %% nbgrader={"grade_id": "all_to_all", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _check_alike(output: torch.Tensor, input: torch.Tensor, n: int) -> None:
+    if (output.numel(), output.dtype, output.device) != (input.numel(), input.dtype, input.device):
+        raise ValueError(
+            f"output has {output.numel()} elements of {output.dtype} on {output.device}, input "
+            f"{input.numel()} of {input.dtype} on {input.device}: all_to_all needs both alike"
+        )
+    rows = input.shape[0] if input.dim() else 1
+    if rows % n:
+        raise ValueError(
+            f"input's first dimension is {rows}, which {n} ranks cannot share equally: pad it to a "
+            f"multiple of {n}"
+        )
+
+
+### END SOLUTION
+
+
+def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
+    """Send chunk d of `input` to rank d; chunk s of `output` comes from rank s.
+
+    input, output: (N*k, ...), cut along dim 0 into N equal chunks; contiguous or not; `input` is
+    unchanged. As dist.all_to_all_single with equal splits.
+    Each rank sends N-1 messages, (N-1)/N of the input's bytes. Its own chunk is copied.
+    """
+    ### BEGIN SOLUTION
+    rank, n = _place(group)
+    sent, result = _flat(input, "input", written=False), _flat(output, "output")
+    _check_alike(output, input, n)
+    if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
+        sent = sent.clone()  # they may overlap: then a part would be sent after it was written
+    outgoing, arriving = sent.tensor_split(n), result.tensor_split(n)
+    arriving[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        to, source = (rank + k) % n, (rank - k) % n
+        _wait(_post([(arriving[source], source)], [(outgoing[to], to)], group))
+    _put_back(result, output)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>One <code>batch_isend_irecv</code> per round, as in the ring, with
+# another partner in each round: <code>(rank + k) % n</code> and <code>(rank - k) % n</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "all_to_all_check", "points": 5}
+report = check("02_collectives/all_to_all", all_to_all)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/all_to_all", all_to_all, cases="hidden")
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["skip-in-grading"]
+def all_to_all_840():
+    full = torch.ones(840, device=device())
+    all_to_all(torch.empty_like(full), full)
+
+
+beside(all_to_all_cost, all_to_all_840)
+
+# %% [markdown]
+# **Break it.** Save memory: let the result land in the input. `all_to_all(x, x)`. What can go wrong, and
+# when would it go unnoticed?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def in_place():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.arange(n, device=device()) + 10 * rank
+    all_to_all(x, x)
+    return x.tolist()
+
+
+try_it(in_place)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>Right would be 0, 10, 20, 30 on rank 0. There are
+# three outcomes. The result is right: your function keeps a copy, and no memory is saved. A chunk was
+# overwritten before it had left, and the result is wrong. Or the ledger complains, because with an even
+# N there is a round that sends and receives the same chunk. It goes unnoticed when all test data are
+# alike, such as all ones. <code>torch.distributed</code> does not promise to notice at all.</details>
+#
+# **In production.** `dist.all_to_all_single(output, input)`, with lists of sizes when the chunks differ,
+# as they do when experts are not equally popular.
+
+
+# %% tags=["skip-in-grading"]
+def both_ways():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.arange(2 * n, device=device()) + 100 * rank
+    mine, theirs = torch.empty_like(x), torch.empty_like(x)
+    all_to_all(mine, x)
+    dist.all_to_all_single(theirs, x)
+    return mine.tolist(), mine.equal(theirs)
+
+
+try_it(both_ways)
+
+# %% [markdown]
+# ## 7 · Two kinds of wire *(optional)*
+#
+# | | |
+# |---|---|
+# | you will write | `hierarchical_all_reduce(tensor, intra_group, inter_group)` |
+# | rests on | §2, §3, §4 |
+# | time | 20 minutes |
+# | points | 5 |
+#
+# A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table, and
+# what is wrong with the lectures' figures). NVLink in an H100 SXM node carries 450 GB/s each way, a 400
+# Gb/s port between nodes 50: a ninth. An all-reduce over 8 nodes of 8 GPUs should send as little as
+# possible across. In three steps:
+#
+# 1. *reduce-scatter* inside each node: GPU i of a node holds 1/8 of the node's sum;
+# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes, on that 1/8 alone;
+# 3. *all-gather* inside each node.
+#
+# On film with 2 nodes of 2 ranks: {0, 1} and {2, 3}.
+
+
+# %% tags=["skip-in-grading"]
+def node_groups(per_node):
+    """(intra_group, inter_group) of this rank: its node; the ranks with its place in their nodes."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    intra = [dist.new_group(range(first, first + per_node)) for first in range(0, n, per_node)]
+    inter = [dist.new_group(range(place, n, per_node)) for place in range(per_node)]
+    return intra[rank // per_node], inter[rank % per_node]
+
+
+def film_hierarchical(algorithm):
+    groups = node_groups(2)
+    tensor = contribution(4)
+    with watch(tensor) as film:
+        algorithm(tensor, *groups)
+    return film
+
+
+# %% tags=["skip-in-grading"]
+run = launch(film_hierarchical, reference.hierarchical_all_reduce, world_size=4, backend="gloo")
+stepper(run.ledger, run)
+
+# %% [markdown]
+# **Predict.** Bytes per rank, by the kind of wire.
+
+
+# %% nbgrader={"grade_id": "hierarchical_bytes", "solution": true}
+def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, float]:
+    """Bytes that each rank sends (inside its node, across nodes)."""
+    ### BEGIN SOLUTION
+    inside = 2 * (per_node - 1) / per_node * nbytes
+    across = 2 * (nodes - 1) / nodes * nbytes / per_node
+    return inside, across
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** The parts are all there. Sizes that do not divide by g need a decision: pad, or cut with
+# `tensor_split` as in §4.
+
+
+# %% nbgrader={"grade_id": "hierarchical_all_reduce", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def _check_grid(intra_group: Group, inter_group: Group) -> None:
+    world = dist.group.WORLD
+    intra = set(dist.get_process_group_ranks(world if intra_group is None else intra_group))
+    inter = set(dist.get_process_group_ranks(world if inter_group is None else inter_group))
+    if intra & inter != {dist.get_rank()}:
+        raise ValueError(
+            f"intra_group {sorted(intra)} and inter_group {sorted(inter)} share the ranks "
+            f"{sorted(intra & inter)}: they must share rank {dist.get_rank()} alone. The one holds the "
+            "ranks of a node, the other one rank of each node."
+        )
+
+
+### END SOLUTION
+
+
+def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_group: Group) -> None:
+    """Sum `tensor` over all nodes, in place: inside the node, across nodes, inside the node.
+
+    tensor: any shape and size; the same shape and dtype on every rank.
+    intra_group: the g ranks of this rank's node. inter_group: the n ranks with the same place in their nodes.
+    Each rank sends 2 (g-1)/g M bytes inside and 2 (n-1)/n M/g across, in 2 (g-1) + 2 (n-1) rounds.
+    """
+    ### BEGIN SOLUTION
+    place, g = _place(intra_group)
+    _place(inter_group)
+    _check_grid(intra_group, inter_group)
+    flat = _flat(tensor)
+    chunks = flat.tensor_split(g)
+    complete = (place + 1) % g
+    _reduce_chunks(chunks, intra_group)
+    ring_all_reduce(chunks[complete], inter_group)
+    _gather_chunks(chunks, complete, intra_group)
+    _put_back(flat, tensor)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>Three calls: your <code>reduce_scatter</code> in
+# <code>intra_group</code>, <code>ring_all_reduce</code> of the result in <code>inter_group</code>,
+# <code>all_gather</code> in <code>intra_group</code>.</details>
+# <details><summary>Hint: sizes that do not divide</summary>Copy the tensor into a buffer of zeros whose
+# length is the next multiple of g, work on that, and copy the first <code>numel</code> elements back.
+# Zeros add nothing.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "hierarchical_all_reduce_check", "points": 5}
+report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce, cases="hidden")
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix: who sent how much to whom?
+# Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie inside the nodes.
+
+
+# %% tags=["skip-in-grading"]
+def two_nodes(swap=False):
+    intra, inter = node_groups(4)
+    tensor = torch.ones(840, device=device())
+    hierarchical_all_reduce(tensor, *((inter, intra) if swap else (intra, inter)))
+    return tensor[0].item()
+
+
+run = launch(two_nodes, world_size=8)
+inside, across = hierarchical_bytes(4, 2, NBYTES)
+sent = run.ledger.matrix()
+print(f"you say:    {inside:,.0f} bytes inside, {across:,.0f} across")
+print(f"the ledger: {sent[0, :4].sum():,.0f} bytes inside, {sent[0, 4:].sum():,.0f} across")
+run.ledger.matrix_figure(title="two nodes of four ranks: bytes sent")
+
+# %% [markdown]
+# **Break it.** Swap the two groups. Before you run it: is the sum still right?
+
+# %% tags=["skip-in-grading"]
+run = launch(two_nodes, swap=True, world_size=8)
+print("every rank holds", run[0])
+run.ledger.matrix_figure(title="the groups swapped")
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>The sum is right, and four times as many bytes take
+# the slow wires. No test of values finds this; a look at the matrix does. On real clusters it happens
+# when the launcher deals ranks out over the nodes like cards, while the code believes that 0 to 7 share
+# one.</details>
+#
+# **In production.** Hybrid sharding (HSDP): `fully_shard` on a two-dimensional mesh (ranks in rows and
+# columns) reduce-scatters gradients along one axis and all-reduces the shards along the other; the
+# gather comes with the next forward (notebook 05). The same by hand:
+
+
+# %% tags=["skip-in-grading"]
+def hybrid():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
+    intra, inter = mesh.get_group("shard"), mesh.get_group("replicate")
+    gradient = torch.arange(8.0, device=device()) * (dist.get_rank() + 1)
+    mine = gradient.clone()
+    hierarchical_all_reduce(mine, intra, inter)
+
+    shard = torch.empty(4, device=device())
+    dist.reduce_scatter_tensor(shard, gradient, group=intra)
+    dist.all_reduce(shard, group=inter)
+    dist.all_gather_into_tensor(gradient, shard, group=intra)
+    return mine.tolist(), mine.equal(gradient)
+
+
+try_it(hybrid)
+
+# %% [markdown]
+# Is *one* ring through all 64 GPUs so bad, then? It crosses each node's border once: 2 · 63/64 M = 1.97
+# M leave a node. The three steps send 8 · 0.22 M = 1.75 M. That is hardly less; but the one ring pushes
+# it through *one* port. So NCCL builds several flat rings, each of which leaves by another port (NCCL
+# issue 471). What remains is latency: a ring over 64 GPUs has 126 rounds, the three steps have 28. And
+# lecture 001's "NCCL (intra-node), InfiniBand (inter-node)" sets a library beside a wire: NCCL runs over
+# both.
+
+
+# %% [markdown]
+# ## 8 · What it will cost
+#
+# | | |
+# |---|---|
+# | you will write | `bytes_sent_per_rank`, `rounds`, `seconds`, `crossover` |
+# | rests on | your predictions so far |
+# | time | 10 minutes |
+# | points | 4 |
+#
+# Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
+# `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`,
+# `"all_to_all"`. `nbytes` is always the full tensor, and the bytes are those of the busiest rank.
+# Recursive doubling is asked here for *any* N, and more than half of the 4 points need it: the docstring
+# in §5 has the formula, also if you left the option out.
+#
+# (No picture and no library here: §9 is the measurement.)
+#
+# Then the question that decides which algorithm a library takes. Ring and recursive doubling compute the
+# same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time?
+# Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for
+# which the ring never wins: return `math.inf`.
+
+
+# %% nbgrader={"grade_id": "predictions", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def predicted(algorithm: str, n: int, nbytes: float) -> tuple[float, int]:
+    """(bytes, rounds) by the formulas of the sections."""
+    if n == 1:
+        return 0, 0
+    if algorithm == "ring_all_reduce":
+        return ring_bytes_sent(n, nbytes), ring_rounds(n)
+    formulas = {
+        "broadcast": broadcast_cost,
+        "reduce_scatter": reduce_scatter_cost,
+        "all_gather": all_gather_cost,
+        "recursive_doubling_all_reduce": recursive_doubling_cost,
+        "all_to_all": all_to_all_cost,
+    }
+    return formulas[algorithm](n, nbytes)
+
+
+### END SOLUTION
+
+
+def bytes_sent_per_rank(algorithm: str, n: int, nbytes: float) -> float:
+    """Bytes that the busiest rank sends."""
+    ### BEGIN SOLUTION
+    return predicted(algorithm, n, nbytes)[0]
+    ### END SOLUTION
+
+
+def rounds(algorithm: str, n: int) -> int:
+    """Rounds, one after the other."""
+    ### BEGIN SOLUTION
+    return predicted(algorithm, n, 0)[1]
+    ### END SOLUTION
+
+
+def seconds(algorithm: str, n: int, nbytes: float, alpha: float, beta: float) -> float:
+    """rounds * alpha + bytes * beta."""
+    ### BEGIN SOLUTION
+    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
+    ### END SOLUTION
+
+
+def crossover(n: int, alpha: float, beta: float) -> float:
+    """Bytes above which `ring_all_reduce` takes less time than `recursive_doubling_all_reduce`."""
+    ### BEGIN SOLUTION
+    ring, doubling = "ring_all_reduce", "recursive_doubling_all_reduce"
+    more_rounds = rounds(ring, n) - rounds(doubling, n)
+    fewer_bytes = bytes_sent_per_rank(doubling, n, 1) - bytes_sent_per_rank(ring, n, 1)
+    return more_rounds * alpha / (fewer_bytes * beta) if fewer_bytes > 0 else math.inf
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the crossover</summary>The ring has <i>more rounds</i>: that costs (rounds_ring
+# − rounds_doubling) · α, whatever the size. It sends <i>fewer bytes</i>: that saves (bytes_doubling −
+# bytes_ring) · β, and both are proportional to M.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 4}
+report = check("02_collectives/predictions", bytes_sent_per_rank, rounds, seconds, crossover)
+### BEGIN HIDDEN TESTS
+report = check(
+    "02_collectives/predictions", bytes_sent_per_rank, rounds, seconds, crossover, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# Now the lecture's rule, trees for small N and rings for large N, can be judged. For N ranks on links of
+# 10 µs and 50 GB/s:
+
+# %% tags=["skip-in-grading"]
+for n in (2, 8, 64, 512):
+    where = crossover(n, ALPHA, BETA)
+    print(
+        f"{n:4} ranks: the ring "
+        + ("never wins" if math.isinf(where) else f"wins above {where / 1e6:5.1f} MB")
+    )
+
+# %% [markdown]
+# The more ranks, the larger the message must be before a ring pays. So the rule has it the wrong way
+# round: what calls for few rounds is *many* ranks, or *small* messages. (This is recursive doubling.
+# NCCL's tree sends 2 M at most, which is closer to the ring's bytes: against it the ring has even less
+# to gain.)
+#
+# **Break it.** The classic mistake is in the unit. The same ring, with the data sheet read in three ways:
+
+# %% tags=["skip-in-grading"]
+readings = {
+    "400 Gb/s = 50 GB/s each way": 50e9,
+    "both directions as one: 100 GB/s": 100e9,
+    "bits as bytes: 400 GB/s": 400e9,
+}
+for reading, bandwidth in readings.items():
+    print(f"{reading:34} {seconds('ring_all_reduce', 64, 14e9, 10e-6, 1 / bandwidth):.3f} s")
+
+# %% [markdown]
+# If a cluster seems to run at half of what you computed, or at an eighth, look at the units first.
+
+# %% [markdown]
+# ## 9 · The race
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | all of it |
+# | time | 10 minutes |
+#
+# **Predict.** Four ranks on this machine, from 4 KB to 64 MB: your ring, your recursive doubling,
+# `gather_to_one` from §0, and PyTorch's own. Who is first at 4 KB, who at 64 MB? Where do your two cross?
+#
+# **Measure.** A run begins when all ranks are ready and ends with the slowest. The best of several
+# counts: what else the machine does at the time can only add to it.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+RACE_RANKS = 4
+RACE_SIZES = [1024 * 4**k for k in range(1, 9)]  # 4 KB to 64 MB
+
+
+def stopwatch(algorithms, sizes):
+    """On each rank: {name: [the seconds of each repetition, for each size]}."""
+    times = {name: [] for name in algorithms}
+    for nbytes in sizes:
+        tensor = torch.zeros(nbytes // 4, device=device())
+        for name, algorithm in algorithms.items():
+            times[name].append([])
+            for _ in range(max(3, min(20, (128 << 20) // nbytes))):
+                dist.barrier()
+                began = time.perf_counter()
+                algorithm(tensor)
+                if tensor.is_cuda:
+                    torch.cuda.synchronize()
+                times[name][-1].append(time.perf_counter() - began)
+    return times
+
+
+def best(run, name):
+    """Seconds at each size: of each repetition the slowest rank, of those the best."""
+    by_size = zip(*(times[name] for times in run), strict=True)
+    return [torch.tensor(ranks).amax(0).min().item() for ranks in by_size]
+
+
+def text(nbytes):
+    return f"{nbytes / 1024:.0f} KB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.3g} MB"
+
+
+contestants = {
+    "gather_to_one": gather_to_one,
+    "ring_all_reduce": ring_all_reduce,
+    "recursive_doubling_all_reduce": recursive_doubling_all_reduce,
+    "dist.all_reduce": dist.all_reduce,
+}
+race = launch(stopwatch, contestants, RACE_SIZES, world_size=RACE_RANKS, timeout=110)
+measured = {name: best(race, name) for name in contestants}
+print(f"milliseconds on {RACE_RANKS} ranks".ljust(30), *(f"{text(n):>7}" for n in RACE_SIZES))
+for name, times in measured.items():
+    print(name.ljust(30), *(f"{1000 * t:7.2f}" for t in times))
+
+# %% [markdown]
+# Now α and β, twice. First the pair for which your `seconds` comes closest to the 16 measurements of
+# your two all-reduces, in relative error, so that 4 KB counts as much as 64 MB. Then ping-pong between
+# two ranks: the time of its smallest message for α, the time per byte of its largest for β.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
+
+
+def fit(measured):
+    """(alpha, beta) with the least sum of squared relative errors over the ring and the doubling."""
+    rows = [
+        [rounds(name, RACE_RANKS) / t, bytes_sent_per_rank(name, RACE_RANKS, nbytes) / t]
+        for name in (RING, DOUBLING)
+        for nbytes, t in zip(RACE_SIZES, measured[name], strict=True)
+    ]
+    design = torch.tensor(rows, dtype=torch.float64)
+    scale = design.norm(dim=0)
+    ones = torch.ones(len(rows), 1, dtype=torch.float64)
+    alpha, beta = (torch.linalg.lstsq(design / scale, ones).solution[:, 0] / scale).tolist()
+    return max(alpha, 1e-9), max(beta, 1e-15)
+
+
+alpha, beta = fit(measured)
+print(f"in the race: alpha {1e6 * alpha:.0f} µs a round, 1/beta {1e-9 / beta:.2f} GB/s")
+
+(small, latency), *_, (large, duration) = doctor.measure_link().table  # ping-pong of two ranks
+print(
+    f"two ranks alone: {1e6 * latency:.0f} µs for a message of {small} bytes, "
+    f"{large / duration / 1e9:.2f} GB/s at {text(large)}"
+)
+
+# %% tags=["skip-in-grading"]
+predicted_at = crossover(RACE_RANKS, alpha, beta)
+figure = picture(8.2, 4.2)
+figure.subplots_adjust(right=0.66)
+axes = figure.subplots()
+colours = [RANKS[7], RANKS[0], RANKS[1], RANKS[2]]
+for (name, times), colour, marker in zip(measured.items(), colours, "xos^", strict=True):
+    axes.loglog(RACE_SIZES, times, marker + "-", color=colour, ms=5, lw=1.2, label=name)
+    if name in (RING, DOUBLING):
+        model = [seconds(name, RACE_RANKS, nbytes, alpha, beta) for nbytes in RACE_SIZES]
+        axes.loglog(RACE_SIZES, model, "--", color=colour, lw=1.2, label="    your formula for it")
+if RACE_SIZES[0] < predicted_at < RACE_SIZES[-1]:
+    axes.axvline(
+        predicted_at, color="#6E6E6E", linestyle=":", label="crossover of the fitted lines"
+    )
+low, high = axes.get_ylim()
+marks = [x * 10**k for k in range(-5, 2) for x in (1, 2, 5) if low < x * 10**k < high]
+axes.set_xticks(RACE_SIZES, [text(n) for n in RACE_SIZES])
+axes.set_yticks(marks, [f"{1000 * t:g} ms" for t in marks])
+axes.minorticks_off()
+axes.set_xlabel("bytes of the tensor (1 KB = 1,024)")
+axes.set_title(f"all-reduce on {RACE_RANKS} ranks of this machine, {race.backend}", fontsize=10)
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+figure
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+ratios = [
+    ring / doubling for ring, doubling in zip(measured[RING], measured[DOUBLING], strict=True)
+]
+behind = [nbytes for nbytes, ratio in zip(RACE_SIZES, ratios, strict=True) if ratio > 1]
+if not behind:
+    found = f"below {text(RACE_SIZES[0])}: the ring is ahead everywhere"
+elif behind[-1] == RACE_SIZES[-1]:
+    found = f"above {text(RACE_SIZES[-1])}: the ring is never ahead"
+else:
+    found = f"between {text(behind[-1])} and {text(4 * behind[-1])}"
+expected = crossover(RACE_RANKS, latency, duration / large)
+print(
+    f"At {text(RACE_SIZES[0])} your ring takes {ratios[0]:.1f} times as long as your recursive doubling, "
+    f"at {text(RACE_SIZES[-1])} {ratios[-1]:.1f} times.\n"
+    f"Crossover, predicted from ping-pong's alpha and beta: {text(expected)}\n"
+    f"Crossover of the lines fitted to the race:           {text(predicted_at)}\n"
+    f"Crossover, measured: {found}"
+)
+for name in (RING, DOUBLING, "dist.all_reduce"):
+    n_rounds = rounds(DOUBLING if name == DOUBLING else RING, RACE_RANKS)
+    each = 1e6 * measured[name][0] / n_rounds
+    print(f"{name:30} at {text(RACE_SIZES[0])}: {n_rounds} rounds, {each:,.0f} µs each")
+
+# %% [markdown]
+# Look at five things. What you see depends on your machine, so hold each sentence against your own
+# figures.
+#
+# *The fit knows the answer, ping-pong did not.* α and β of the race were chosen to suit these very
+# curves, so their crossover only describes what was measured. The one from ping-pong is a prediction. If
+# it lies far off, the gap is the price of the assumption that every rank has a wire of its own.
+# Ping-pong keeps two ranks busy and has the memory to itself; in the race four ranks copy and add at the
+# same time. Compare the two 1/β: α and β belong to a load, not to a computer.
+#
+# *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring
+# takes three times as long. If yours takes more, its rounds are dearer (last lines above): in every one
+# of them *all* ranks must get a core, and where ranks outnumber cores some have to wait for one.
+#
+# *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows
+# depends on what else a round costs. (Above, its rounds are counted as a ring's. If gloo takes another
+# way for small tensors, its figure means less.)
+#
+# *`gather_to_one` may do far too well.* By the model 3 M come into rank 0 and then 3 M go out, 6 M one
+# after another: four times the ring's 1.5 M. But here is no wire. All ranks share the cores and the
+# memory, so what counts is the *sum* of all bytes, and that is 6 M for both (§4). And with one pair of
+# ranks awake at a time it needs no more than two cores. On four machines the formula holds. A model is
+# as good as its assumption; this one assumes a wire for every rank.
+#
+# *Recursive doubling may bend up at the end.* By the bytes alone the ring should take 1.5 / 2 = 0.75 of
+# its time there. If it takes much less, look at the memory: doubling receives into a buffer as large as
+# the tensor. If that is new in every call, the C library gives it back to the system each time (from 32
+# MB on) and fetches it again, page by page. On the machine that this was written on, swapping 64 MB took
+# three times as long into a new buffer as into an old one. α and β know nothing of memory.
+#
+# **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the
+# time. The *bus bandwidth* multiplies it by 2 (N−1)/N for an all-reduce: what each wire would carry if
+# the algorithm sent the least possible. So it can be held against the data sheet for any N, and a
+# wasteful algorithm shows as a low number. Yours:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+for name, times in measured.items():
+    algorithm_bandwidth = RACE_SIZES[-1] / times[-1] / 1e9
+    bus_bandwidth = algorithm_bandwidth * 2 * (RACE_RANKS - 1) / RACE_RANKS
+    print(f"{name:30} {algorithm_bandwidth:6.2f} GB/s algorithm, {bus_bandwidth:6.2f} GB/s bus")
+
+# %% [markdown]
+# On a machine with four GPUs the race runs over NCCL as it stands. Add `1 << 30` to `RACE_SIZES` there:
+# 64 MB are little to NVLink.
+
+# %% [markdown]
+# ## 10 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §4, §8, §9 |
+# | time | 5 minutes |
+# | points | 4 |
+#
+# They come up in interviews in this form. A number may be written as arithmetic, such as `3 * 14 / 50`.
+#
+# 1. A job on 64 ranks sums 70 GB of gradients with a ring; every link carries 50 GB/s each way. Below which
+#    time, in **seconds**, can no such all-reduce get?
+# 2. The ring is now 512 ranks long and sums 10 KB, with α = 10 µs. What is its time made of, nearly all of it:
+#    `"latency"` or `"bandwidth"`?
+# 3. A ring that passes on *whole tensors* for N − 1 rounds, adding what arrives, is right, too. Sixteen ranks:
+#    how many **times** the least possible bytes does each of them send?
+# 4. Eight ranks all-reduce 4 GB in 0.1 s. Which **bus bandwidth in GB/s** does `nccl-tests` print?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # seconds
+answer_2 = ...  # "latency" or "bandwidth"
+answer_3 = ...  # times
+answer_4 = ...  # GB/s
+### BEGIN SOLUTION
+answer_1 = 2 * 63 / 64 * 70e9 / 50e9
+answer_2 = "latency"  # 1,022 rounds of 10 µs are 10 ms; 20 KB at 50 GB/s are 0.4 µs
+answer_3 = 15 / (2 * 15 / 16)
+answer_4 = 4 / 0.1 * 2 * 7 / 8
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 4}
+report = check("02_collectives/questions", answer_1, answer_2, answer_3, answer_4)
+### BEGIN HIDDEN TESTS
+report = check("02_collectives/questions", answer_1, answer_2, answer_3, answer_4, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003 judges a way to distribute training by three criteria: little redundant computation, little
+# peak memory, little communication. Here they are again, measured on your own code.
+# Here the job is the sum of four tensors of 3.36 MB. One process needs 3 additions per element for it.
+
+
+# %% tags=["skip-in-grading"]
+def sum_job(algorithm, numel=840_000):
+    mine = torch.ones(numel, device=device())
+    with costs(mine) as cost:
+        algorithm(mine)
+    return cost
+
+
+scorecard(
+    {
+        algorithm.__name__: launch(sum_job, algorithm, world_size=4)
+        for algorithm in (gather_to_one, recursive_doubling_all_reduce, ring_all_reduce)
+    },
+    unit=4 * 840_000,
+    flops_alone=3 * 840_000,
+)
+
+# %% [markdown]
+# Row by row. Recursive doubling adds everything on every rank: more additions than one process
+# needs, the price of few rounds. `gather_to_one` adds each element as often as it must, all on one rank.
+# The ring adds as little and sends least. It needs room for one chunk beside the tensor, 1.25 M in all,
+# if one buffer serves all rounds. Is yours higher? Then you make a new one in each round. What the card
+# does not show are the rounds: 6, 2 and 6. In rounds the ring is no better than where we began.
+#
+# **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand
+# what each of them costs. Next: notebook 03 all-reduces gradients while the backward pass is still
+# running.
+#
+# **Read on.**
+# - Thakur, Rabenseifner, Gropp (2005), *Optimization of Collective Communication Operations in MPICH*:
+#   the algorithms and the α-β model, in 18 pages.
+# - Patarasuk, Yuan (2009), *Bandwidth optimal all-reduce algorithms for clusters of workstations*: the
+#   lower bound.
+# - Sanders, Speck, Träff (2009), *Two-tree algorithms for full bandwidth broadcast, reduction and scan*:
+#   what NCCL's trees come from.
+# - NCCL issues 457 (how it chooses), 471 (rings and nodes), 946 (two nodes, where trees also win on large
+#   messages).
+# - `course_lib/collectives/`: a reference of all of these, besides scatter, gather, reduce,
+#   Rabenseifner's and a double binary tree. Read it after you have written yours.
