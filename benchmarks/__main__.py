@@ -1,0 +1,49 @@
+"""`make bench`: run all measurements, print the table; `--write` puts it into the README.
+
+Name parts to run some alone: `python -m benchmarks launching recording`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+
+from benchmarks.table import Row, markdown
+
+PARTS = ("launching", "diagnosis", "collectives", "recording", "checks")
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--write", action="store_true", help="write the table into README.md")
+    chosen = parser.parse_args()
+    unknown = set(chosen.parts) - set(PARTS)
+    if unknown:
+        parser.error(
+            f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}"
+        )
+    rows: list[Row] = []
+    for part in chosen.parts or PARTS:
+        for row in importlib.import_module(f"benchmarks.{part}").rows():
+            print(
+                f"{part}: {row.what}: {row.value:.4g} (reach {row.reach:.4g}) {row.detail}",
+                flush=True,
+            )
+            rows.append(row)
+    table = markdown(rows)
+    print(f"\n{table}")
+    if chosen.write:
+        text = README.read_text()
+        pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+        if not pattern.search(text):
+            raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+        README.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
+
+
+if __name__ == "__main__":
+    main()

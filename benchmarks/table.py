@@ -1,0 +1,66 @@
+"""Rows of the benchmark table, and how it is printed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: `value` should be at most `reach`."""
+
+    what: str
+    against: str
+    value: float
+    reach: float
+    unit: str = "times"  # "times": a ratio; "s": seconds
+    detail: str = ""  # the two numbers behind a ratio
+
+    @property
+    def good(self) -> bool:
+        return self.value <= self.reach
+
+
+def machine() -> str:
+    import torch
+
+    model = "unknown processor"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [
+            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
+        model = models[0].partition(":")[2].strip() if models else platform.machine()
+    return (
+        f"{datetime.date.today()}, {os.cpu_count()} cores ({model}), Python "
+        f"{platform.python_version()}, PyTorch {torch.__version__}, gloo on the CPU"
+    )
+
+
+def number(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value:.2f} s"
+    return f"1/{1 / value:.0f}" if value < 0.1 else f"{value:.2f}"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table as it stands in the README."""
+    lines = [
+        f"Measured on {machine()}.",
+        "",
+        "| what | against | measured | reach |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        mark = "" if row.good else " (missed)"
+        detail = f" ({row.detail})" if row.detail else ""
+        lines.append(
+            f"| {row.what} | {row.against} | {number(row.value, row.unit)}{mark}{detail} "
+            f"| {number(row.reach, row.unit)} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,150 @@
+"""What all tests share: random seeds that can be repeated, backends, and no process left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+MARK = "COURSE_TEST_SESSION"
+# Every process that the tests start inherits this, wherever it ends up in the process tree.
+os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
+# Counts GPUs without starting CUDA in this process, so that it may still fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+SEED = int(os.environ.get("COURSE_TEST_SEED") or random.SystemRandom().randrange(2**31))
+
+
+def pytest_report_header() -> str:
+    return f"COURSE_TEST_SEED={SEED} (set it to repeat this run's random inputs)"
+
+
+@pytest.fixture
+def seed() -> int:
+    """The run's seed: random, or COURSE_TEST_SEED; shown with a test that fails."""
+    print(f"COURSE_TEST_SEED={SEED}")
+    return SEED
+
+
+# --- backends ------------------------------------------------------------------------------------
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and gpu_count() == 0:
+        pytest.skip("no NVIDIA GPU on this machine")
+
+
+@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend in turn; NCCL is skipped, and says so, where there is no GPU."""
+    return request.param
+
+
+@pytest.fixture
+def require_ranks(backend: str) -> Callable[[int], None]:
+    """require_ranks(4) skips the test when the backend cannot have four ranks on this machine."""
+
+    def require(world_size: int) -> None:
+        if backend == "nccl" and gpu_count() < world_size:
+            pytest.skip(f"{world_size} ranks over NCCL need as many GPUs; here: {gpu_count()}")
+
+    return require
+
+
+# --- a temporary folder of one's own
+
+
+@pytest.fixture
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the programs of a test put temporary files, apart from everybody else's."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+# --- no process left behind ----------------------------------------------------------------------
+
+
+def alive(pid: int) -> bool:
+    """Whether `pid` runs; a zombie, whose parent has only to read its exit code, does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        command = "gone meanwhile"
+    return f"{pid}: {command.strip()[:200]}"
+
+
+def wait_until_gone(pids: Iterable[int], seconds: float) -> list[int]:
+    """Those of `pids` that still run after at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    left = [pid for pid in pids if alive(pid)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = [pid for pid in left if alive(pid)]
+    return left
+
+
+@pytest.fixture
+def assert_no_orphans() -> Callable[..., None]:
+    """assert_no_orphans(pids): all of them must have ended within five seconds."""
+
+    def check(pids: Iterable[int], seconds: float = 5.0) -> None:
+        left = wait_until_gone(pids, seconds)
+        assert not left, "still running: " + "; ".join(map(describe, left))
+
+    return check
+
+
+def started_by_these_tests() -> list[int]:
+    """Processes that inherited MARK from this one, orphans and their children included."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            inherited = mark in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # it ended meanwhile, or belongs to somebody else
+            continue
+        if inherited and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """After the last test: end the preloaded process as an exiting kernel does, then look round."""
+    yield
+    if not Path("/proc/self/environ").exists():  # not Linux
+        return
+    pool = sys.modules.get("course_lib.runtime.pool")
+    if pool is not None:
+        pool.close()
+    left = wait_until_gone(started_by_these_tests(), 10.0)
+    told = "\n  ".join(map(describe, left))
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes that the tests started were still running at the end:\n  {told}"

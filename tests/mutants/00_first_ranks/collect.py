@@ -1,0 +1,201 @@
+# %% wrong: as it was, as many as rank 0 has
+# says: expects more than the others have
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        for value in results:
+            dist.send(value, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        part = torch.empty_like(results)
+        for i in range(len(part)):
+            dist.recv(part[i], src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: the shortest length of all
+# says: the count must come from the rank that sends
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shortest = torch.tensor(len(results))
+    dist.all_reduce(shortest, op=dist.ReduceOp.MIN)
+    if rank != 0:
+        if shortest > 0:
+            dist.send(results[: int(shortest)].contiguous(), 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        part = torch.empty(int(shortest))
+        if shortest > 0:
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: padded to the longest and not cut
+# says: Numbers that nobody computed
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    longest = torch.tensor(len(results))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    padded = torch.zeros(int(longest))
+    padded[: len(results)] = results
+    if rank != 0:
+        dist.send(padded, 0)
+        return None
+    parts = [padded]
+    for src in range(1, n):
+        part = torch.empty(int(longest))
+        dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: in the order in which they arrive
+# says: not in the order of the ranks|missing
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in reversed(range(1, n)):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: rank 0's own left out
+# says: Rank 0's own results
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return None
+    parts = []
+    for src in range(1, n):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: every rank returns something
+# says: only rank 0 returns
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return results
+    parts = [results]
+    for src in range(1, n):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: the count is received as a float
+# says: same size and dtype|ends of a message differ
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        count = torch.zeros(1)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: all results in one message, rank 0's length assumed
+# says: must be told first|be told first|expects more than
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        part = torch.empty_like(results)
+        dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% wrong: a list instead of one tensor
+# says: Join the parts with torch.cat|numbers? were computed|rank 0 returned
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return parts
+
+
+# %% right: the count first, then one by one
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        for value in results:
+            dist.send(value, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        for i in range(len(part)):
+            dist.recv(part[i], src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
+# %% right: counts gathered, padded, cut
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    counts = [torch.zeros((), dtype=torch.int64) for _ in range(n)]
+    dist.all_gather(counts, torch.tensor(len(results)))
+    longest = max(int(count) for count in counts)
+    padded = torch.zeros(longest)
+    padded[: len(results)] = results
+    parts = [torch.empty(longest) for _ in range(n)]
+    dist.all_gather(parts, padded)
+    if rank == 0:
+        return torch.cat([part[: int(count)] for part, count in zip(parts, counts)])

@@ -1,0 +1,140 @@
+# %% wrong: turned round
+# says: Turned round
+waits_for = {"neighbour_sum": {2: 0, 0: 1, 1: 2}, "collect": {2: 0}, "global_mean": {0: 1, 2: 1}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: the rank that has finished is said to wait
+# says: Rank 2 does not wait
+waits_for = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": {0: 2, 2: 0},
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: one of those that wait is missing
+# says: Rank 2 waits too
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: the ranks in a collective wait for each other
+# says: Read again what rank 0 is in
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 2, 2: 0}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: remedies in each other's place
+# says: shape and strides
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "contiguous()",
+    "columns": "the same size and dtype at both ends",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: writing before and never waiting confused
+# says: when the tensor was changed
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait for the handle",
+    "farewell": "wait before writing",
+}
+
+# %% wrong: a remedy that is not on the list
+# says: is to be one of
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
+remedies = {
+    "average": "restart the kernel",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: more time
+# says: 'a longer time limit' would not cure 'relay'
+waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 1, 2: 1}}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "a longer time limit",
+    "farewell": "wait for the handle",
+}
+
+# %% wrong: nothing filled in
+# says: is not answered yet
+waits_for = {
+    "neighbour_sum": {0: ..., 1: ..., 2: ...},
+    "collect": {0: ...},
+    "global_mean": {0: ..., 2: ...},
+}
+remedies = {"average": "", "hand_over": "", "columns": "", "relay": "", "farewell": ""}
+
+# %% wrong: texts for ranks
+# says: The keys are ranks
+waits_for = {
+    "neighbour_sum": {"0": "2", "1": "0", "2": "1"},
+    "collect": {0: 2},
+    "global_mean": {0: 1, 2: 1},
+}
+remedies = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+
+# %% right: the ranks in lists
+waits_for = {
+    "neighbour_sum": {0: [2], 1: [0], 2: [1]},
+    "collect": {0: [2]},
+    "global_mean": {0: [1], 2: [1]},
+}
+remedies = dict(
+    average="the same collective on every rank",
+    hand_over="the same size and dtype at both ends",
+    columns="contiguous()",
+    relay="wait before writing",
+    farewell="wait for the handle",
+)
+
+# %% right: built up
+waits_for = {"collect": {0: 2}, "global_mean": dict.fromkeys((2, 0), 1)}
+waits_for["neighbour_sum"] = {rank: (rank - 1) % 3 for rank in range(3)}
+remedies = {
+    "farewell": "wait for the handle",
+    "relay": "wait before writing",
+    "columns": "contiguous()",
+    "hand_over": "the same size and dtype at both ends",
+    "average": "the same collective on every rank",
+}

@@ -1,0 +1,100 @@
+# %% wrong: as it was, a rank without values returns early
+# says: must still take part
+def global_mean(values):
+    if len(values) == 0:
+        return torch.tensor(0.0)
+    total = values.sum()
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count
+
+
+# %% wrong: the mean of the means
+# says: mean of the ranks' means
+def global_mean(values):
+    mean = values.mean() if len(values) else torch.tensor(0.0)
+    filled = torch.tensor(float(len(values) > 0))
+    dist.all_reduce(mean)
+    dist.all_reduce(filled)
+    return mean / filled
+
+
+# %% wrong: the mean of no values
+# says: 0/0
+def global_mean(values):
+    mean = values.mean()
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()
+
+
+# %% wrong: divided by the number of ranks
+# says: divide by the number of values
+def global_mean(values):
+    total = values.sum()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+# %% wrong: the sum
+# says: it was not divided
+def global_mean(values):
+    total = values.sum()
+    dist.all_reduce(total)
+    return total
+
+
+# %% wrong: ranks without values keep zero
+# says: needs the mean of all the others' too
+def global_mean(values):
+    total = values.sum()
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count if len(values) else torch.tensor(0.0)
+
+
+# %% wrong: its own mean
+# says: own mean
+def global_mean(values):
+    return values.mean() if len(values) else torch.tensor(0.0)
+
+
+# %% wrong: one of the two sums is skipped
+# says: must still take part|do not agree
+def global_mean(values):
+    total = values.sum()
+    count = torch.tensor(float(len(values)))
+    dist.all_reduce(total)
+    if len(values) > 0:
+        dist.all_reduce(count)
+    return total / count
+
+
+# %% wrong: only rank 0 has it
+# says: the mean on rank 1 is|NaN
+def global_mean(values):
+    total = values.sum()
+    count = torch.tensor(float(len(values)))
+    dist.reduce(total, 0)
+    dist.reduce(count, 0)
+    if dist.get_rank() == 0:
+        return total / count
+    return torch.tensor(1.0)
+
+
+# %% right: sum and count in one tensor
+def global_mean(values):
+    both = torch.stack([values.sum(), torch.tensor(float(values.numel()))])
+    dist.all_reduce(both)
+    return both[0] / both[1]
+
+
+# %% right: computed on rank 0 and broadcast
+def global_mean(values):
+    total, count = values.double().sum(), torch.tensor(len(values), dtype=torch.float64)
+    dist.reduce(total, 0)
+    dist.reduce(count, 0)
+    mean = (total / count).float() if dist.get_rank() == 0 else torch.empty(())
+    dist.broadcast(mean, 0)
+    return mean

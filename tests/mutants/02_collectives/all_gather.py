@@ -1,0 +1,137 @@
+# %% wrong: the own shard is not copied
+# says: Its own shard never came into the output
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    passed = input.contiguous()
+    for k in range(n - 1):
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        passed = shards[(rank - k - 1) % n]
+
+
+# %% wrong: shards in the order of arrival
+# says: in each other's place
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    shards[0].copy_(input)
+    for k in range(n - 1):
+        handle = dist.isend(shards[k], group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[k + 1], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+
+
+# %% wrong: one round too few
+# says: were never written
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    shards[rank].copy_(input)
+    for k in range(n - 2):
+        handle = dist.isend(shards[(rank - k) % n], group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+
+
+# %% wrong: its own shard passed on in every round
+# says: in each other's place
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    shards[rank].copy_(input)
+    for k in range(n - 1):
+        handle = dist.isend(shards[rank], group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+
+
+# %% wrong: the whole output in every round
+# says: one shard goes to the right
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    output.zero_()
+    output.chunk(n)[rank].copy_(input)
+    passed = output.clone()
+    for _ in range(n - 1):
+        received = torch.empty_like(output)
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        output += received
+        passed = received
+
+
+# %% wrong: the built-in
+# says: dist.all_gather was called
+def all_gather(output, input, group=None):
+    dist.all_gather_into_tensor(output, input.contiguous(), group=group)
+
+
+# %% wrong: sends first
+# says: post both together
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    shards[rank].copy_(input)
+    for k in range(n - 1):
+        dist.send(shards[(rank - k) % n], group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+
+
+# %% wrong: the next round begins before the last has come
+# says: wait\(\)
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    output.zero_()
+    shards = output.chunk(n)
+    shards[rank].copy_(input)
+    for k in range(n - 1):
+        dist.isend(shards[(rank - k) % n], group=group, group_dst=(rank + 1) % n)
+        dist.irecv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+
+
+# %% wrong: the input handed over as it lies in memory
+# says: not contiguous
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = output.chunk(n)
+    shards[rank].copy_(input)
+    passed = input
+    for k in range(n - 1):
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(shards[(rank - k - 1) % n], group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        passed = shards[(rank - k - 1) % n]
+
+
+# %% right: everybody to everybody
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    length = len(input)
+    output[rank * length : (rank + 1) * length] = input
+    mine = input.contiguous()
+    for k in range(1, n):
+        source = (rank - k) % n
+        sending = dist.isend(mine, group=group, group_dst=(rank + k) % n)
+        dist.recv(output[source * length : (source + 1) * length], group=group, group_src=source)
+        sending.wait()
+
+
+# %% right: received into buffers of their own, then joined
+def all_gather(output, input, group=None):
+    world = group or dist.group.WORLD
+    rank, n = dist.get_rank(world), dist.get_world_size(world)
+    shards = {rank: input.contiguous()}
+    passed = shards[rank]
+    for k in range(1, n):
+        received = torch.empty_like(passed)
+        messages = [
+            dist.P2POp(dist.isend, passed, dist.get_global_rank(world, (rank + 1) % n), group),
+            dist.P2POp(dist.irecv, received, dist.get_global_rank(world, (rank - 1) % n), group),
+        ]
+        for handle in dist.batch_isend_irecv(messages):
+            handle.wait()
+        passed = shards[(rank - k) % n] = received
+    output.copy_(torch.cat([shards[r] for r in range(n)]))

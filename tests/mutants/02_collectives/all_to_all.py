@@ -1,0 +1,137 @@
+# %% wrong: the own chunk is not copied
+# says: is not sent to itself: copy it
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    for k in range(1, n):
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(incoming[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        handle.wait()
+
+
+# %% wrong: chunk r to everybody
+# says: Chunk d of the input goes to rank d
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        handle = dist.isend(outgoing[rank], group=group, group_dst=(rank + k) % n)
+        dist.recv(incoming[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        handle.wait()
+
+
+# %% wrong: chunks in the order of arrival
+# says: belongs at place s
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[0].copy_(outgoing[rank])
+    for k in range(1, n):
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(incoming[k], group=group, group_src=(rank - k) % n)
+        handle.wait()
+
+
+# %% wrong: pairs by exclusive or
+# says: only powers of two|unless N is a power of two
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        peer = rank ^ k
+        handle = dist.isend(outgoing[peer % n], group=group, group_dst=peer)
+        dist.recv(incoming[peer % n], group=group, group_src=peer)
+        handle.wait()
+
+
+# %% wrong: the whole input to everybody
+# says: rank d needs chunk d alone
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    whole, incoming = input.contiguous(), output.chunk(n)
+    incoming[rank].copy_(whole.chunk(n)[rank])
+    for k in range(1, n):
+        received = torch.empty_like(whole)
+        handle = dist.isend(whole, group=group, group_dst=(rank + k) % n)
+        dist.recv(received, group=group, group_src=(rank - k) % n)
+        handle.wait()
+        incoming[(rank - k) % n].copy_(received.chunk(n)[rank])
+
+
+# %% wrong: receives first
+# says: Post send and receive together
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        dist.recv(incoming[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        dist.send(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+
+
+# %% wrong: the built-in
+# says: dist.all_to_all was called
+def all_to_all(output, input, group=None):
+    dist.all_to_all_single(output, input.contiguous(), group=group)
+
+
+# %% wrong: sent to itself as well
+# says: cannot send to itself|none to itself
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [c.contiguous() for c in input.chunk(n)], output.chunk(n)
+    for k in range(n):
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(incoming[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        handle.wait()
+
+
+# %% wrong: elements dealt out one by one
+# says: Chunk d of the input goes to rank d
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    outgoing, incoming = [input[d::n].contiguous() for d in range(n)], output.chunk(n)
+    incoming[rank].copy_(outgoing[rank])
+    for k in range(1, n):
+        handle = dist.isend(outgoing[(rank + k) % n], group=group, group_dst=(rank + k) % n)
+        dist.recv(incoming[(rank - k) % n], group=group, group_src=(rank - k) % n)
+        handle.wait()
+
+
+# %% right: everything posted at once
+def all_to_all(output, input, group=None):
+    world = group or dist.group.WORLD
+    rank, ranks = dist.get_rank(world), dist.get_process_group_ranks(world)
+    outgoing, incoming = input.contiguous().chunk(len(ranks)), output.chunk(len(ranks))
+    messages = []
+    for place, peer in enumerate(ranks):
+        if place == rank or not input.numel():
+            continue
+        messages.append(dist.P2POp(dist.isend, outgoing[place], peer, group))
+        messages.append(dist.P2POp(dist.irecv, incoming[place], peer, group))
+    for handle in dist.batch_isend_irecv(messages) if messages else []:
+        handle.wait()
+    if input.numel():
+        incoming[rank].copy_(outgoing[rank])
+
+
+# %% right: the lower rank of a pair sends first
+def all_to_all(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    width = len(input) // n
+    output[rank * width : (rank + 1) * width] = input[rank * width : (rank + 1) * width]
+    for total in range(2 * n - 1):  # in round `total` the ranks a and total - a meet
+        peer = total - rank
+        if peer == rank or not 0 <= peer < n:
+            continue
+        mine = input[peer * width : (peer + 1) * width].contiguous()
+        theirs = torch.empty_like(mine)
+        if rank < peer:
+            dist.send(mine, group=group, group_dst=peer)
+            dist.recv(theirs, group=group, group_src=peer)
+        else:
+            dist.recv(theirs, group=group, group_src=peer)
+            dist.send(mine, group=group, group_dst=peer)
+        output[peer * width : (peer + 1) * width] = theirs

@@ -1,0 +1,188 @@
+# %% wrong: the source sends to everybody, one after the other
+# says: binomial tree
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    buffer = tensor.contiguous()
+    for peer in dist.get_process_group_ranks(world):
+        if peer == src or not tensor.numel():
+            continue
+        if dist.get_rank() == src:
+            dist.send(buffer, peer, group)
+        elif dist.get_rank() == peer:
+            dist.recv(buffer, src, group)
+    tensor.copy_(buffer)
+
+
+# %% wrong: the source sends to everybody at once
+# says: a rank sends one message a round
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    buffer = tensor.contiguous()
+    if dist.get_rank() == src:
+        peers = [peer for peer in dist.get_process_group_ranks(world) if peer != src]
+        for handle in [dist.isend(buffer, peer, group) for peer in peers]:
+            handle.wait()
+    else:
+        dist.recv(buffer, src, group)
+    tensor.copy_(buffer)
+
+
+# %% wrong: a chain
+# says: binomial tree
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.contiguous()
+    if place > 0:
+        dist.recv(buffer, dist.get_global_rank(world, (place - 1 + root) % n), group)
+    if place < n - 1:
+        dist.send(buffer, dist.get_global_rank(world, (place + 1 + root) % n), group)
+    tensor.copy_(buffer)
+
+
+# %% wrong: a tree around rank 0
+# says: start at `src`|Count relative to the source
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    rank, n = dist.get_rank(world), dist.get_world_size(world)
+    buffer = tensor.contiguous()
+    distance = 1
+    while distance < n:
+        if rank < distance and rank + distance < n:
+            dist.send(buffer, dist.get_global_rank(world, rank + distance), group)
+        elif distance <= rank < 2 * distance:
+            dist.recv(buffer, dist.get_global_rank(world, rank - distance), group)
+        distance *= 2
+    tensor.copy_(buffer)
+
+
+# %% wrong: floor(log2 N) rounds
+# says: never reached
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.contiguous()
+    for k in range(int(math.log2(n))):
+        distance = 2**k
+        if place < distance and place + distance < n:
+            dist.send(buffer, dist.get_global_rank(world, (place + distance + root) % n), group)
+        elif distance <= place < 2 * distance:
+            dist.recv(buffer, dist.get_global_rank(world, (place - distance + root) % n), group)
+    tensor.copy_(buffer)
+
+
+# %% wrong: sends to ranks that do not exist
+# says: cut short when N is no power of two|both ends must agree|deadlock
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.contiguous()
+    distance = 1
+    while distance < n:
+        if place < distance:
+            dist.send(buffer, dist.get_global_rank(world, (place + distance + root) % n), group)
+        elif place < 2 * distance:
+            dist.recv(buffer, dist.get_global_rank(world, (place - distance + root) % n), group)
+        distance *= 2
+    tensor.copy_(buffer)
+
+
+# %% wrong: src taken for a place in the group
+# says: count ranks relative to it|both ends must agree
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n = dist.get_world_size(world)
+    place = (dist.get_rank(world) - src) % n
+    buffer = tensor.contiguous()
+    distance = 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(buffer, dist.get_global_rank(world, (place + distance + src) % n), group)
+        elif distance <= place < 2 * distance:
+            dist.recv(buffer, dist.get_global_rank(world, (place - distance + src) % n), group)
+        distance *= 2
+    tensor.copy_(buffer)
+
+
+# %% wrong: a copy receives, the argument does not
+# says: Nothing came into `tensor` on the others
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.clone(memory_format=torch.contiguous_format)
+    distance = 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(buffer, dist.get_global_rank(world, (place + distance + root) % n), group)
+        elif distance <= place < 2 * distance:
+            dist.recv(buffer, dist.get_global_rank(world, (place - distance + root) % n), group)
+        distance *= 2
+
+
+# %% wrong: the built-in
+# says: dist.broadcast was called
+def broadcast(tensor, src, group=None):
+    buffer = tensor.contiguous()
+    dist.broadcast(buffer, src, group)
+    tensor.copy_(buffer)
+
+
+# %% wrong: children before the parent
+# says: first receive from the parent
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    n, root = dist.get_world_size(world), dist.get_group_rank(world, src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.contiguous()
+    distance = 1 << (n - 1).bit_length() >> 1
+    parent = None
+    while distance:
+        if place % (2 * distance) == 0:
+            if place + distance < n:
+                dist.recv(buffer, dist.get_global_rank(world, (place + distance + root) % n), group)
+        elif place % (2 * distance) == distance:
+            dist.recv(buffer, dist.get_global_rank(world, (place - distance + root) % n), group)
+        distance //= 2
+    tensor.copy_(buffer)
+
+
+# %% right: the largest distance first
+def broadcast(tensor, src, group=None):
+    world = group or dist.group.WORLD
+    ranks = dist.get_process_group_ranks(world)
+    n, root = len(ranks), ranks.index(src)
+    place = (dist.get_rank(world) - root) % n
+    buffer = tensor.contiguous()
+    distance = 1 << max(n - 1, 0).bit_length()
+    while distance > 1:
+        distance //= 2
+        if place % (2 * distance) == 0 and place + distance < n and buffer.numel():
+            dist.send(buffer, ranks[(place + distance + root) % n], group)
+        elif place % (2 * distance) == distance and buffer.numel():
+            dist.recv(buffer, ranks[(place - distance + root) % n], group)
+    if buffer is not tensor:
+        tensor.copy_(buffer)
+
+
+# %% right: group ranks, isend and irecv
+def broadcast(tensor, src, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = src if group is None else dist.get_group_rank(group, src)
+    value = tensor.clone(memory_format=torch.contiguous_format)
+    sends, have = [], {root}
+    while len(have) < n:
+        for k, giver in enumerate(sorted(have, key=lambda r: (r - root) % n)):
+            taker = (root + len(have) + k) % n if len(have) + k < n else None
+            if taker is not None and rank == giver:
+                sends.append(dist.isend(value, group=group, group_dst=taker))
+            if taker is not None and rank == taker:
+                dist.irecv(value, group=group, group_src=giver).wait()
+        have |= {(root + i) % n for i in range(len(have), min(2 * len(have), n))}
+        for handle in sends:
+            handle.wait()
+        sends = []
+    tensor.copy_(value)

@@ -1,0 +1,175 @@
+# %% wrong: the complete chunk is another rank's
+# says: on the wrong ranks
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output.copy_(chunks[(rank + 1) % n])
+
+
+# %% wrong: one round too few
+# says: the last of the N - 1 rounds brings it
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 2):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output.copy_(chunks[rank])
+
+
+# %% wrong: added into the input
+# says: `input` was changed
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = list(input.chunk(n))
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty(added.shape, dtype=added.dtype)
+        handle = dist.isend(sent.contiguous(), group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output.copy_(chunks[rank])
+
+
+# %% wrong: added to what the output held
+# says: may hold anything before the call
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output += chunks[rank]
+
+
+# %% wrong: a mean
+# says: reduce_scatter sums
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        added += received
+    output.copy_(chunks[rank] / n)
+
+
+# %% wrong: the whole input in every round
+# says: one chunk of 1/N is enough
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    total = input.contiguous().clone()
+    passed = total.clone()
+    for _ in range(n - 1):
+        received = torch.empty_like(passed)
+        handle = dist.isend(passed, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        total, passed = total + received, received
+    output.copy_(total.chunk(n)[rank])
+
+
+# %% wrong: the built-in
+# says: dist.reduce_scatter was called|dist.all_reduce was called
+def reduce_scatter(output, input, group=None):
+    result = torch.empty(output.shape, dtype=output.dtype)
+    dist.reduce_scatter_tensor(result, input.contiguous(), group=group)
+    output.copy_(result)
+
+
+# %% wrong: receives first
+# says: post both together
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        dist.send(sent, group=group, group_dst=(rank + 1) % n)
+        added += received
+    output.copy_(chunks[rank])
+
+
+# %% wrong: partial sums passed on, and added again
+# says: added more than once
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    total = input.contiguous().clone()
+    for _ in range(n - 1):
+        received = torch.empty_like(total)
+        handle = dist.isend(total.clone(), group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+        total += received
+    output.copy_(total.chunk(n)[rank])
+
+
+# %% wrong: ranks of the world in a group
+# says: count ranks within it|ranks of the whole world
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
+    for k in range(n - 1):
+        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
+        received = torch.empty_like(added)
+        handle = dist.isend(sent, (rank + 1) % n, group)
+        dist.recv(received, (rank - 1) % n, group)
+        handle.wait()
+        added += received
+    output.copy_(chunks[rank])
+
+
+# %% right: straight to the rank that needs it
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    world = group or dist.group.WORLD
+    ranks = dist.get_process_group_ranks(world)
+    chunks = [chunk.contiguous() for chunk in input.chunk(n)] if input.numel() else []
+    total = chunks[rank].clone() if chunks else input
+    for k in range(1, n if chunks else 1):
+        received = torch.empty_like(total)
+        handle = dist.isend(chunks[(rank + k) % n], ranks[(rank + k) % n], group)
+        dist.recv(received, ranks[(rank - k) % n], group)
+        handle.wait()
+        total += received
+    output.copy_(total)
+
+
+# %% right: one travelling partial sum
+def reduce_scatter(output, input, group=None):
+    world = group or dist.group.WORLD
+    rank, n = dist.get_rank(world), dist.get_world_size(world)
+    chunks = input.reshape(n, -1)
+    right = dist.get_global_rank(world, (rank + 1) % n)
+    left = dist.get_global_rank(world, (rank - 1) % n)
+    travelling = chunks[(rank - 1) % n].clone()
+    for k in range(2, n + 1):
+        incoming = torch.empty_like(travelling)
+        messages = [
+            dist.P2POp(dist.irecv, incoming, left, group),
+            dist.P2POp(dist.isend, travelling, right, group),
+        ]
+        for handle in dist.batch_isend_irecv(messages):
+            handle.wait()
+        travelling = incoming + chunks[(rank - k) % n]
+    output.copy_(travelling.view(output.shape))

@@ -1,0 +1,97 @@
+# %% wrong: one phase
+# says: That is one phase
+def ring_bytes_sent(n, nbytes):
+    return (n - 1) / n * nbytes
+
+
+def ring_rounds(n):
+    return n - 1
+
+
+# %% wrong: the whole tensor in every round
+# says: not the whole tensor
+def ring_bytes_sent(n, nbytes):
+    return 2 * (n - 1) * nbytes
+
+
+def ring_rounds(n):
+    return 2 * (n - 1)
+
+
+# %% wrong: the limit for many ranks
+# says: tends to for many ranks
+def ring_bytes_sent(n, nbytes):
+    return 2 * nbytes
+
+
+def ring_rounds(n):
+    return 2 * (n - 1)
+
+
+# %% wrong: N rounds in each phase
+# says: N - 1 rounds in each phase
+def ring_bytes_sent(n, nbytes):
+    return 2 * (n - 1) / n * nbytes
+
+
+def ring_rounds(n):
+    return 2 * n
+
+
+# %% wrong: a tree's rounds
+# says: a tree's
+def ring_bytes_sent(n, nbytes):
+    return 2 * (n - 1) / n * nbytes
+
+
+def ring_rounds(n):
+    return 2 * math.ceil(math.log2(n))
+
+
+# %% wrong: what all ranks send
+# says: what all ranks send together|not the whole tensor
+def ring_bytes_sent(n, nbytes):
+    return n * 2 * (n - 1) / n * nbytes
+
+
+def ring_rounds(n):
+    return 2 * (n - 1)
+
+
+# %% wrong: sent and received
+# says: Bytes sent were asked for
+def ring_bytes_sent(n, nbytes):
+    return 4 * (n - 1) / n * nbytes
+
+
+def ring_rounds(n):
+    return 2 * (n - 1)
+
+
+# %% wrong: nothing returned
+# says: not a number
+def ring_bytes_sent(n, nbytes):
+    print(2 * (n - 1) / n * nbytes)
+
+
+def ring_rounds(n):
+    return 2 * (n - 1)
+
+
+# %% right: chunk by chunk
+def ring_bytes_sent(n, nbytes):
+    chunk = nbytes / n
+    return sum(chunk for phase in range(2) for round in range(n - 1))
+
+
+def ring_rounds(n):
+    return len(range(n - 1)) + len(range(n - 1))
+
+
+# %% right: twice the tensor but for its own chunk
+def ring_bytes_sent(n: int, nbytes: int) -> float:
+    return 2 * nbytes - 2 * nbytes / n
+
+
+def ring_rounds(n: int) -> int:
+    return 2 * n - 2

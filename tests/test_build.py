@@ -1,0 +1,258 @@
+"""Twin, notebook and student version agree, and what is built from a twin is what it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.build import BuildError, build, require_full_points
+from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.drift import differences
+from autograder.kernels import prefer_this_environment
+from autograder.outputs import clean
+from autograder.twin import read_twin
+
+TOY = Path(__file__).resolve().parent / "toy" / "solutions"
+REGION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
+
+prefer_this_environment()
+
+
+# --- what lies in the repository -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_twin_notebook_and_student_version_agree(assignment: str) -> None:
+    assert differences(assignment) == []
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_the_kept_outputs_give_full_points(assignment: str) -> None:
+    path = SOLUTIONS / assignment / f"{assignment}.ipynb"
+    require_full_points(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_no_machine_is_named_in_a_notebook(assignment: str) -> None:
+    text = (SOLUTIONS / assignment / f"{assignment}.ipynb").read_text()
+    for path in (str(SOLUTIONS.parent), str(Path.home()) + "/", "/tmp/ipykernel", "site-packages/"):
+        assert path not in text
+
+
+def test_the_student_folder_holds_student_versions_only() -> None:
+    files = [path.relative_to(NOTEBOOKS) for path in NOTEBOOKS.rglob("*") if path.is_file()]
+    visible = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    assert [str(path) for path in sorted(visible)] == [f"{a}/{a}.ipynb" for a in assignments()]
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_no_solution_and_no_hidden_test_reaches_the_students(assignment: str) -> None:
+    student = (NOTEBOOKS / assignment / f"{assignment}.ipynb").read_text()
+    assert_nothing_of_the_solution(SOLUTIONS / assignment / f"{assignment}.py", student)
+
+
+def assert_nothing_of_the_solution(twin: Path, student: str) -> None:
+    for marker in ("BEGIN SOLUTION", "HIDDEN TESTS", 'cases=\\"hidden\\"', "widget-state"):
+        assert marker not in student
+    text = "\n".join("".join(cell.source) for cell in nbformat.reads(student, 4).cells)
+    regions = REGION.findall(twin.read_text())
+    assert regions, f"{twin} has no solutions"
+    for region in regions:
+        assert textwrap.dedent(region).strip() not in textwrap.dedent(text)
+        for line in (line.strip() for line in region.splitlines()):
+            given = sum(line == other.strip() for other in text.splitlines())
+            elsewhere = REGION.sub("", twin.read_text())
+            # a line that the text shows stands behind "# " in the twin
+            bare = [other.strip().removeprefix("# ").strip() for other in elsewhere.splitlines()]
+            written = bare.count(line)
+            assert given <= written, f"a line of a solution is in the student version: {line}"
+
+
+# --- the build -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the toy's solutions/ and, built from its twin, notebooks/."""
+    folder = tmp_path_factory.mktemp("toy")
+    shutil.copytree(TOY, folder / "solutions", ignore=shutil.ignore_patterns("*.ipynb"))
+    build("00_toy", solutions=folder / "solutions", notebooks=folder / "notebooks")
+    return folder
+
+
+@pytest.fixture
+def toy(built: Path, tmp_path: Path) -> Path:
+    """A copy of the built toy that a test may spoil."""
+    return Path(shutil.copytree(built, tmp_path / "toy"))
+
+
+def drift(folder: Path) -> list[str]:
+    return differences("00_toy", solutions=folder / "solutions", notebooks=folder / "notebooks")
+
+
+def test_what_was_just_built_agrees(toy: Path) -> None:
+    assert drift(toy) == []
+
+
+def test_the_toy_keeps_its_secrets(toy: Path) -> None:
+    student = (toy / "notebooks/00_toy/00_toy.ipynb").read_text()
+    assert_nothing_of_the_solution(toy / "solutions/00_toy/00_toy.py", student)
+    assert [path.name for path in (toy / "notebooks/00_toy").iterdir()] == ["00_toy.ipynb"]
+    leaky = student.replace("# YOUR CODE HERE", "nothing_fails_in_one = []", 1)
+    with pytest.raises(AssertionError, match="nothing_fails_in_one"):
+        assert_nothing_of_the_solution(toy / "solutions/00_toy/00_toy.py", leaky)
+
+
+def test_a_second_build_gives_the_same_but_for_what_varies(toy: Path) -> None:
+    path = toy / "solutions/00_toy/00_toy.ipynb"
+    first = nbformat.read(path, as_version=4)
+    build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    second = nbformat.read(path, as_version=4)
+    for one, other in zip(first.cells, second.cells, strict=True):
+        if "nbval-ignore-output" not in one.metadata.get("tags", []):
+            assert one == other
+    assert first.metadata == second.metadata
+    assert "execution" not in path.read_text().replace("execution_count", "")
+
+
+def test_cells_are_named_after_their_exercise(toy: Path) -> None:
+    notebook = nbformat.read(toy / "solutions/00_toy/00_toy.ipynb", as_version=4)
+    ids = [cell["id"] for cell in notebook.cells]
+    assert ids[:3] == ["start-1", "start-2", "start-3"]
+    assert ids[4:8] == ["one", "one_check", "one_check-1", "one_check-2"]
+
+
+def in_twin(old: str, new: str) -> Callable[[Path], None]:
+    return replace("solutions/00_toy/00_toy.py", old, new)
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        path = folder / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return spoil
+
+
+NOTEBOOK, STUDENT = "solutions/00_toy/00_toy.ipynb", "notebooks/00_toy/00_toy.ipynb"
+PRINTED = '"outputs": [{"output_type": "stream", "name": "stdout", "text": ["37 ms"]}]'
+DRIFT = {
+    "the twin's text": (in_twin("# A toy assignment", "# Another"), "source"),
+    "a new cell in the twin": (in_twin("# ## One", "# ## One\n\n# %%\n1 + 1"), "other cells"),
+    "points in the twin": (in_twin('"points": 4', '"points": 5'), "metadata"),
+    "a tag in the twin": (in_twin(', "skip-in-grading"]', "]"), "metadata"),
+    "the notebook's code": (replace(NOTEBOOK, "time.time()", "time.ctime()"), "source"),
+    "the notebook's ids": (replace(NOTEBOOK, '"one_check-1"', '"another"'), "other cells"),
+    "the notebook not run": (
+        replace(NOTEBOOK, '"execution_count": 3', '"execution_count": null'),
+        "not executed",
+    ),
+    "the student's code": (replace(STUDENT, "# YOUR CODE HERE", "# HERE"), "source"),
+    "the student's outputs": (replace(STUDENT, '"outputs": []', PRINTED), "outputs"),
+    "the student's points": (replace(STUDENT, '"points": 4', '"points": 9'), "metadata"),
+    "a twin among the students": (
+        lambda folder: shutil.copy(
+            folder / "solutions/00_toy/00_toy.py", folder / "notebooks/00_toy"
+        ),
+        "holds",
+    ),
+    "no student version": (lambda folder: (folder / STUDENT).unlink(), "missing"),
+    "no notebook": (lambda folder: (folder / NOTEBOOK).unlink(), "missing"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), DRIFT.values(), ids=DRIFT.keys())
+def test_every_drift_is_found(toy: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(toy)
+    found = drift(toy)
+    assert any(said in sentence for sentence in found), found
+
+
+def test_nothing_is_written_when_the_solution_loses_points(toy: Path) -> None:
+    in_twin("nothing_fails_in_two = []", "nothing_fails_in_two = ['bytes']")(toy)
+    before = (toy / NOTEBOOK).read_bytes()
+    with pytest.raises(BuildError, match=r"4\.5 of 6\.0 points in 'two_check': bytes: the bytes"):
+        build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    assert (toy / NOTEBOOK).read_bytes() == before
+
+
+def test_nothing_is_written_when_a_cell_fails(toy: Path) -> None:
+    in_twin('# %% tags=["raises-exception"]', "# %%")(toy)
+    before = (toy / NOTEBOOK).read_bytes()
+    with pytest.raises(BuildError, match="on purpose"):
+        build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    assert (toy / NOTEBOOK).read_bytes() == before
+
+
+REFUSED = {
+    "an unknown tag": ('# %% tags=["nbval_ignore_output"]\n1', "unknown tags"),
+    "a header that is no JSON": ("# %% tags=[nbval-ignore-output]\n1", "valid JSON"),
+    "an unknown key": ('# %% nbgrader={"grade_id": "a", "grade": true}\n1', "'grade'"),
+    "neither solution nor points": ('# %% nbgrader={"grade_id": "a"}\n1', "either a solution"),
+    "no grade_id": ('# %% nbgrader={"solution": true}\n1', "grade_id must be"),
+    "a solution without markers": (
+        '# %% nbgrader={"grade_id": "a", "solution": true}\n1',
+        "hold .*BEGIN SOLUTION",
+    ),
+    "markers in another cell": (
+        "# %%\n### BEGIN SOLUTION\n1\n### END SOLUTION",
+        "hold .*BEGIN SOLUTION",
+    ),
+    "hidden tests in another cell": (
+        "# %%\n### BEGIN HIDDEN TESTS\n1\n### END HIDDEN TESTS",
+        "only graded cells",
+    ),
+    "a grade_id twice": (
+        '# %% nbgrader={"grade_id": "a", "points": 1}\n1\n' * 2,
+        "two cells would get the id 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("twin", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_twin_that_cannot_be_meant_is_refused(tmp_path: Path, twin: str, said: str) -> None:
+    path = tmp_path / "twin.py"
+    path.write_text(twin)
+    with pytest.raises(BuildError, match=said):
+        read_twin(path)
+
+
+# --- outputs -------------------------------------------------------------------------------------
+
+
+def notebook_that_prints(text: str, *tags: str) -> nbformat.NotebookNode:
+    cell = nbformat.v4.new_code_cell("...", metadata={"tags": list(tags)}, execution_count=1)
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def test_paths_of_the_machine_are_taken_out() -> None:
+    text = f"{SOLUTIONS}/x.py and {Path.home()}/y and /tmp/ipykernel_12/34.py"
+    cleaned = clean(notebook_that_prints(text, "nbval-ignore-output"))
+    assert cleaned.cells[0].outputs[0].text == "course/solutions/x.py and ~/y and cell"
+
+
+def test_a_compared_output_may_not_hold_such_a_path() -> None:
+    with pytest.raises(BuildError, match="path of this machine"):
+        clean(notebook_that_prints(f"{SOLUTIONS}/x.py"))
+
+
+def test_widgets_are_numbered() -> None:
+    notebook = notebook_that_prints("model 5f3cafe0")
+    state = {"5f3cafe0": {"state": {"layout": "IPY_MODEL_99aa"}}, "99aa": {"state": {}}}
+    mime = "application/vnd.jupyter.widget-state+json"
+    notebook.metadata["widgets"] = {mime: {"state": state}}
+    cleaned = clean(notebook)
+    first, second = f"{0:032x}", f"{1:032x}"
+    models = cleaned.metadata["widgets"][mime]["state"]
+    assert list(models) == [first, second]
+    assert models[first]["state"]["layout"] == f"IPY_MODEL_{second}"
+    assert cleaned.cells[0].outputs[0].text == f"model {first}"

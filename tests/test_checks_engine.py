@@ -1,0 +1,509 @@
+"""The engine of the checks: whatever a student hands in, it ends in a report."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import course_lib
+from course_lib.checks import check
+from course_lib.checks.engine import harness, judge
+from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine.find import find, of_assignment
+from course_lib.checks.engine.report import Report, ReportLine
+
+SHIFT = "00_first_ranks/ring_shift"
+RING = "02_collectives/ring_all_reduce"
+
+
+@pytest.fixture(autouse=True)
+def stderr_stays_empty(capfd):
+    """nbgrader fails a cell that writes to stderr, if only a warning."""
+    yield
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def printed(capfd):
+    """printed(): what was printed until now."""
+
+    def read() -> str:
+        out, err = capfd.readouterr()
+        assert err == ""
+        return out
+
+    return read
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The (headers, buffers) of every run that a check starts."""
+    seen = []
+    real = judge.run_ranks
+
+    def spy(entry, headers, buffers, **more):
+        seen.append((headers, buffers))
+        return real(entry, headers, buffers, **more)
+
+    monkeypatch.setattr(judge, "run_ranks", spy)
+    return seen
+
+
+def typed(code: str, name: str):
+    """A function as a student types it into a cell."""
+    main = ModuleType("__main__")
+    vars(main).update(torch=torch, dist=dist)
+    linecache.cache["<cell>"] = (len(code), None, code.splitlines(True), "<cell>")
+    exec(compile(code, "<cell>", "exec"), vars(main))
+    return vars(main)[name]
+
+
+def shift(before: str = "", after: str = "", result: str = "received"):
+    """A right ring_shift with lines put in front of the messages and behind them."""
+    body = f"""
+def ring_shift(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    sent, received = tensor.contiguous(), tensor.contiguous().clone()
+    {before or "pass"}
+    if n > 1:
+        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+        dist.recv(received, group=group, group_src=(rank - 1) % n)
+        handle.wait()
+    {after or "pass"}
+    return {result}
+"""
+    return typed(body, "ring_shift")
+
+
+# ---- what cannot be judged
+
+
+def test_a_stub_is_told_in_one_line_and_at_once(runs):
+    def ring_shift(tensor, group=None):
+        raise NotImplementedError
+
+    report = check(SHIFT, ring_shift)
+    assert (report.score, len(report.lines), len(runs)) == (0.0, 1, 1)
+    assert report.lines[0].title == "not written yet"
+
+
+def test_a_notebook_of_stubs_takes_a_moment(runs):
+    def stub(*args):
+        raise NotImplementedError
+
+    names = [f"02_collectives/{name}" for name in of_assignment("02_collectives")]
+    check(names[0], stub)  # starts the preloaded process, which is not what is measured
+    began = time.monotonic()
+    for name in names:
+        exercise = find(name)
+        given = (
+            [...] * len(exercise.objects) if exercise.constants else [stub] * len(exercise.objects)
+        )
+        report = check(name, *given)
+        assert report.score == 0
+        assert "yet" in f"{report.lines[0].title} {report.messages[0]}"
+    assert len(runs) == len(names) + 1
+    assert time.monotonic() - began < 20  # about one second on an idle machine
+
+
+def test_what_cannot_be_pickled_is_named():
+    lock = threading.Lock()
+    ring_shift = typed("def ring_shift(tensor, group=None):\n    return lock", "ring_shift")
+    ring_shift.__globals__["lock"] = lock
+    report = check(SHIFT, ring_shift)
+    assert report.score == 0
+    assert "'lock'" in report.messages[0] and "cannot be" in report.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: check("02_collectives/ring_allreduce", print),
+            "Did you mean 02_collectives/ring_",
+        ),
+        (lambda: check("03_nothing/ring", print), "no checks for the assignment '03_nothing'"),
+        (lambda: check("", print), "no checks for the assignment"),
+        (lambda: check(SHIFT), "takes 1 object"),
+        (lambda: check(SHIFT, print, print), "2 came"),
+        (lambda: check(SHIFT, 7), "ring_shift is a function to write; what came is of type int"),
+        (lambda: check(SHIFT, print, cases="all"), '"visible" or "hidden"'),
+    ],
+)
+def test_a_wrong_call_of_check_is_a_sentence(call, says, printed):
+    report = call()
+    assert report.score == 0
+    assert says in " ".join(report.messages)
+    assert says.split()[0] in printed()
+
+
+# ---- ranks that fail
+
+
+def test_a_rank_that_dies_fails_its_case_alone():
+    ring_shift = shift(before="import os; n == 4 and rank == 1 and os._exit(3)")
+    report = check(SHIFT, ring_shift)
+    assert 0 < report.score < 1
+    by_title = {line.title: line for line in report.lines}
+    assert by_title["3 ranks, 6 elements"].passed
+    assert not by_title["4 ranks, 5 elements"].passed
+    assert "rank 1 died" in " ".join(report.messages)
+
+
+def test_a_killed_rank_too():
+    ring_shift = shift(before=f"import os; rank or os.kill(os.getpid(), {signal.SIGKILL:d})")
+    report = check(SHIFT, ring_shift)
+    assert report.score == 0
+    assert "SIGKILL" in " ".join(report.messages)
+
+
+def test_two_deadlocks_end_a_check(runs):
+    def ring_shift(tensor, group=None):
+        n = dist.get_world_size()
+        dist.recv(torch.empty(6), (dist.get_rank() - 1) % n)
+
+    report = check(SHIFT, ring_shift)
+    assert report.score == 0
+    assert len(runs) == 2
+    assert report.lines[-1].note == "(the same cause)"
+    assert any("each waiting for the next" in said for said in report.messages)
+
+
+def test_a_loop_without_end_is_a_time_out(monkeypatch, runs):
+    monkeypatch.setattr(judge, "STRIKES", 1)
+    report = check("00_first_ranks/message_prediction", typed(LOOP, "loop"), typed(LOOP, "loop"))
+    assert report.score == 0
+    assert "not finished after 10 seconds" in report.messages[0]
+    assert any("while True" in said for said in report.messages)
+    assert len(runs) == 1
+
+
+LOOP = "def loop(n):\n    while True: n += 1\n"
+
+
+def test_an_exception_is_told_with_its_line():
+    report = check(SHIFT, shift(before="raise ValueError('chunk 3 of 2')"))
+    told = " ".join(report.messages)
+    assert report.score == 0
+    assert "ValueError: chunk 3 of 2" in told
+    assert len(report.messages) <= 3  # of equal causes the first alone is told
+
+
+def test_in_hidden_cases_an_exception_keeps_its_text_to_itself():
+    ring_shift = shift(before="print(tensor); raise ValueError(str(tensor))")
+    report = check(SHIFT, ring_shift, cases="hidden")
+    assert "raised ValueError." in " ".join(report.messages)
+    assert "tensor(" not in str(report)
+    assert "tensor(" in str(check(SHIFT, ring_shift))
+
+
+def test_output_of_a_failing_case_is_shown_and_bounded(printed):
+    storm = "for i in range(20_000): print('here', i, flush=False)"
+    report = check(SHIFT, shift(before=storm, result="received + 1"))
+    out = printed()
+    assert report.score == 0
+    assert "| rank 0 printed: here 19999" in out
+    assert out.count("printed:") <= 4 * len(report.lines)
+
+
+def test_output_of_a_right_case_is_not_shown(printed):
+    report = check(SHIFT, shift(before="import sys, warnings; print('a'); print('b', file=sys.stderr); "
+                                       "warnings.warn('c')"))  # fmt: skip
+    assert report.score == 1
+    assert "printed" not in printed()
+
+
+def test_a_warning_in_the_kernel_stays_there():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check(SHIFT, shift()).score == 1
+
+
+# ---- results that are not what was asked for
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ("None", "ring_shift returned None on rank 0; a tensor float32[6] is expected."),
+        ("'done'", "ring_shift returned str"),
+        ("received.double()", "ring_shift returned float64[6]"),
+        ("received[:-1]", "ring_shift returned float32[5]"),
+        ("received.view(1, -1)", "ring_shift returned float32[1, 6]"),
+        ("[received]", "ring_shift returned list"),
+        ("received * float('nan')", "NaN"),
+        ("received + 0.5", "no sum of the ranks' values"),
+        ("received + 2.0 ** 100", "no sum of the ranks' values"),
+    ],
+)
+def test_a_result_of_another_kind_is_refused(result, says):
+    report = check(SHIFT, shift(result=result))
+    assert report.score == 0
+    assert says in " ".join(report.messages)
+
+
+def test_an_argument_of_another_size_is_refused():
+    report = check("00_first_ranks/exchange", typed("def f(t, group=None): t.resize_(3)", "f"))
+    assert report.score == 0
+    assert (
+        "after the call `tensor` is float32[3] on rank 0; it was float32[6]" in report.messages[0]
+    )
+
+
+FORGED = """
+def ring_shift(tensor, group=None):
+    from course_lib.checks.engine import harness
+    harness._pack = lambda kept: {reply}
+    return tensor.clone()
+"""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "([], [])",
+        "([['verdict', 'float32', [1]]], [bytes(4)])",
+        "([['result', 'float32', [6]], ['tensor', 'float32', [6]]], [bytes(24), bytes(8)])",
+        "([['result', 'object', [6]], ['tensor', 'float32', [6]]], [bytes(24), bytes(24)])",
+        "([['result', 'float32', [-6]], ['tensor', 'float32', [6]]], [bytes(24), bytes(24)])",
+        "({'passed': True}, [])",
+        "([1, 2], [b'', b''])",
+    ],
+)
+def test_a_reply_of_another_form_is_refused(reply):
+    report = check(SHIFT, typed(FORGED.format(reply=reply), "ring_shift"))
+    assert report.score == 0
+    assert "does not have the agreed form" in " ".join(report.messages)
+
+
+@pytest.mark.parametrize(
+    "values", ["7", "None", "{'answers': 7}", "{'answers': [7, 8]}", "{'answers': [{'error': 5}]}"]
+)
+def test_forged_answers_are_refused(values):
+    forged = typed(
+        f"""
+def forged(n):
+    import sys
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_recipe":
+        frame = frame.f_back
+    def recipe(*args):
+        return {values}, {{}}
+    sys.modules["course_lib.checks.engine.harness"].plain = lambda *a: {values}
+    return 1
+""",
+        "forged",
+    )
+    report = check("00_first_ranks/message_prediction", forged, forged)
+    assert report.score == 0 and report.messages
+
+
+# ---- judge and rank are apart
+
+
+def test_the_judge_never_unpickles_what_it_is_given():
+    class Bomb:
+        def __reduce__(self):
+            return setattr, (sys, "unpickled_in", os.getpid())
+
+    ring_shift = shift()
+    ring_shift.__globals__["bomb"] = Bomb()
+    ring_shift.__code__ = typed(
+        "def ring_shift(tensor, group=None):\n    bomb\n    return tensor", "ring_shift"
+    ).__code__
+    assert check(SHIFT, ring_shift).score < 1
+    assert not hasattr(sys, "unpickled_in")
+
+
+def test_a_rank_holds_its_own_inputs_and_nothing_else(runs):
+    assert check(SHIFT, shift(), seed=77).score == 1
+    for headers, buffers in runs:
+        inputs = []
+        for header, own in zip(headers, buffers, strict=True):
+            assert set(header) == {
+                "recipe", "payload", "tensors", "groups", "references", "instructions"
+            }  # fmt: skip
+            assert json.dumps(header).find("77") < 0
+            inputs += [bytes(one) for one in own[header["payload"] :]]
+        assert len(inputs) <= len(headers)
+        assert len(set(inputs)) == len(inputs)
+
+
+IMPORTS = [
+    "from course_lib.first_ranks import ring_shift as solved",
+    "from course_lib import first_ranks; solved = first_ranks.ring_shift",
+    "import course_lib.first_ranks as m; solved = m.ring_shift",
+    "import importlib; solved = importlib.import_module('course_lib.first_ranks').ring_shift",
+    "solved = __import__('course_lib.first_ranks').first_ranks.ring_shift",
+]
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_the_reference_is_not_to_be_imported(line):
+    code = f"def ring_shift(tensor, group=None):\n    {line}\n    return solved(tensor, group)"
+    report = check(SHIFT, typed(code, "ring_shift"))
+    assert report.score == 0
+    assert "write your own" in " ".join(report.messages)
+
+
+def test_the_reference_by_its_name_is_not_the_students():
+    from course_lib.first_ranks import ring_shift
+
+    report = check(SHIFT, ring_shift)
+    assert report.score == 0
+    assert "write your own" in " ".join(report.messages)
+
+
+def test_imports_are_free_again_afterwards():
+    names = ("course_lib.first_ranks",)
+    before = list(sys.meta_path)
+    with harness.own_work(names), pytest.raises(ImportError, match="write your own"):
+        __import__(names[0])
+    assert sys.meta_path == before
+    assert __import__(names[0])
+
+
+def test_equal_seeds_draw_equal_inputs_and_others_do_not(runs):
+    def inputs(seed: int) -> list[bytes]:
+        runs.clear()
+        check(SHIFT, shift(), seed=seed)
+        return [
+            bytes(one) for headers, buffers in runs for h, own in zip(headers, buffers, strict=True)
+            for one in own[h["payload"] :]
+        ]  # fmt: skip
+
+    first = inputs(5)
+    assert first == inputs(5)
+    assert first != inputs(6)
+    report = check(SHIFT, shift(result="received + 1"))
+    assert f"seed={report.seed}" in str(report)
+    assert report.seed != check(SHIFT, shift(result="received + 1")).seed
+
+
+# ---- what counts
+
+
+def test_doing_nothing_earns_nothing():
+    report = check(RING, typed("def ring_all_reduce(tensor, group=None): pass", "ring_all_reduce"))
+    assert report.score == 0
+    notes = {line.title: line.note for line in report.lines}
+    assert notes["1 rank"] == "(counts once another value is right)"
+    assert notes["bytes sent"] == "(counts once the values are right)"
+
+
+def test_a_group_that_the_check_made_is_not_the_students():
+    report = check(SHIFT, shift())
+    assert report.score == 1
+    report = check(SHIFT, shift(before="dist.new_group([0])"))
+    assert report.score == 0
+    assert "process group of your own" in report.messages[0]
+
+
+def test_functions_that_are_not_written_cost_only_themselves():
+    report = check(
+        "00_first_ranks/message_prediction",
+        lambda n: 2 * (n // 2),
+        typed("def f(n): raise NotImplementedError", "f"),
+    )
+    assert report.score == 0.5
+    assert report.messages == ["ring_shift_messages is not written yet."]
+
+
+# ---- reports
+
+
+def report_of(*passed: bool) -> Report:
+    lines = [ReportLine(f"line {k}", ok) for k, ok in enumerate(passed)]
+    return Report("00_first_ranks/x", sum(passed) / len(passed), lines, possible=10, seed=3)
+
+
+def test_points_are_rounded_and_full_points_are_for_all():
+    assert report_of(True, True).points(12) == 12.0
+    assert report_of(True, False).points(5) == 2.5
+    assert report_of(True, True, False).points(1) == 0.7
+    nearly = Report("x", 0.999, [ReportLine("a", True)] * 999 + [ReportLine("b", False)])
+    assert nearly.points(10) == 9.9
+    assert Report("x", 0.0, []).points(3) == 0.0
+
+
+def test_a_report_goes_through_json():
+    report = check(SHIFT, shift(result="received + 1"), seed=11)
+    again = Report.from_json(json.loads(json.dumps(report.to_json())))
+    assert again == report
+    assert str(again) == str(report)
+    assert (report.name, report.seed, report.cases) == (SHIFT, 11, "visible")
+
+
+TABLE = """\
+ring_all_reduce                                               8.0 of 12
+  ✓ sum, 2 ranks, 8 elements
+  ✗ sum, 4 ranks, 10 elements
+      elements 8 and 9 still hold each rank's own value: nothing was added to them.
+      They are the remainder of 10 / 4: your chunks cover 8 elements.
+  ✗ sum, 3 ranks, 2 elements                    (the same cause)
+  ✓ bfloat16 · ✓ non-contiguous · ✓ sub-group {1, 3}
+  ✓ bytes sent: 6,000 of at least 6,000 per rank
+  the same inputs again: check(..., seed=9)"""
+
+
+def test_the_table_reads_as_agreed():
+    seen = "elements 8 and 9 still hold each rank's own value: nothing was added to them."
+    cause = "They are the remainder of 10 / 4: your chunks cover 8 elements."
+    lines = [
+        ReportLine("sum, 2 ranks, 8 elements", True),
+        ReportLine("bytes sent: 6,000 of at least 6,000 per rank", True, "communication"),
+        ReportLine("sum, 4 ranks, 10 elements", False, "shape", sentences=[seen, cause]),
+        ReportLine("sum, 3 ranks, 2 elements", False, "shape", note="(the same cause)"),
+        ReportLine("bfloat16", True, "shape", short=True),
+        ReportLine("non-contiguous", True, "shape", short=True),
+        ReportLine("sub-group {1, 3}", True, "shape", short=True),
+    ]
+    assert str(Report(RING, 8 / 12, lines, possible=12, seed=9)) == TABLE
+
+
+def test_a_right_solution_prints_the_same_every_time():
+    assert str(check(SHIFT, shift())) == str(check(SHIFT, shift()))
+
+
+def test_no_row_is_wider_than_a_notebook():
+    report = check(SHIFT, shift(before="raise ValueError('a long text ' * 40)"))
+    assert max(map(len, str(report).splitlines())) < 100
+
+
+# ---- exercises
+
+
+@pytest.mark.parametrize(("assignment", "points"), [("00_first_ranks", 10), ("02_collectives", 60)])
+def test_the_points_of_an_assignment_add_up(assignment, points):
+    known = of_assignment(assignment)
+    assert sum(one.points for one in known.values() if not one.extra) == points
+    assert all(name == one.name for name, one in known.items())
+
+
+@pytest.mark.parametrize("assignment", ["00_first_ranks", "02_collectives"])
+def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
+    for name, one in of_assignment(assignment).items():
+        visible = [case.title for case in one.cases(Draw(seed))]
+        hidden = [case.title for case in one.cases(Draw(seed, hidden=True))]
+        assert set(visible) <= set(hidden), name
+
+
+def test_checks_need_no_gpu_and_no_reference_in_this_process():
+    code = (
+        "import sys, course_lib.checks.collectives, course_lib.checks.first_ranks; "
+        "loaded = {'course_lib.collectives', 'course_lib.first_ranks'} & set(sys.modules); "
+        "assert not loaded, loaded"
+    )
+    assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code) == 0
+    assert course_lib.check is check

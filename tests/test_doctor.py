@@ -1,0 +1,227 @@
+"""The doctor sees what is wrong and says what to do; the link's two numbers fit what was measured."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from course_lib import RankError, doctor
+from course_lib.doctor import finding as findings
+from course_lib.doctor import machine, nvidia, software, speed
+
+GPU_LINE = "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15"
+TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t32-63\n"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A program called nvidia-smi that knows one GPU and a driver for CUDA 12.4."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        f'  --query-gpu*) echo "{GPU_LINE}" ;;\n'
+        f"  topo) printf '{TOPOLOGY}' ;;\n"
+        '  *) echo "| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4 |" ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_the_command_reports_on_everything_and_its_exit_code_says_whether_all_is_well(tmp_path):
+    command = [sys.executable, "-m", "course_lib.doctor"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    subjects = ("system", "Python", "PyTorch", "GPUs", "NCCL", "backend", "two ranks", "/dev/shm")
+    for subject in (*subjects, "memory", "cores", "working folder", "open files"):
+        assert f" {subject} " in done.stdout, subject
+    assert "No problem found." in done.stdout or done.returncode == 1
+    assert done.returncode == (1 if "\nproblem " in "\n" + done.stdout else 0)
+    assert "latency alpha" in done.stdout and "GB/s" in done.stdout
+    assert done.stderr == ""
+
+
+def test_report_prints_in_a_notebook_and_shows_no_value(monkeypatch, capsys):
+    def refused():
+        raise RankError("rank 1 died")
+
+    monkeypatch.setattr(doctor, "measure_link", refused)
+    shown = [finding for finding in doctor.examine() if finding.subject == "two ranks"]
+    assert shown[0].status == "problem" and "rank 1 died" in shown[0].text
+    assert doctor.report() is None
+    assert "to be seen to: two ranks" in capsys.readouterr().out
+    assert doctor.main() == 1
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.1", "2.0.0+cu118"])
+def test_an_old_pytorch_is_a_problem(version):
+    finding = software.pytorch(version)
+    assert finding.status == "problem" and "torch>=2.6" in finding.advice
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.7.0a0+79aa17489c.nv25.4", "3.0.0"])
+def test_a_recent_pytorch_is_fine(version):
+    assert software.pytorch(version).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "says", "to_do"),
+    [
+        (64 << 20, 64 << 20, "too small", "--shm-size"),
+        (8 << 30, 1 << 20, "nearly full", "ls -la"),
+    ],
+)
+def test_small_or_full_shared_memory(monkeypatch, total, free, says, to_do):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (total, total - free, free))
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    finding = machine.shared_memory()
+    assert finding.status == "note" and says in finding.text and to_do in finding.advice
+    # With two GPUs it is worse: NCCL between them fails for want of it.
+    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
+    assert machine.shared_memory().status == "problem"
+
+
+def test_missing_and_ample_shared_memory(monkeypatch, tmp_path):
+    assert machine.shared_memory(str(tmp_path / "none")).text == "missing"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (8 << 30, 0, 8 << 30))
+    assert machine.shared_memory().status == "ok"
+
+
+def test_a_folder_that_cannot_be_written_to():
+    finding = machine.folder("/proc/self")  # not even root can make a file there
+    assert finding.status == "problem" and "Copy the course" in finding.advice
+
+
+def test_a_folder_that_can_be_written_to_is_left_empty(tmp_path):
+    assert machine.folder(str(tmp_path)).status in ("ok", "note")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [(100, 4096), (512, resource.RLIM_INFINITY)])
+def test_few_open_files(monkeypatch, limit):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limit)
+    finding = machine.open_files()
+    assert finding.status == ("problem" if limit[0] < 256 else "note")
+    assert "ulimit -n" in finding.advice
+
+
+def test_a_container_with_little_memory(monkeypatch):
+    answers = {"/sys/fs/cgroup/memory.max": 1 << 30, "/sys/fs/cgroup/memory.current": 700 << 20}
+    monkeypatch.setattr(machine, "first_number", lambda path, other: answers[path])
+    finding = machine.memory()
+    assert finding.status == "problem"
+    assert "324 MB free, of 1.0 GB that this container may use" in finding.text
+
+
+@pytest.mark.parametrize("forced", ["mpi", "nccl"])
+def test_a_backend_that_cannot_be_had(monkeypatch, forced):
+    if forced == "nccl" and torch.cuda.device_count() >= 8:
+        pytest.skip("this machine can have NCCL with eight ranks")
+    monkeypatch.setenv("COURSE_BACKEND", forced)
+    finding = nvidia.backends()
+    assert finding.status == "problem" and "COURSE_BACKEND" in finding.advice
+
+
+def test_gpus_that_this_pytorch_cannot_use(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    finding = nvidia.gpus()
+    assert finding.status == "note" and "H100" in finding.text and "CUDA build" in finding.advice
+
+
+def test_a_driver_that_is_too_old(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    finding = nvidia.gpus()
+    assert finding.status == "problem"
+    assert "CUDA 12.4" in finding.text and "Update the NVIDIA driver" in finding.advice
+
+
+def test_gpus_hidden_by_the_environment(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(nvidia, "gpu_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    finding = nvidia.gpus()
+    assert finding.status == "note" and "0 of 1 can be used: CUDA_VISIBLE_DEVICES" in finding.text
+
+
+def test_links_between_gpus(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(nvidia, "gpu_count", lambda: 2)
+    finding = nvidia.gpu_links()
+    assert finding is not None
+    assert [line.split() for line in finding.text.splitlines()] == [
+        ["GPU0", "X", "NV18"],
+        ["GPU1", "NV18", "X"],
+    ]
+    monkeypatch.setattr(nvidia, "gpu_count", lambda: 1)
+    assert nvidia.gpu_links() is None
+
+
+def test_without_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert nvidia.ask_nvidia("topo", "-m") == ""
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine():
+    finding = nvidia.gpus()
+    assert torch.cuda.get_device_name(0) in finding.text
+
+
+def test_a_long_line_is_wrapped_and_its_advice_stands_below():
+    lines = str(doctor.Finding("note", "subject", "word " * 30, "do " * 60)).splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= findings.WIDTH
+    assert sum("->" in line for line in lines) == 1
+
+
+# --- alpha and beta ------------------------------------------------------------------------------
+
+
+def test_fit_recovers_latency_and_bandwidth(seed):
+    rng = random.Random(seed)
+    for _ in range(100):
+        alpha, beta = 10 ** rng.uniform(-6, -2), 10 ** rng.uniform(-11, -8)
+        exact = [(n, alpha + beta * n) for n in speed.SIZES]
+        assert speed.fit(exact) == pytest.approx((alpha, beta), rel=1e-6)
+        noisy = [(n, seconds * rng.uniform(0.98, 1.02)) for n, seconds in exact]
+        for n, seconds in exact:
+            found_alpha, found_beta = speed.fit(noisy)
+            assert found_alpha + found_beta * n == pytest.approx(seconds, rel=0.1)
+
+
+def test_fit_stays_positive_when_noise_hides_the_slope():
+    alpha, beta = speed.fit([(4, 2.02e-3), (1 << 20, 2e-3), (1 << 22, 1.98e-3)])
+    assert beta == pytest.approx(0.01 * 1.98e-3 / (1 << 22))
+    assert alpha + beta * (1 << 22) == pytest.approx(2e-3, rel=0.02)
+
+
+def test_fit_stays_positive_when_noise_hides_the_latency():
+    alpha, beta = speed.fit([(1 << 20, 0.9e-3), (1 << 21, 2e-3), (1 << 22, 4.2e-3)])
+    assert alpha == pytest.approx(0.01 * 0.9e-3)
+    assert beta * (1 << 21) == pytest.approx(2e-3, rel=0.1)
+
+
+def test_fit_needs_two_sizes():
+    with pytest.raises(ValueError, match="two different sizes"):
+        speed.fit([(4, 1e-3), (4, 2e-3)])
+
+
+def test_measure_link_plays_real_messages(backend, require_ranks):
+    require_ranks(2)
+    link = speed.measure_link(backend, sizes=(4, 1 << 12, 1 << 20))
+    assert [nbytes for nbytes, _ in link.table] == [4, 1 << 12, 1 << 20]
+    assert all(seconds > 0 for _, seconds in link.table)
+    assert link.alpha > 0 and link.bandwidth > 0 and link.backend == backend
+    assert link.seconds(1 << 20) == pytest.approx(link.alpha + link.beta * (1 << 20))
+
+
+def test_the_doctor_runs_when_the_checks_and_the_algorithms_are_broken():
+    for file in Path(str(doctor.__file__)).parent.glob("*.py"):
+        source = file.read_text()
+        assert "course_lib.checks" not in source and "course_lib.collectives" not in source

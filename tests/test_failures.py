@@ -1,0 +1,474 @@
+"""Every classic failure ends in its own message, in seconds, and the next launch works.
+
+Each is tried through send/recv, isend/irecv and batch_isend_irecv: they reach the recorder by
+different ways, and what explains one of them may miss another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import Deadlock, RankError, RankTimeout, launch
+
+STYLES = ["send/recv", "isend/irecv", "batch"]
+
+
+def post(style: str, op: str, tensor: torch.Tensor, peer: int, tag: int = 0) -> None:
+    """Send or receive, and wait for it, in one of three ways."""
+    if style == "send/recv":
+        (dist.send if op == "send" else dist.recv)(tensor, peer, tag=tag)
+    elif style == "isend/irecv":
+        (dist.isend if op == "send" else dist.irecv)(tensor, peer, tag=tag).wait()
+    else:
+        call = dist.isend if op == "send" else dist.irecv
+        for handle in dist.batch_isend_irecv([dist.P2POp(call, tensor, peer, tag=tag)]):
+            handle.wait()
+
+
+def fails(
+    body: Callable,
+    kind: type[RankError],
+    *says: str,
+    world_size: int = 3,
+    timeout: float = 30,
+    within: float = 20,
+) -> RankError:
+    """`body` must fail with `kind` and all of `says`; the next launch must work, at once."""
+    began = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        launch(body, world_size=world_size, timeout=timeout)
+    took = time.monotonic() - began
+    print(f"after {took:.2f} s: {type(caught.value).__name__}: {caught.value}")
+    assert type(caught.value) is kind
+    for words in says:
+        assert words in str(caught.value)
+    assert took < within, "a bound on hanging, not a measurement"
+    assert launch(dist.get_rank, world_size=world_size) == list(range(world_size))
+    return caught.value
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_circular_receive(style: str) -> None:
+    def body() -> None:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        post(style, "recv", torch.empty(4), (rank - 1) % n)
+        post(style, "send", torch.empty(4), (rank + 1) % n)
+
+    error = fails(
+        body, Deadlock, "rank 0 -> rank 2 -> rank 1 -> rank 0", "rank 1: in recv(src=0) float32[4]",
+        "waits for rank 0", "test_failures.py, line", "Let one of them send first",
+    )  # fmt: skip
+    assert [op.op for op in error.ledger.operations(1)] == ["recv"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_everybody_sends_first(style: str) -> None:
+    def body() -> None:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        post(style, "send", torch.empty(4), (rank + 1) % n)
+        post(style, "recv", torch.empty(4), (rank - 1) % n)
+
+    fails(body, Deadlock, "rank 0 -> rank 1 -> rank 2 -> rank 0", "in send(dst=1) float32[4]")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_receive_from_a_rank_that_has_finished(style: str) -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            post(style, "recv", torch.empty(4), 1)
+
+    fails(body, Deadlock, "rank 0 waits for rank 1, which has finished", "rank 1: has finished")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_tags_that_differ(style: str) -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            post(style, "send", torch.ones(2), 1, tag=1)
+        elif dist.get_rank() == 1:
+            post(style, "recv", torch.ones(2), 0, tag=2)
+
+    fails(body, Deadlock, "tag=1", "tag=2", "only with the tag")
+
+
+def test_a_deadlock_beside_a_rank_that_computes() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        if rank < 2:
+            dist.recv(torch.empty(1), 1 - rank)
+        while True:
+            pass
+
+    fails(body, Deadlock, "rank 0 -> rank 1 -> rank 0", "rank 2: computes, in no communication")
+
+
+def test_a_slow_partner_is_no_deadlock() -> None:
+    def body() -> float:
+        rank, t = dist.get_rank(), torch.zeros(1)
+        if rank == 0:
+            time.sleep(2.5)
+            dist.send(t + 1, 1)
+        elif rank == 1:
+            dist.recv(t, 0)
+            dist.send(t, 2)
+        else:
+            dist.recv(t, 1)
+        return t.item()
+
+    assert list(launch(body, world_size=3)) == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_send_posted_before_is_no_deadlock(style: str) -> None:
+    """Rank 0 has its send in flight while it blocks in a receive: its partner is there."""
+
+    def body() -> float:
+        rank, t = dist.get_rank(), torch.zeros(1)
+        if rank == 0:
+            handle = dist.isend(t + 5, 1)
+            post(style, "recv", t, 1)
+            handle.wait()
+        else:
+            got = torch.zeros(1)
+            time.sleep(1.5)
+            post(style, "recv", got, 0)
+            post(style, "send", got * 2, 0)
+        return t.item()
+
+    assert launch(body, world_size=2)[0] == 10.0
+
+
+def test_receive_from_anybody() -> None:
+    def good() -> float:
+        t = torch.zeros(1)
+        if dist.get_rank() == 0:
+            total = 0.0
+            for _ in range(2):
+                dist.recv(t)
+                total += t.item()
+            return total
+        dist.send(t + dist.get_rank(), 0)
+        return 0.0
+
+    assert launch(good, world_size=3)[0] == 3.0
+
+    def bad() -> None:
+        if dist.get_rank() == 0:
+            dist.recv(torch.zeros(1))
+
+    fails(bad, Deadlock, "recv(src=any)", "waits for ranks 1 and 2, which have finished")
+
+
+COLLECTIVES: dict[str, Callable[[], None]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(3)),
+    "barrier": lambda: dist.barrier(),
+    "broadcast": lambda: dist.broadcast(torch.ones(3), 0),
+    "all_gather": lambda: dist.all_gather([torch.ones(3) for _ in range(3)], torch.ones(3)),
+    "new_group": lambda: dist.new_group([0, 1, 2]),
+    "async": lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_that_one_rank_skips(name: str) -> None:
+    call = COLLECTIVES[name]
+
+    def body() -> None:
+        if dist.get_rank() != 2:
+            call()
+
+    fails(body, Deadlock, "which has finished", "rank 2: has finished", "in the same order")
+
+
+def test_a_collective_skipped_in_a_subgroup() -> None:
+    def body() -> None:
+        group = dist.new_group([0, 2], backend="gloo")
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3), group=group)
+
+    fails(body, Deadlock, "of group [0, 2]", "rank 0 waits for rank 2")
+
+
+def test_two_ranks_in_different_collectives() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            dist.broadcast(torch.ones(3), 0)
+        else:
+            dist.all_reduce(torch.ones(3))
+
+    fails(
+        body,
+        RankError,
+        "do not agree on their collective number 1",
+        "rank 1: broadcast",
+        "all_reduce float32[3]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "its"),
+    [((4,), (5,)), ((4,), (2,)), ((2, 3), (7,))],
+)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("late", ["send", "recv"])
+def test_sizes_that_differ(style: str, late: str, mine: tuple, its: tuple) -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            time.sleep(0.2 * (late == "send"))
+            post(style, "send", torch.ones(mine), 1)
+        elif dist.get_rank() == 1:
+            time.sleep(0.2 * (late == "recv"))
+            post(style, "recv", torch.ones(its), 0)
+
+    fails(
+        body, RankError, f"rank 0 sends float32{list(mine)}", f"rank 1 receives into float32{list(its)}",
+        "same number of elements and the same dtype",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_dtypes_that_differ(style: str) -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            post(style, "send", torch.ones(4), 1)
+        elif dist.get_rank() == 1:
+            post(style, "recv", torch.ones(4, dtype=torch.int32), 0)
+
+    fails(body, RankError, "float32[4]", "int32[4]", "the same dtype")
+
+
+def test_sizes_that_differ_in_a_collective() -> None:
+    def body() -> None:
+        dist.all_reduce(torch.ones(4 + (dist.get_rank() == 2)))
+
+    fails(body, RankError, "rank 2: all_reduce float32[5]", "of the same size and dtype")
+
+
+def test_different_shapes_of_one_size_are_fine() -> None:
+    def body() -> float:
+        t = torch.ones(2, 3) if dist.get_rank() else torch.ones(6)
+        dist.all_reduce(t)
+        return t.sum().item()
+
+    assert list(launch(body, world_size=2)) == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("style", [*STYLES, "all_reduce"])
+def test_a_tensor_that_is_not_contiguous(style: str) -> None:
+    def body() -> None:
+        t = torch.ones(4, 4)[:, ::2]
+        if style == "all_reduce":
+            dist.all_reduce(t)
+        elif dist.get_rank() < 2:
+            post(style, "send" if dist.get_rank() == 0 else "recv", t, 1 - dist.get_rank())
+
+    fails(body, RankError, "not contiguous", "strides (4, 2)", ".contiguous()")
+
+
+def test_a_tensor_on_another_device() -> None:
+    fails(
+        lambda: dist.all_reduce(torch.ones(2, device="meta")),
+        RankError,
+        "on meta",
+        "course_lib.device()",
+    )
+
+
+def test_a_receive_from_oneself() -> None:
+    def body() -> None:
+        dist.recv(torch.ones(2), dist.get_rank())
+
+    fails(body, RankError, "rank 0 would receive from itself", "group_src=")
+
+
+def test_one_rank_raises_and_the_others_are_not_blamed() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("bad luck")
+        dist.all_reduce(torch.ones(3))
+
+    error = fails(body, RankError, "rank 1 raised ValueError: bad luck", "waits for rank 1")
+    assert str(error).count("Traceback") == 0
+    assert "--- rank 1 ---" in str(error) and "--- rank 0" not in str(error)
+    assert 'raise ValueError("bad luck")' in str(error)
+
+
+def test_the_same_error_of_several_ranks_is_told_once() -> None:
+    def body() -> None:
+        raise AssertionError("no such rank")
+
+    error = fails(
+        body, RankError, "all ranks raised AssertionError: no such rank", "--- ranks 0, 1 and 2 ---"
+    )
+    assert str(error).count("in body") == 1
+
+
+def test_chained_errors_show_their_cause() -> None:
+    def body() -> None:
+        try:
+            {}["missing"]
+        except KeyError as cause:
+            raise RuntimeError("while looking") from cause
+
+    fails(body, RankError, "KeyError: 'missing'", "RuntimeError: while looking", world_size=1)
+
+
+def test_an_infinite_loop() -> None:
+    def body() -> None:
+        while dist.get_rank() == 1:
+            pass
+        dist.barrier()
+
+    fails(
+        body, RankTimeout, "not finished after 2 seconds", "Rank 1 still computed",
+        "while dist.get_rank() == 1", "rank 0: in barrier", "timeout=seconds", timeout=2,
+    )  # fmt: skip
+
+
+def test_a_loop_that_swallows_everything() -> None:
+    def body() -> None:
+        while True:
+            try:
+                time.sleep(1)
+            except BaseException:
+                continue
+
+    fails(body, RankTimeout, "not finished after 1 seconds", "time.sleep(1)", timeout=1)
+
+
+def die(how: str) -> None:
+    if how == "os._exit":
+        os._exit(3)
+    elif how == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "segmentation fault":
+        ctypes.string_at(0)
+    elif how == "abort":
+        os.abort()
+    elif how == "sys.exit":
+        sys.exit(3)
+    else:
+        torch.empty(1 << 50)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("os._exit", "os._exit(3)"),
+        ("SIGKILL", "SIGKILL"),
+        ("segmentation fault", "SIGSEGV"),
+        ("abort", "SIGABRT"),
+        ("sys.exit", "raised SystemExit: 3"),
+        ("out of memory", "can't allocate memory"),
+    ],
+)
+def test_a_rank_that_dies(how: str, says: str) -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            dist.send(torch.ones(1), 2)
+            die(how)
+        elif dist.get_rank() == 2:
+            dist.recv(torch.ones(1), 1)
+        dist.barrier()
+
+    error = fails(body, RankError, says, "rank 1")
+    assert "rank 0 raised" not in str(error) and "rank 2 raised" not in str(error)
+
+
+@pytest.mark.parametrize("numel", [1, 1000, 1_000_000])
+def test_a_send_buffer_changed_before_wait(numel: int) -> None:
+    def body() -> None:
+        t = torch.ones(numel)
+        if dist.get_rank() == 0:
+            handle = dist.isend(t, 1)
+            t.add_(1)
+            handle.wait()
+        elif dist.get_rank() == 1:
+            dist.recv(t, 0)
+
+    fails(body, RankError, "was changed before wait()", "rank 0 sends to rank 1", "clone()")
+
+
+@pytest.mark.parametrize("op", ["isend", "irecv", "batch"])
+def test_a_handle_never_waited_for(op: str) -> None:
+    def body() -> None:
+        t, rank = torch.ones(4), dist.get_rank()
+        if rank == 0:
+            if op == "isend":
+                dist.isend(t, 1)
+            elif op == "batch":
+                dist.batch_isend_irecv([dist.P2POp(dist.isend, t, 1)])
+            else:
+                dist.send(t, 1)
+        elif rank == 1:
+            if op == "irecv":
+                dist.irecv(t, 0)
+            else:
+                dist.recv(t, 0)
+
+    what = "irecv(src=0)" if op == "irecv" else "isend(dst=1)"
+    fails(body, RankError, "nobody waited for", what, "call wait() on it", "test_failures.py, line")
+
+
+def test_polling_a_handle_counts_as_waiting() -> None:
+    def body() -> float:
+        t = torch.zeros(1)
+        handle = dist.all_reduce(t.add_(1), async_op=True)
+        while not handle.is_completed():
+            time.sleep(0.001)
+        return t.item()
+
+    run = launch(body, world_size=2)
+    assert run[1] == 2.0
+    assert run.ledger.operations(1)[0].waited
+
+
+def test_a_rank_that_writes_rubbish_to_its_control_socket() -> None:
+    def body() -> None:
+        for fd in range(3, 40):
+            try:
+                os.write(fd, b"\xff" * 64)
+            except OSError:
+                continue
+
+    with pytest.raises(RankError):
+        launch(body, world_size=1, timeout=5)
+    assert launch(dist.get_rank, world_size=1) == [0]
+
+
+def test_a_hang_on_a_gpus_stream_is_seen_although_the_host_has_gone_on() -> None:
+    """NCCL's wait returns at once and the host hangs elsewhere; imitated here with gloo."""
+
+    def body(skip: bool) -> float:
+        group = dist.group.WORLD
+        group.on_device = lambda tensors: True
+        handle = None
+        if not (skip and dist.get_rank() == 2):
+            handle = dist.all_reduce(torch.ones(3), async_op=True)
+            inner = handle.inner
+            handle.inner = type(
+                "Stream", (), {"wait": lambda s: True, "is_completed": inner.is_completed}
+            )()
+            handle.wait()
+        if skip and dist.get_rank() != 2:
+            time.sleep(100)  # the host in .item()
+        while handle and not handle.inner.is_completed():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        return 1.0
+
+    run = launch(body, False, world_size=3)
+    assert [op.completed is not None for op in run.ledger.operations(0)] == [True]
+    fails(
+        lambda: body(True), Deadlock, "ranks 0 and 1 wait for rank 2, which has finished",
+        "in all_reduce float32[3]", "handle.wait()",
+    )  # fmt: skip

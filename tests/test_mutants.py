@@ -1,0 +1,115 @@
+"""Every exercise against solutions that are wrong in the ways in which students are wrong.
+
+`tests/mutants/<assignment>/<exercise>.py` holds them in the percent format. A cell titled `# %% wrong: ...`
+must lose points, and one of the check's messages must match its `# says:` pattern, that is, name the
+mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
+hidden cases either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import course_lib
+from course_lib.checks import check
+from course_lib.checks.engine import case
+from course_lib.checks.engine.find import find, of_assignment
+from course_lib.checks.engine.report import Report
+
+MUTANTS = Path(__file__).parent / "mutants"
+ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
+FILES = sorted(MUTANTS.glob("*/*.py"))
+CELL = re.compile(r"^# %%[ \t]*(wrong|right):[ \t]*(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One cell of a mutants file."""
+
+    right: bool
+    title: str
+    says: str
+    code: str
+
+
+def mutants(file: Path) -> list[Mutant]:
+    """The cells of a mutants file; ValueError where one is not as agreed."""
+    text = file.read_text()
+    heads = list(CELL.finditer(text))
+    if len(heads) != text.count("# %%"):
+        raise ValueError(
+            f"{file}: every cell begins with `# %% wrong: title` or `# %% right: title`"
+        )
+    found = []
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        code = text[head.end() : following.start() if following else None]
+        says = re.search(r"^# says:[ \t]*(.+)$", code, re.MULTILINE)
+        if (says is None) != (head[1] == "right"):
+            raise ValueError(
+                f"{file}: {head[2]!r}: wrong cells, and only they, have a `# says:` line"
+            )
+        found.append(Mutant(head[1] == "right", head[2], says[1] if says else "", code))
+    return found
+
+
+def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
+    """Run a cell as the notebook would and check what it defines; (report, what was printed)."""
+    main = ModuleType("__main__")
+    vars(main).update(torch=torch, dist=dist, math=math, device=course_lib.device)
+    source = f"<mutant {mutant.title}>"
+    linecache.cache[source] = (len(mutant.code), None, mutant.code.splitlines(True), source)
+    exec(compile(mutant.code, source, "exec"), vars(main))
+    objects = [vars(main)[wanted] for wanted in find(name).objects]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        report = check(name, *objects, seed=seed, cases="hidden" if mutant.right else "visible")
+    return report, printed.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def hints_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case, "hints_may_fail", False)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_check_tells_right_from_wrong(
+    file: Path, seed: int, capfd: pytest.CaptureFixture
+) -> None:
+    name = f"{file.parent.name}/{file.stem}"
+    failures = []
+    for mutant in mutants(file):
+        report, printed = judged(name, mutant, seed)
+        if mutant.right and report.score < 1:
+            failures.append(f"right, but lost points: {mutant.title}\n{printed}")
+        if not mutant.right and report.score == 1:
+            failures.append(f"wrong, but got full points: {mutant.title}\n{printed}")
+        if not mutant.right and not any(re.search(mutant.says, said) for said in report.messages):
+            failures.append(f"no message matches {mutant.says!r}: {mutant.title}\n{printed}")
+    assert not failures, "\n\n".join(failures)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_every_exercise_has_mutants(assignment: str) -> None:
+    known = of_assignment(assignment)
+    files = {file.stem: file for file in FILES if file.parent.name == assignment}
+    assert set(files) == set(known)
+    for name, file in files.items():
+        cells = mutants(file)
+        assert sum(not cell.right for cell in cells) >= 6, (
+            f"{name} has fewer than six wrong solutions"
+        )
+        assert sum(cell.right for cell in cells) >= 2, f"{name} has fewer than two right solutions"
+        titles = [cell.title for cell in cells]
+        assert len(set(titles)) == len(titles), f"{name} has two cells of one title"
