@@ -507,3 +507,15 @@ def test_checks_need_no_gpu_and_no_reference_in_this_process():
     )
     assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code) == 0
     assert course_lib.check is check
+
+
+def test_right_values_without_messages_earn_nothing() -> None:
+    """The real group behind the recorder leaves no row: what was not sent cannot have arrived."""
+
+    def ring_all_reduce(tensor, group=None):
+        buffer = tensor.contiguous()
+        (group or dist.group.WORLD).inner.allreduce([buffer]).wait()
+        tensor.copy_(buffer)
+
+    report = check(RING, ring_all_reduce, cases="hidden")
+    assert report.score == 0.0

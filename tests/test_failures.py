@@ -6,9 +6,12 @@ different ways, and what explains one of them may miss another.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +21,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Deadlock, RankError, RankTimeout, launch
+from course_lib.ledger import rows
+from course_lib.ledger.recorder import recorder
+from course_lib.runtime import wire
 
 STYLES = ["send/recv", "isend/irecv", "batch"]
 
@@ -432,17 +438,74 @@ def test_polling_a_handle_counts_as_waiting() -> None:
     assert run.ledger.operations(1)[0].waited
 
 
-def test_a_rank_that_writes_rubbish_to_its_control_socket() -> None:
+@pytest.mark.parametrize("byte", [b"\xff", b"\0", b"\x7f", b"\x01"])
+def test_a_rank_that_writes_rubbish_to_every_descriptor(byte: bytes) -> None:
+    """Its control socket, its board, its log: whoever reads them must not fall over it."""
+
     def body() -> None:
         for fd in range(3, 40):
             try:
-                os.write(fd, b"\xff" * 64)
+                os.write(fd, byte * 4096)
             except OSError:
                 continue
 
     with pytest.raises(RankError):
         launch(body, world_size=1, timeout=5)
     assert launch(dist.get_rank, world_size=1) == [0]
+
+
+def test_a_rank_that_overwrites_its_record_is_told() -> None:
+    def body() -> float:
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        rows_in_memory = recorder().log.rows.map
+        rows_in_memory[: rows.ROW.size] = b"\xff" * rows.ROW.size
+        return total[0].item()
+
+    fails(lambda: body(), RankError, "ranks 0, 1 and 2 overwrote the memory in which")
+
+
+def test_a_rank_that_cuts_the_shared_memory_does_not_end_the_notebook() -> None:
+    """A mapped file that was cut ends with SIGBUS whoever reads it."""
+
+    def body() -> int:
+        for fd in range(3, 40):
+            for size in (0, 1 << 40):
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, size)
+        return 1
+
+    with contextlib.suppress(RankError):
+        launch(body, world_size=2, timeout=5)
+    assert launch(dist.get_rank, world_size=2) == [0, 1]
+
+
+REPLIES = [
+    {}, {"ok": True}, {"ok": "yes", "header": {}}, {"ok": False}, {"ok": False, "error": {"chain": []}},
+    {"ok": False, "error": {"chain": [{"type": 1, "text": "", "frames": []}]}},
+    {"ok": False, "error": {"chain": [{"type": "E", "text": "", "frames": [["f", "1", "g"]]}]}},
+    {"ok": False, "error": {"chain": [{"type": "E", "text": "", "frames": 5}]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=str)
+def test_a_rank_that_answers_in_the_recorders_place(reply: dict) -> None:
+    def body() -> None:
+        task = recorder().state.task
+        sock = next(one for one in gc.get_objects() if type(one) is socket.socket)
+        wire.send(sock, {"task": task, **reply})
+        time.sleep(60)
+
+    with pytest.raises(RankError, match="could not be read"):
+        launch(body, world_size=1, timeout=20)
+
+
+def test_a_rank_that_dies_of_a_signal_without_a_name() -> None:
+    def body() -> None:
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+    with pytest.raises(RankError, match=r"killed by signal \d+"):
+        launch(body, world_size=1, timeout=20)
 
 
 def test_a_hang_on_a_gpus_stream_is_seen_although_the_host_has_gone_on() -> None:

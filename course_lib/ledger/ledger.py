@@ -37,6 +37,7 @@ class Ledger:
     operations: one list for each rank, in order of issue.
     backend: "gloo" or "nccl".
     ended: when the run ended, in seconds since it began; None takes the last time in `operations`.
+    damaged: ranks that overwrote their record: what is here of them is not all.
 
     For a built-in collective `bytes_sent` is the volume of the bandwidth-optimal algorithm, the
     convention of nccl-tests: with M bytes in the full tensor and N ranks 2 (N-1)/N M for an
@@ -50,6 +51,7 @@ class Ledger:
         operations: Sequence[Sequence[Operation]],
         backend: str = "gloo",
         ended: float | None = None,
+        damaged: Sequence[int] = (),
     ):
         if len(operations) != world_size:
             raise ValueError(
@@ -58,6 +60,7 @@ class Ledger:
             )
         self.world_size = world_size
         self.backend = backend
+        self.damaged = list(damaged)
         self._operations = [list(rank) for rank in operations]
         self.ended = self._last_time() if ended is None else ended
 

@@ -23,10 +23,12 @@ def read_ledger(
     monotonic clock; a rank that is still blocked at the end was so until then.
     `where` turns "file|line" into ("Cell In[5], line 3", the line's text).
     """
-    operations = []
+    operations, damaged = [], []
     for rank, fds in enumerate(logs):
         state = board.read(rank)
-        log, texts = rows.read_log(*fds, state.rows, state.text_bytes)
+        log, texts, broken = rows.read_log(*fds, state, len(logs))
+        if broken:
+            damaged.append(rank)
         stuck = state.blocked_row
         if state.state == rows.RUNNING and 0 <= stuck < len(log):
             waited = max(0.0, ended - state.since)
@@ -34,7 +36,7 @@ def read_ledger(
         operations.append(
             [operation(rank, i, row, texts, began, where) for i, row in enumerate(log)]
         )
-    return Ledger(len(logs), operations, backend)
+    return Ledger(len(logs), operations, backend, damaged=damaged)
 
 
 def operation(

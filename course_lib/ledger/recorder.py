@@ -133,6 +133,11 @@ class Recorder:
         peer: int = -1, tag: int = 0, agree: str = "",
     ) -> int:  # fmt: skip
         """Write the row, tell the board, compare with the other end. Returns the row's index."""
+        if self.state.rows >= rows.MOST_ROWS:
+            raise CommunicationError(
+                f"more than {rows.MOST_ROWS:,} operations on one rank: the ledger of one launch holds "
+                "no more. Is this a loop without an end? If not, set COURSE_LEDGER=off, or launch in parts."
+            )
         first = tensors[0] if tensors else None
         signature = describe(tensors)
         line, direct = students_line()

@@ -13,11 +13,14 @@ no name in any folder, so nothing can be left behind.
 
 from __future__ import annotations
 
+import fcntl
+import math
 import mmap
 import os
 import struct
 import tempfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +35,8 @@ ROW = struct.Struct("<BBxxiiIIIIIQdddd")
 WAIT_LINE_AT, BLOCKED_AT, DONE_AT, FLAGS_AT = 28, 56, 64, 1
 WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, not inside a library
 GROWTH = 1 << 20  # bytes by which a log grows
+MOST_ROWS = 1 << 20  # operations of one rank in one launch
+MOST_TEXT = 64 << 20  # bytes
 
 
 class Row(NamedTuple):
@@ -53,10 +58,17 @@ class Row(NamedTuple):
     completed: float
 
 
-def anonymous_file(name: str) -> int:
-    """A file descriptor of memory without a name; an unlinked temporary file where there is no memfd."""
+def anonymous_file(name: str, size: int = 0) -> int:
+    """A file descriptor of memory without a name; an unlinked temporary file where there is no memfd.
+
+    With a `size`, the memory has it for good: a rank that cut it would end whoever maps it (SIGBUS).
+    """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, 0)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        if size:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return fd
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -109,8 +121,12 @@ class Board:
     """The boards of all ranks of one pool."""
 
     def __init__(self, fd: int, world_size: int):
-        os.ftruncate(fd, REGION * world_size)
-        self.map = mmap.mmap(fd, REGION * world_size)
+        """`fd`: an `anonymous_file` of `Board.size(world_size)` bytes."""
+        self.map = mmap.mmap(fd, self.size(world_size))
+
+    @staticmethod
+    def size(world_size: int) -> int:
+        return REGION * world_size
 
     def write(self, rank: int, s: RankState) -> None:
         STATE.pack_into(
@@ -119,7 +135,10 @@ class Board:
         )  # fmt: skip
 
     def read(self, rank: int) -> RankState:
-        return RankState(*STATE.unpack_from(self.map, rank * REGION)[:8])
+        state = RankState(*STATE.unpack_from(self.map, rank * REGION)[:8])
+        if not math.isfinite(state.since):  # a rank can write anything there
+            state.since = 0.0
+        return state
 
     def post(self, rank: int, key: int, nbytes: int, signature: str) -> None:
         at = rank * REGION + SLOTS_AT + key % SLOTS * SLOT_SIZE
@@ -169,18 +188,59 @@ class Log:
         return at // ROW.size
 
 
-def read_log(
-    rows_fd: int, texts_fd: int, rows: int, text_bytes: int
-) -> tuple[list[Row], dict[int, str]]:
-    """The first `rows` rows of a log and its texts, also when its writer is dead."""
-    # a rank can write anything onto its board: believe it no further than its log reaches
-    raw = os.pread(rows_fd, min(rows * ROW.size, os.fstat(rows_fd).st_size), 0)
-    found = [Row(*fields) for fields in ROW.iter_unpack(raw[: len(raw) // ROW.size * ROW.size])]
-    raw = os.pread(texts_fd, min(text_bytes, os.fstat(texts_fd).st_size), 0)
+class Reading(NamedTuple):
+    """What a rank's log holds. `damaged`: from some point on, nothing that the recorder wrote."""
+
+    rows: list[Row]
+    texts: dict[int, str]
+    damaged: bool
+
+
+def read_log(rows_fd: int, texts_fd: int, state: RankState, world_size: int) -> Reading:
+    """The log that belongs to `state`, also when its writer is dead.
+
+    The memory is the rank's, and a rank can write anything there: it is believed no further than it
+    makes sense, and what follows a row that makes none is left out.
+    """
+    raw = os.pread(rows_fd, min(state.rows, MOST_ROWS) * ROW.size, 0)
+    texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, MOST_TEXT), 0))
+    whole &= len(raw) == state.rows * ROW.size
+    found: list[Row] = []
+    for fields in ROW.iter_unpack(raw[: len(raw) // ROW.size * ROW.size]):
+        row = Row(*fields)
+        if not makes_sense(row, texts, world_size):
+            return Reading(found, texts, True)
+        found.append(row)
+    return Reading(found, texts, not whole)
+
+
+def read_texts(raw: bytes) -> tuple[dict[int, str], bool]:
+    """({identifier: text}, whether all of `raw` was such texts)."""
     texts, at = {0: ""}, 0
     while at + 4 <= len(raw):
         (size,) = struct.unpack_from("<I", raw, at)
+        if at + 4 + size > len(raw):
+            break
         texts[at + 1] = raw[at + 4 : at + 4 + size].decode(errors="replace")
         at += 4 + size
     texts[1] = ""  # the empty text is written first and has the number 0
-    return found, texts
+    return texts, at == len(raw)
+
+
+def makes_sense(row: Row, texts: dict[int, str], world_size: int) -> bool:
+    """Could the recorder have written this row?"""
+    times = (row.bytes_sent, row.issued, row.blocked, row.completed)
+    return (
+        row.op < len(OPS)
+        and -1 <= row.peer < world_size
+        and all(math.isfinite(number) and number >= 0 for number in times)
+        and numbers(texts.get(row.group, "?"), lambda rank: rank < world_size)
+        and numbers(texts.get(row.tensor, "?"))
+    )
+
+
+def numbers(text: str, fits: Callable[[int], bool] = lambda number: True) -> bool:
+    """Is it "name|0,1,2", with numbers that fit?"""
+    _, bar, listed = text.partition("|")
+    parts = [part for part in listed.split(",") if part]
+    return bool(bar) and all(part.isdecimal() and fits(int(part)) for part in parts)

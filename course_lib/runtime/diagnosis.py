@@ -51,7 +51,7 @@ class RankReport:
 class Failure:
     """Why a task did not end well."""
 
-    kind: str  # "deadlock", "error", "died", "timeout", "unfinished", "interrupted"
+    kind: str  # "deadlock", "error", "died", "timeout", "unfinished", "damaged", "interrupted"
     headline: str
     message: str
     ranks: dict[int, RankReport]
@@ -86,6 +86,16 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
     return failure(
         "timeout", head, "If it only needs longer: launch(..., timeout=seconds).", reports
     )
+
+
+def damaged_failure(watch: Watch, ranks: list[int]) -> Failure:
+    """Ranks whose record of their own operations is no longer what the recorder wrote."""
+    head = (
+        f"{ranks_text(ranks)} overwrote the memory in which {'its' if len(ranks) == 1 else 'their'} "
+        "operations are recorded."
+    )
+    advice = "Code in a rank must not write to file descriptors or memory that it did not make."
+    return failure("damaged", head, advice, report_ranks(watch))
 
 
 def failure(
@@ -193,7 +203,7 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
     how = (
         f"it called os._exit({code}), or a library did"
         if code >= 0
-        else f"killed by {signal.Signals(-code).name}"
+        else f"killed by {signal_name(-code)}"
     )
     if code == -signal.SIGKILL:
         how += " (usually the system, out of memory; or a kill from outside)"
@@ -209,6 +219,12 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
         report.operation = ("in " if row else "after ") + operation_text(snap, rank, last)
         report.line = line_text(snap.texts[rank].get(last.line, ""))
     return report
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; real-time signals have no name in `signal.Signals`."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def report_error(error: dict) -> RankReport:

@@ -108,7 +108,8 @@ class Pool:
         )
         self.hello: set[int] = set()
         self.ended = False
-        store, board = rows.anonymous_file("course-store"), rows.anonymous_file("course-board")
+        store = rows.anonymous_file("course-store")
+        board = rows.anonymous_file("course-board", rows.Board.size(world_size))
         self.board = rows.Board(board, world_size)
         self.sockets: list[socket.socket] = []
         self.receivers: list[wire.Receiver] = []

@@ -16,7 +16,7 @@ from course_lib.ledger.read import read_ledger
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
 from course_lib.runtime.backend import choose
-from course_lib.runtime.diagnosis import Failure, diagnose
+from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
@@ -77,6 +77,8 @@ def run_ranks(
         failure = diagnose(watch, timeout)
         drain(watch, output)
         ledger = read_ledger(pool.board, pool.logs, began, where, backend, began + seconds)
+        if ledger.damaged:
+            failure = damaged_failure(watch, ledger.damaged)
         orderly = failure is None and watch.clean() and not ledger.unmatched()
         kept = backend in KEPT and orderly
         replies = [watch.result(rank) for rank in range(world_size)]
@@ -203,16 +205,37 @@ def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: An
     elif kind == "reply":
         try:
             message = pool.receivers[rank].read()
+            if message is not None and message[0].get("task") == watch.task:
+                watch.replies[rank] = (well_formed(message[0]), message[1])
         except (EOFError, OSError):
             selector.unregister(key.fileobj)  # it died: its exit code follows
-        except (wire.WireError, ValueError) as error:
+        except (wire.WireError, ValueError, RecursionError) as error:
             selector.unregister(key.fileobj)
             watch.replies[rank] = (malformed(error), [])
-        else:
-            if message is not None and message[0].get("task") == watch.task:
-                watch.replies[rank] = message
     elif not output.read(key.fd, rank, kind):
         selector.unregister(key.fd)
+
+
+def well_formed(reply: dict) -> dict:
+    """The reply, if it is what `rank.perform` sends. WireError where a rank's code wrote it instead."""
+    if reply.get("ok") is True and isinstance(reply.get("header"), dict):
+        return reply
+    error = reply.get("error")
+    chain = error.get("chain") if isinstance(error, dict) else None
+    if reply.get("ok") is not False or not isinstance(chain, list) or not chain:
+        raise wire.WireError("it says neither what came of the task nor what went wrong")
+    for link in chain:
+        frames = link.get("frames") if isinstance(link, dict) else None
+        texts = isinstance(frames, list) and all(
+            isinstance(link.get(k), str) for k in ("type", "text")
+        )
+        if not texts or not all(is_frame(frame) for frame in frames):
+            raise wire.WireError("its account of an error does not have the agreed form")
+    return reply
+
+
+def is_frame(frame: Any) -> bool:
+    return isinstance(frame, list) and [type(part) for part in frame] == [str, int, str]
 
 
 def malformed(error: Exception) -> dict:

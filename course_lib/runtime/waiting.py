@@ -27,9 +27,9 @@ class Snapshot:
         states = [pool.board.read(rank) for rank in range(pool.world_size)]
         logs, texts = [], []
         for state, fds in zip(states, pool.logs, strict=True):
-            log, text = rows.read_log(*fds, state.rows, state.text_bytes)
-            logs.append(log)
-            texts.append(text)
+            reading = rows.read_log(*fds, state, pool.world_size)
+            logs.append(reading.rows)
+            texts.append(reading.texts)
         return cls(states, logs, texts)
 
     def blocked_in(self, rank: int) -> rows.Row | None:

@@ -85,6 +85,7 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
         [np.arange(whole.numel())] * count,
         language,
         lambda found: gather_hint(found, on.ranks, shard),
+        needed=(count - 1) * whole.nbytes,
     )
 
 
@@ -191,6 +192,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
         homes,
         language,
         to_all_hint,
+        needed=(count - 1) * inputs[0].nbytes,
     )
 
 

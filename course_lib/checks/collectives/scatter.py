@@ -99,6 +99,7 @@ def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
         ),
         scatter_hint(on.ranks, size),
         "Add into a buffer of your own: the caller still needs its gradients.",
+        needed=(count - 1) * inputs[0].nbytes,
     )
 
 

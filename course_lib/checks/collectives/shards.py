@@ -41,8 +41,13 @@ def output_case(
     language: Language,
     hint: Callable[[list[Mistake]], str],
     why: str = "",
+    *,
+    needed: int,
 ) -> Case:
-    """f(output, input): every member's output becomes `expected`, its input stays."""
+    """f(output, input): every member's output becomes `expected`, its input stays.
+
+    needed: bytes of all ranks together without which that cannot be, see `Case`.
+    """
     judge = both(
         Exact("output", on.ranks, expected, provenance, homes, language, hint),
         left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why),
@@ -55,7 +60,7 @@ def output_case(
         )
         for made, given in zip(expected, inputs, strict=True)
     ]
-    return on.case(title, sides, judge)
+    return on.case(title, sides, judge, needed=needed)
 
 
 def traffic(

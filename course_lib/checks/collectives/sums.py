@@ -74,7 +74,12 @@ def sum_case(
         for rank, argument in zip(on.ranks, arguments, strict=True)
     ]
     title = f"sum, {words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
-    return on.case(title, sides, judge, groups)
+    return on.case(title, sides, judge, groups, needed=all_reduce_needs(values))
+
+
+def all_reduce_needs(values: Sequence[torch.Tensor]) -> int:
+    """Bytes of any all-reduce: every rank but one hands its share on, and is told the sum."""
+    return 2 * (len(values) - 1) * values[0].nbytes
 
 
 def rounding_case(
@@ -89,7 +94,8 @@ def rounding_case(
         side({"tensor": one}, returned=["tensor"], extra=extra(rank) if extra else ())
         for rank, one in enumerate(values)
     ]
-    return on.case("floats: within rounding, the same bits on every rank", sides, judge, groups)
+    title = "floats: within rounding, the same bits on every rank"
+    return on.case(title, sides, judge, groups, needed=all_reduce_needs(list(values)))
 
 
 # ---- what wrong sums have in common

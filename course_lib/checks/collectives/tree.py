@@ -112,7 +112,8 @@ def broadcast_case(draw: Draw, on: Setting, src: int) -> Case:
         for argument in arguments
     ]
     size = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
-    return on.case(f"from rank {src}, {size}", sides, judge)
+    needed = (count - 1) * values[0].nbytes
+    return on.case(f"from rank {src}, {size}", sides, judge, needed=needed)
 
 
 def traffic(n: int, nbytes: int, suffix: str = "") -> list[Line]:

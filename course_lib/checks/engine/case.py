@@ -133,7 +133,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`."""
+    """One run.
+
+    forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
+    needed: bytes of messages without which the result cannot come about, of all ranks together, by any
+    algorithm: right values with fewer came another way, and turn every line of the run wrong.
+    """
 
     title: str
     sides: list[RankSide]
@@ -141,6 +146,7 @@ class Case:
     recipe: str = CALL
     groups: list[list[int]] = field(default_factory=list)
     forbidden: frozenset[str] = frozenset()
+    needed: int = 0
     timeout: float = SECONDS
     hidden: bool = False
 

@@ -144,15 +144,16 @@ def operations_of(ledger: Ledger) -> list[list]:
 def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
     judged: list[Judged] = []
     for line in sorted(case.lines, key=lambda one: one.aspect in ("communication", "memory")):
-        values_right = all(
-            one.finding.ok for one in judged if one.line.aspect in ("value", "shape")
-        )
+        values_right = all(one.finding.ok for one in judged if is_value(one))
         if line.aspect in ("communication", "memory") and not values_right:
             judged.append(Judged(case, line, wrong(cause="values"), note=WAITS))
             continue
         finding = line.judge(seen)
         judged.append(Judged(case, line, finding, [] if finding.ok else shown))
         shown = shown if finding.ok else []
+    elsewhere = traffic.too_little(seen.operations, case.needed)
+    if elsewhere is not None and all(one.finding.ok for one in judged if is_value(one)):
+        return [Judged(case, line, elsewhere) for line in case.lines]
     return judged
 
 

@@ -59,7 +59,8 @@ class Setting:
         sides: Sequence[RankSide],
         judge: Callable[[Observed], Finding],
         groups: Sequence[Sequence[int]] = (),
-        forbidden: frozenset[str] = BUILT_IN,
+        *,
+        needed: int,
     ) -> Case:
         """The case with `sides` at the members' ranks; `title` unless the setting has its own."""
         title = self.title or title
@@ -70,5 +71,6 @@ class Setting:
             [placed.get(rank) or absent() for rank in range(self.n)],
             [line, *self.more],
             groups=[self.ranks] if self.members else [list(group) for group in groups],
-            forbidden=forbidden,
+            forbidden=BUILT_IN,
+            needed=needed,
         )

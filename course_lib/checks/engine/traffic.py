@@ -41,6 +41,19 @@ def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -
     )
 
 
+def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Finding | None:
+    """Fewer bytes in messages than any algorithm needs, as the finding for all lines of the run."""
+    sent = sum(sent_bytes(rank) for rank in operations)
+    if sent >= needed:
+        return None
+    return wrong(
+        f"all ranks together sent {words.number(sent)} bytes in messages; the result cannot come "
+        f"about with fewer than {words.number(needed)}.",
+        "The values came another way than by messages in the given group.",
+        cause="too few bytes",
+    )
+
+
 def only_messages(weight: float = 1.0) -> Line:
     """The line that is right when nothing forbidden was called (see `Case.forbidden`)."""
     return Line("only point-to-point messages", lambda seen: RIGHT, weight, "communication")

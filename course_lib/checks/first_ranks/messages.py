@@ -81,7 +81,8 @@ class Arrival:
         ]
         judge = both(exact, gaps) if self.in_place else both(exact, alone, new_tensor, gaps)
         title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
-        return on.case(title, sides, judge)
+        moved = sum(source != place for place, source in enumerate(froms))
+        return on.case(title, sides, judge, needed=moved * values[0].nbytes)
 
 
 def new_tensor(seen: Observed) -> Finding:

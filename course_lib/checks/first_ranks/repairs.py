@@ -79,7 +79,9 @@ def circle_case(draw: Draw, on: Setting) -> Case:
     why = "Add into a new tensor, not into the one that was given (and is being sent)."
     sides = [side({"tensor": one}, returned=["tensor"], result=Spec.of(one)) for one in values]
     title = f"{n} ranks, {words.counted(numel, 'element')}"
-    return on.case(title, sides, both(exact, left_alone("tensor", dict(enumerate(values)), why)))
+    judge = both(exact, left_alone("tensor", dict(enumerate(values)), why))
+    # every rank's values must leave it at least once
+    return on.case(title, sides, judge, needed=n * values[0].nbytes)
 
 
 @exercise(points=1, objects=("neighbour_sum",), references=REFERENCE, hint=circle_trouble)

@@ -39,6 +39,14 @@ def ring_all_reduce(tensor, group=None):
     tensor.copy_(buffer)
 
 
+# %% wrong: the real group behind the recorder
+# says: cannot come about with fewer than
+def ring_all_reduce(tensor, group=None):
+    buffer = tensor.contiguous()
+    (group or dist.group.WORLD).inner.allreduce([buffer]).wait()
+    tensor.copy_(buffer)
+
+
 # %% wrong: ours imported
 # says: write your own
 def ring_all_reduce(tensor, group=None):
