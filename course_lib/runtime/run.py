@@ -224,14 +224,17 @@ def well_formed(reply: dict) -> dict:
     chain = error.get("chain") if isinstance(error, dict) else None
     if reply.get("ok") is not False or not isinstance(chain, list) or not chain:
         raise wire.WireError("it says neither what came of the task nor what went wrong")
-    for link in chain:
-        frames = link.get("frames") if isinstance(link, dict) else None
-        texts = isinstance(frames, list) and all(
-            isinstance(link.get(k), str) for k in ("type", "text")
-        )
-        if not texts or not all(is_frame(frame) for frame in frames):
-            raise wire.WireError("its account of an error does not have the agreed form")
+    if not all(is_link(link) for link in chain):
+        raise wire.WireError("its account of an error does not have the agreed form")
     return reply
+
+
+def is_link(link: Any) -> bool:
+    """One exception of a chain, as `rank.describe_error` writes it."""
+    if not isinstance(link, dict) or not isinstance(link.get("frames"), list):
+        return False
+    texts = isinstance(link.get("type"), str) and isinstance(link.get("text"), str)
+    return texts and all(is_frame(frame) for frame in link["frames"])
 
 
 def is_frame(frame: Any) -> bool:
