@@ -10,11 +10,11 @@ READY := .venv/installed.json
 SUBMISSIONS ?=
 ARGS ?=
 
-.PHONY: help setup grade test lab bench notebooks lock doctor clean
+.PHONY: help setup grade test test-all lab bench notebooks lock doctor clean
 
 help: ## this list
 	@echo "usage: make COMMAND"
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(READY) ## make .venv from requirements.lock (the others do it by themselves)
 	@echo ".venv is ready; $(READY) says what is in it"
@@ -37,6 +37,9 @@ grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS
 
 test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
 	@$(PY) -m pytest $(ARGS)
+
+test-all: $(READY) ## the same, with the tests that take long run whole and not in part
+	@COURSE_ALL_TESTS=1 $(PY) -m pytest $(ARGS)
 
 lab: $(READY) ## open JupyterLab on the student notebooks
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
