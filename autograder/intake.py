@@ -1,15 +1,34 @@
-"""A class handed in: which submissions there are, and each one's notebook, readable or not."""
+"""A class handed in: which submissions there are, and what of each one is read.
+
+Of a submission's folder only the notebook and nbgrader's `timestamp.txt` are read, never more than a
+limit of them, and only where they are regular files: a link, a pipe or whatever else lies there was
+put there by somebody, and is named instead of opened.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
+from nbgrader.utils import parse_utc
+
+from autograder.limits import Limits
+
+STAMP = "timestamp.txt"
+STAMP_BYTES = 200
+NAMES_SHOWN = 5
+CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableError(Exception):
@@ -22,7 +41,10 @@ class MissingError(UnreadableError):
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's folder of one assignment, laid out as nbgrader's submitted directory."""
+    """One student's folder of one assignment, laid out as nbgrader's submitted directory.
+
+    `student` is the folder's name, with characters that no table can show written as escapes.
+    """
 
     student: str
     assignment: str
@@ -33,88 +55,227 @@ class Submission:
         return self.folder / f"{self.assignment}.ipynb"
 
 
+@dataclass(frozen=True)
+class HandedIn:
+    """What was read of a submission: the notebook's bytes, the time stamp or "", remarks on both."""
+
+    content: bytes
+    stamp: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+# ---- which submissions there are
+
+
 def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], list[str]]:
     """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
 
-    notes: sentences about folders that are nobody's submission of a `known` assignment.
+    notes: sentences about folders that are nobody's submission of a `known` assignment, and about
+    students whose names had to be written in another way. OSError where `folder` cannot be listed.
     """
     submissions: list[Submission] = []
     notes: list[str] = []
-    for student in sorted(path for path in folder.iterdir() if _is_folder(path)):
-        inside = sorted(path for path in student.iterdir() if _is_folder(path))
-        for path in inside:
-            if path.name in known:
-                submissions.append(Submission(student.name, path.name, path))
+    for path in _listed(folder):
+        name = _printable(path.name)
+        if path.is_symlink():
+            notes.append(f"{name} is a link and is left out: links are not followed.")
+            continue
+        if not path.is_dir():
+            continue
+        if name != path.name:
+            notes.append(f"{path.name!r} is written as {name!r}.")
+        inside = [entry for entry in _listed(path) if entry.is_symlink() or entry.is_dir()]
+        for entry in inside:
+            if entry.name in known:  # also a link: it gets a row, and is not followed
+                submissions.append(Submission(name, entry.name, entry))
             else:
                 notes.append(
-                    f"{path} is left out: there is no assignment {path.name!r}; "
-                    f"there are {', '.join(known)}."
+                    f"{folder.name}/{name}/{_printable(entry.name)} is left out: there is no "
+                    f"assignment {_printable(entry.name)!r}; there are {', '.join(known)}."
                 )
         if not inside:
-            notes.append(f"{student} holds no assignment's folder and is left out.")
+            notes.append(f"{folder.name}/{name} holds no assignment's folder and is left out.")
     return submissions, notes
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
+def _listed(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def stage(submission: Submission, folder: Path) -> None:
-    """Copy the submission's notebook, in nbformat 4, and its time stamp into `folder`.
+def _printable(name: str) -> str:
+    """`name` if it can stand in a table and a database, else with escapes for what cannot."""
+    if name.isprintable():
+        return name
+    raw = name.replace("\\", "\\\\")
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in raw)
 
-    Nothing else that lies beside the notebook takes part in grading. Raises UnreadableError.
+
+# ---- what of a submission is read
+
+
+def collect(submission: Submission, largest: int = Limits().notebook) -> HandedIn:
+    """Read the submission's notebook, at most `largest` bytes of it, and its time stamp.
+
+    The notebook of the assignment's name counts; where there is none, the only other one in the
+    folder. MissingError and UnreadableError are the student's; OSError means that this machine
+    could not read what is there.
     """
-    notebook = read_submission(submission.notebook)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    nbformat.write(notebook, folder / submission.notebook.name)
-    stamp = submission.folder / "timestamp.txt"
-    if stamp.is_file():
-        shutil.copyfile(stamp, folder / stamp.name)
+    folder = submission.folder
+    if folder.is_symlink():
+        raise MissingError("the assignment's folder is a link; links are not followed")
+    notebook, notes = _choose(submission)
+    content = _read_regular(notebook, largest)
+    stamp, remarks = _read_stamp(folder / STAMP)
+    return HandedIn(content, stamp, notes + remarks)
 
 
-def read_submission(path: Path) -> NotebookNode:
-    """The notebook at `path`. Raises MissingError or UnreadableError."""
-    if not path.is_file():
-        others = sorted(other.name for other in path.parent.glob("*.ipynb"))
-        hint = f"; the folder holds {', '.join(others)}" if others else ""
-        raise MissingError(f"{path.name} was not handed in{hint}")
+def _choose(submission: Submission) -> tuple[Path, list[str]]:
+    """(the notebook that counts, remarks)."""
+    wanted = submission.notebook
+    others = [
+        path
+        for path in _listed(submission.folder)
+        if path.suffix == ".ipynb" and path.name != wanted.name and not path.is_dir()
+    ]
+    if os.path.lexists(wanted):
+        return wanted, [f"not read: {_names(others)}"] if others else []
+    if len(others) == 1:
+        return others[0], [f"the notebook was handed in as {_names(others)}"]
+    hint = f"; the folder holds {_names(others)}" if others else ""
+    raise MissingError(f"{wanted.name} was not handed in{hint}")
+
+
+def _names(paths: Iterable[Path]) -> str:
+    names = [_printable(path.name) for path in paths]
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _read_regular(path: Path, largest: int) -> bytes:
+    """The bytes of a regular file. Opens nothing else: a pipe would wait for its other end."""
+    name = _printable(path.name)
     try:
-        data = json.loads(path.read_bytes().decode("utf-8-sig"))
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise UnreadableError(f"{name} is a link or a socket, and no file") from None
+        raise
+    with open(opened, "rb") as file:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError(f"{name} is no regular file")
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        size = max(status.st_size, len(content)) / 2**20
+        raise UnreadableError(
+            f"{name} has {size:.0f} MB; notebooks of up to {largest / 2**20:.0f} MB are read"
+        )
+    return content
+
+
+def _read_stamp(path: Path) -> tuple[str, list[str]]:
+    """(the time stamp as nbgrader's `parse_utc` reads it, or "", remarks)."""
+    if not os.path.lexists(path):
+        return "", []
+    try:
+        text = _read_regular(path, STAMP_BYTES).decode("ascii").strip()
+        parse_utc(text)
+    except (UnreadableError, ValueError, OverflowError):
+        return "", [f"{STAMP} holds no date and was not used"]
+    return text, []
+
+
+# ---- from bytes to a notebook
+
+
+def parse(content: bytes) -> NotebookNode:
+    """The notebook in `content`, of nbformat 4.5, without outputs. Raises UnreadableError."""
+    try:
+        data = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
+        notebook = _as_notebook(_sound(data))
     except UnicodeDecodeError:
         raise UnreadableError("the file is not UTF-8 text, as notebooks are") from None
     except json.JSONDecodeError as error:
         raise UnreadableError(f"the file is not valid JSON: {error}") from None
     except RecursionError:
         raise UnreadableError("the file's JSON is nested too deeply for a notebook") from None
-    return _as_notebook(data)
-
-
-def _as_notebook(data: Any) -> NotebookNode:
-    """Parsed JSON as a notebook of nbformat 4, with what matters for grading in its place."""
-    try:
-        notebook = nbformat.convert(nbformat.from_dict(data), to_version=4)
-        for cell in notebook.cells:
-            _tidy(cell)
-        notebook.metadata = NotebookNode(notebook.get("metadata", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(
             f"the file is JSON but no notebook ({type(error).__name__}: {error})"
         ) from None
+    return notebook
+
+
+def _sound(data: Any) -> Any:
+    """JSON without the halves of characters that it can name and that no file can hold."""
+    if isinstance(data, str):
+        return SURROGATE.sub("\ufffd", data)
+    if isinstance(data, list):
+        return [_sound(one) for one in data]
+    if isinstance(data, dict):
+        return {_sound(key): _sound(value) for key, value in data.items()}
+    return data
+
+
+def _as_notebook(data: Any) -> NotebookNode:
+    """Parsed JSON as a notebook of nbformat 4.5, with what matters for grading in its place."""
+    if isinstance(data.get("cells"), list):
+        # Also what calls itself newer than anything known: it has what a notebook needs.
+        data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": data["cells"]}
+    elif not isinstance(data.get("worksheets"), list):
+        raise ValueError("it has no list of cells")
+    notebook = nbformat.convert(nbformat.from_dict(data), to_version=4)
+    seen: set[str] = set()
+    for index, cell in enumerate(notebook.cells):
+        _tidy(cell)
+        name = cell.get("id")
+        if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in seen:
+            cell["id"] = f"handed-in-{index}"
+        seen.add(cell["id"])
+    notebook.metadata = NotebookNode()
     notebook.nbformat_minor = 5
     return notebook
 
 
 def _tidy(cell: NotebookNode) -> None:
-    """One cell as nbformat 4.5 has it: text in one string, its own id, no outputs."""
+    """One cell as nbformat 4.5 has it: text in one string, metadata a mapping, no outputs."""
     source = cell["source"]
     cell["source"] = "".join(source) if isinstance(source, list) else str(source)
-    cell["metadata"] = NotebookNode(cell.get("metadata", {}))
+    metadata = cell.get("metadata")
+    cell["metadata"] = NotebookNode(metadata if isinstance(metadata, dict) else {})
+    tags = cell.metadata.get("tags")
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        cell.metadata.pop("tags", None)
     if cell["cell_type"] not in ("code", "markdown", "raw"):
         cell["cell_type"] = "raw"
+    if cell["cell_type"] == "code" or not isinstance(cell.get("attachments"), dict):
+        cell.pop("attachments", None)
     if cell["cell_type"] == "code":
         cell["outputs"], cell["execution_count"] = [], None
     else:
         cell.pop("outputs", None)
         cell.pop("execution_count", None)
+
+
+# ---- for nbgrader's own pipeline
+
+
+def stage(submission: Submission, folder: Path) -> None:
+    """Copy the submission's notebook, in nbformat 4, and its time stamp into `folder`.
+
+    Raises what `collect` and `parse` raise.
+    """
+    handed_in = collect(submission)
+    notebook = parse(handed_in.content)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    nbformat.write(notebook, folder / submission.notebook.name)
+    if handed_in.stamp:
+        (folder / STAMP).write_text(handed_in.stamp)
+
+
+def read_submission(path: Path) -> NotebookNode:
+    """The notebook at `path`. Raises MissingError or UnreadableError."""
+    folder = path.parent
+    return parse(collect(Submission(folder.parent.name, path.stem, folder)).content)

@@ -361,8 +361,9 @@ def test_a_folder_that_is_no_submission_is_named(tmp_path: Path) -> None:
 
 
 def test_a_notebook_under_another_name_is_named(tmp_path: Path) -> None:
-    (tmp_path / "00_toy (1).ipynb").write_text("{}")
-    with pytest.raises(UnreadableError, match=r"holds 00_toy \(1\).ipynb"):
+    for number in (1, 2):
+        (tmp_path / f"00_toy ({number}).ipynb").write_text("{}")
+    with pytest.raises(UnreadableError, match=r"holds 00_toy \(1\).ipynb, 00_toy \(2\).ipynb"):
         read_submission(tmp_path / "00_toy.ipynb")
 
 

@@ -1,0 +1,216 @@
+"""What is read of a folder that somebody handed in: the notebook, a time stamp, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder.intake import (
+    MissingError,
+    Submission,
+    UnreadableError,
+    collect,
+    find_submissions,
+    parse,
+)
+
+NOTEBOOK = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1", id="a")])
+TEXT = nbformat.writes(NOTEBOOK).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "class" / "ann" / "00_toy"
+    made.mkdir(parents=True)
+    return made
+
+
+def submission(folder: Path) -> Submission:
+    return Submission("ann", "00_toy", folder)
+
+
+# ---- which file counts
+
+
+def test_the_notebook_of_the_right_name_counts(folder: Path) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    (folder / "00_toy-Copy1.ipynb").write_bytes(b"{")
+    (folder / "._00_toy.ipynb").write_bytes(b"{")  # what macOS leaves in archives
+    (folder / ".ipynb_checkpoints").mkdir()
+    found = collect(submission(folder))
+    assert (found.content, found.stamp) == (TEXT, "")
+    assert found.notes == ["not read: 00_toy-Copy1.ipynb"]
+
+
+def test_a_renamed_notebook_counts_when_it_is_the_only_one(folder: Path) -> None:
+    (folder / "final (2).ipynb").write_bytes(TEXT)
+    (folder / "notes.txt").write_text("beside it")
+    found = collect(submission(folder))
+    assert found.content == TEXT
+    assert found.notes == ["the notebook was handed in as final (2).ipynb"]
+
+
+def test_of_several_other_names_none_is_chosen(folder: Path) -> None:
+    for number in range(7):
+        (folder / f"{number}.ipynb").write_bytes(TEXT)
+    with pytest.raises(MissingError, match=r"holds 0.ipynb, .*, 4.ipynb and 2 more"):
+        collect(submission(folder))
+
+
+def test_an_empty_folder_is_missing(folder: Path) -> None:
+    with pytest.raises(MissingError, match=r"00_toy\.ipynb was not handed in$"):
+        collect(submission(folder))
+
+
+# ---- nothing but regular files is opened
+
+
+def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "somebody-else.ipynb"
+    secret.write_bytes(TEXT)
+    (folder / "00_toy.ipynb").symlink_to(secret)
+    with pytest.raises(UnreadableError, match="is a link"):
+        collect(submission(folder))
+    (folder / "00_toy.ipynb").rename(folder / "renamed.ipynb")
+    with pytest.raises(UnreadableError, match="is a link"):
+        collect(submission(folder))
+
+
+def test_a_folder_that_is_a_link_gets_a_row_and_is_not_followed(folder: Path) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    students = folder.parent.parent
+    (students / "bob").mkdir()
+    (students / "bob" / "00_toy").symlink_to(folder)
+    (students / "eve").symlink_to(folder.parent)
+    found, notes = find_submissions(students, ["00_toy"])
+    assert [one.student for one in found] == ["ann", "bob"]
+    assert notes == ["eve is a link and is left out: links are not followed."]
+    with pytest.raises(MissingError, match="is a link"):
+        collect(found[1])
+
+
+def test_a_pipe_does_not_keep_the_grader_waiting(folder: Path) -> None:
+    os.mkfifo(folder / "00_toy.ipynb")
+    with pytest.raises(UnreadableError, match="no regular file"):
+        collect(submission(folder))
+
+
+def test_a_socket_is_no_notebook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)  # the path of a socket is limited to 100 bytes
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("00_toy.ipynb")
+        with pytest.raises(UnreadableError, match="no file"):
+            collect(submission(folder))
+
+
+def test_a_huge_file_is_not_read(folder: Path) -> None:
+    with open(folder / "00_toy.ipynb", "wb") as file:
+        file.truncate(100 << 20)
+    with pytest.raises(UnreadableError, match="has 100 MB; notebooks of up to 20 MB are read"):
+        collect(submission(folder))
+    with pytest.raises(UnreadableError, match=r"not valid JSON"):
+        parse(collect(submission(folder), largest=200 << 20).content)
+
+
+# ---- the time stamp
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("2026-11-21 10:00:00 UTC\n", True),
+        ("2026-11-21 10:00:00 Europe/Paris", True),
+        ("last Tuesday", False),
+        ("x" * 10_000, False),
+        ("\u00e4", False),
+        ("99999-01-01", False),
+    ],
+)
+def test_a_time_stamp_is_used_when_it_is_one(folder: Path, text: str, used: bool) -> None:
+    (folder / "00_toy.ipynb").write_bytes(TEXT)
+    (folder / "timestamp.txt").write_text(text)
+    found = collect(submission(folder))
+    assert found.stamp == (text.strip() if used else "")
+    assert found.notes == ([] if used else ["timestamp.txt holds no date and was not used"])
+
+
+# ---- names of students
+
+
+def test_odd_names_are_written_so_that_a_table_can_hold_them(tmp_path: Path) -> None:
+    for raw in (
+        b"plain",
+        b"two words",
+        "Zo\u00eb".encode(),
+        b"line\nbreak",
+        b"red\x1b[31m",
+        b"\xff\xfe",
+    ):
+        os.makedirs(os.path.join(os.fsencode(tmp_path), raw, b"00_toy"))
+    found, notes = find_submissions(tmp_path, ["00_toy"])
+    names = {one.student for one in found}
+    assert names == {
+        *("plain", "two words", "Zo\u00eb"),
+        *("line\\nbreak", "red\\x1b[31m", "\\udcff\\udcfe"),
+    }
+    assert len(notes) == 3
+    for one in found:
+        one.student.encode()  # a database and a file can hold it
+        assert one.folder.is_dir()
+
+
+# ---- from bytes to a notebook
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[1, 2]", "no notebook"),
+        (b"3", "no notebook"),
+        (b"{}", "no notebook"),
+        (b'{"cells": {}}', "no notebook"),
+        (b'{"cells": [7]}', "no notebook"),
+        (b'{"cells": [{"cell_type": "code"}]}', "no notebook"),
+        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "no notebook"),
+        (b"[" * 100_000, "too deeply"),
+        (b'{"cells": [' + b"[" * 800 + b"]" * 800 + b"]}", "no notebook|too deeply"),
+        (b"9" * 10_000, "no notebook"),
+    ],
+)
+def test_what_is_no_notebook_is_said(content: bytes, said: str) -> None:
+    with pytest.raises(UnreadableError, match=said):
+        parse(content)
+
+
+def test_a_notebook_comes_back_tidied() -> None:
+    cells = [
+        {"cell_type": "code", "source": ["a = 1\n", "b"], "id": [1], "metadata": 3, "outputs": 7},
+        {"cell_type": "markdown", "source": "c", "id": "same", "outputs": [], "attachments": 4},
+        {"cell_type": "sorcery", "source": "d", "id": "same", "metadata": {"tags": [float("nan")]}},
+        {"cell_type": "raw", "source": "half \ud83d", "id": "e" * 100},
+    ]
+    data = {"nbformat": 77, "nbformat_minor": "x", "metadata": [], "cells": cells}
+    notebook = parse(json.dumps(data).encode())
+    assert [cell.cell_type for cell in notebook.cells] == ["code", "markdown", "raw", "raw"]
+    assert [cell["id"] for cell in notebook.cells] == [
+        *("handed-in-0", "same", "handed-in-2", "handed-in-3"),
+    ]
+    assert notebook.cells[0].source == "a = 1\nb"
+    assert notebook.cells[0].outputs == []
+    assert notebook.cells[3].source == "half \ufffd"
+    nbformat.validate(notebook)
+    nbformat.writes(notebook).encode()
+
+
+def test_notebooks_of_old_editors_are_read() -> None:
+    old = nbformat.convert(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1")]), 3)
+    (cell,) = parse(nbformat.writes(old, version=3).encode()).cells
+    assert (cell.cell_type, cell.source) == ("code", "a = 1")
