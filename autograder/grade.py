@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 from nbgrader import preprocessors as nbgrader
 from nbgrader.converters import Autograde, NbGraderException
 from nbgrader.coursedir import CourseDirectory
+from nbgrader.utils import compute_checksum
 from traitlets.config import Config
 from traitlets.log import get_logger
 
@@ -25,7 +27,7 @@ from autograder.feedback import write_feedback, write_note
 from autograder.gradebook import ClassBook
 from autograder.intake import MissingError, Submission, UnreadableError, stage
 from autograder.preprocessors.grading import ExecuteSubmission, RestoreCells, SaveScores
-from autograder.scores import one_line
+from autograder.scores import DIED, TIME_LIMIT, one_line, own_error, score_cell
 from autograder.table import Row, shown
 
 Show = Callable[[str], None]
@@ -108,7 +110,7 @@ class Grader:
         except NbGraderException as error:
             raise (converter.failure or error) from error
         result = self.out / "autograded" / student / assignment / f"{assignment}.ipynb"
-        return statuses.of_notebook(nbformat.read(result, as_version=4))
+        return _status_of(nbformat.read(result, as_version=4))
 
     def _without_notebook(
         self, submission: Submission, score: float | None, status: str, reason: str
@@ -149,3 +151,35 @@ def grade_class(
         show(f"{points}, {row.status} ({time.monotonic() - began:.1f} s)\n")
         rows.append(row)
     return rows
+
+
+def _status_of(notebook: NotebookNode) -> tuple[str, str]:
+    """(status, reason) of an executed submission; reason is "" when all points are there."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    exercises = [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("solution")]
+    if exercises and all(_untouched(cell) for cell in exercises):
+        return statuses.BLANK, "nothing was written into any exercise"
+    for status, kind in ((statuses.KERNEL_DIED, DIED), (statuses.TIMED_OUT, TIME_LIMIT)):
+        for cell in cells:
+            if sentence := own_error(cell, (kind,)):
+                named = "" if status == statuses.KERNEL_DIED else _named(cell)
+                return status, f"{named}{sentence}"
+    return statuses.GRADED, _first_loss(cells)
+
+
+def _untouched(cell: NotebookNode) -> bool:
+    return cell.metadata["nbgrader"].get("checksum") == compute_checksum(cell)
+
+
+def _named(cell: NotebookNode) -> str:
+    name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+    return f"{name.removesuffix('_check')}: " if name else ""
+
+
+def _first_loss(cells: list[NotebookNode]) -> str:
+    for cell in cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            score = score_cell(cell)
+            if score.points < score.maximum:
+                return f"{_named(cell)}{score.reason}"
+    return ""

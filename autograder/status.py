@@ -1,48 +1,28 @@
-"""What became of a submission: its status and the first reason why points are missing."""
+"""What became of a submission, in one word or two. The reason beside it is a sentence."""
 
 from __future__ import annotations
 
-from nbformat import NotebookNode
-from nbgrader.utils import compute_checksum
-
-from autograder.scores import DIED, TIME_LIMIT, own_error, score_cell
+from collections.abc import Iterable
 
 GRADED = "graded"  # every cell ran to its end; the score may be anything
 BLANK = "blank"  # every exercise is as it was handed out
-TIMED_OUT = "timed out"  # a cell or the submission reached its limit; what ran keeps its points
-KERNEL_DIED = "kernel died"  # what ran before keeps its points
+# A limit costs only what it hit: the other exercises keep their points.
+KERNEL_DIED = "kernel died"  # the notebook's process ended
+OUT_OF_MEMORY = "out of memory"
+TIMED_OUT = "timed out"  # a cell, a check or the submission reached its limit
+TOO_MANY_PROCESSES = "too many processes"  # or threads, or open files
+DISK_FULL = "disk full"
+TOO_MUCH_OUTPUT = "too much output"  # what is beyond the limit was left out
 UNREADABLE = "unreadable"  # what was handed in is no notebook: 0 points
 MISSING = "missing"  # the assignment's folder holds no notebook of its name: 0 points
 UNGRADED = "ungraded"  # the grading itself failed: no score
 
-
-def of_notebook(notebook: NotebookNode) -> tuple[str, str]:
-    """(status, reason) of an executed submission; reason is "" when all points are there."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    exercises = [cell for cell in cells if cell.metadata.get("nbgrader", {}).get("solution")]
-    if exercises and all(_untouched(cell) for cell in exercises):
-        return BLANK, "nothing was written into any exercise"
-    for status, kind in ((KERNEL_DIED, DIED), (TIMED_OUT, TIME_LIMIT)):
-        for cell in cells:
-            if sentence := own_error(cell, (kind,)):
-                named = "" if status == KERNEL_DIED else _named(cell)
-                return status, f"{named}{sentence}"
-    return GRADED, _first_loss(cells)
+LIMITS = (
+    KERNEL_DIED, OUT_OF_MEMORY, TIMED_OUT, TOO_MANY_PROCESSES, DISK_FULL, TOO_MUCH_OUTPUT,
+)  # fmt: skip
+PRECEDENCE = (*LIMITS, BLANK, GRADED)
 
 
-def _untouched(cell: NotebookNode) -> bool:
-    return cell.metadata["nbgrader"].get("checksum") == compute_checksum(cell)
-
-
-def _named(cell: NotebookNode) -> str:
-    name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
-    return f"{name.removesuffix('_check')}: " if name else ""
-
-
-def _first_loss(cells: list[NotebookNode]) -> str:
-    for cell in cells:
-        if cell.metadata.get("nbgrader", {}).get("grade"):
-            score = score_cell(cell)
-            if score.points < score.maximum:
-                return f"{_named(cell)}{score.reason}"
-    return ""
+def worst(statuses: Iterable[str]) -> str:
+    """The one of `statuses`, all from PRECEDENCE, that a submission gets; GRADED without any."""
+    return min(statuses, key=PRECEDENCE.index, default=GRADED)
