@@ -1,0 +1,235 @@
+"""What tells whether a row succeeded after all: marks, connections, secrets in outputs, processes, files.
+
+Nothing here asks the submission. Each witness looks from outside at what a success would have left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+from autograder.faults.desk import ASSIGNMENT, Course, script_word
+from autograder.result import Result
+
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+GONE_WITHIN = 5.0  # seconds in which what grading ended is gone
+LARGEST_KEPT = 8 << 20  # bytes: more of one submission means that its output was kept whole
+
+# ---- connections
+
+
+@dataclass
+class Listener:
+    """Waits for connections on the grader's machine, by TCP and by an abstract name."""
+
+    port: int = 0
+    callers: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Listener]:
+        with contextlib.ExitStack() as stack:
+            tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            self.port = tcp.getsockname()[1]
+            local = stack.enter_context(socket.socket(socket.AF_UNIX))
+            local.bind(f"\0selftest-{self.port}")
+            local.listen()
+            threads = [
+                threading.Thread(target=self._wait, args=(kind, one), daemon=True)
+                for kind, one in (("TCP", tcp), ("an abstract socket", local))
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                yield self
+            finally:
+                for one in (tcp, local):
+                    one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+                for thread in threads:
+                    thread.join()
+
+    def _wait(self, kind: str, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # shut down: the end
+                return
+            connection.close()
+            self.callers.append(kind)
+
+
+# ---- processes
+
+
+def children_of(pid: int) -> list[int]:
+    """The living processes below `pid`; a zombie, which its parent has only to read, is none."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, rest = entry.read_text().rpartition(")")
+        except OSError:  # it ended meanwhile
+            continue
+        state, parent = rest.split()[:2]
+        if state not in "ZX":
+            parents.setdefault(int(parent), []).append(int(entry.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+@dataclass
+class Leftovers:
+    """Processes that were started under the watch and still run at its end, each in words."""
+
+    found: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def watching_processes() -> Iterator[Leftovers]:
+    """Within, every orphan of this process's descendants becomes its child, so that none is overlooked.
+
+    What was started within and still runs some seconds after the end is told, and ended. Only where
+    Linux is; elsewhere nothing is watched.
+    """
+    left = Leftovers()
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "prctl") or not Path("/proc/self/stat").exists():
+        left.found.append("this system does not tell which processes were left behind")
+        yield left
+        return
+    was = ctypes.c_int()
+    library.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0)
+    library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = set(children_of(os.getpid()))
+    try:
+        yield left
+    finally:
+        deadline = time.monotonic() + GONE_WITHIN
+        while (new := set(children_of(os.getpid())) - before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in sorted(new):
+            left.found.append(f"process {pid} was left behind: {_command(pid)}")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        library.prctl(PR_SET_CHILD_SUBREAPER, was.value, 0, 0, 0)
+
+
+def _command(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "it has ended meanwhile"
+    return line.replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+
+
+# ---- files
+
+
+def snapshot(*folders: Path) -> dict[str, str]:
+    """What lies in the folders: {path: digest of a file's content, or what else it is}."""
+    found = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if "__pycache__" in path.parts:
+                continue
+            if path.is_symlink() or not path.is_file():
+                found[str(path)] = "folder" if path.is_dir() else "no regular file"
+            else:
+                with open(path, "rb") as file:
+                    found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Sentences about what was written, changed or removed."""
+    told = [f"{path} was written" for path in sorted(after.keys() - before.keys())]
+    told += [f"{path} was removed" for path in sorted(before.keys() - after.keys())]
+    both = before.keys() & after.keys()
+    return told + [f"{path} was changed" for path in sorted(both) if before[path] != after[path]]
+
+
+# ---- what one submission left behind
+
+
+def signs_of_success(course: Course, student: str, result: Result) -> list[str]:
+    """What the row of `student` got away with, a sentence each; none where it got nothing."""
+    found = []
+    if (course.marks / student).exists():
+        found.append("it wrote a file outside the sandbox")
+    kept = course.out / "autograded" / student / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
+    if kept.is_file():
+        if kept.stat().st_size > LARGEST_KEPT:
+            found.append(f"{kept.stat().st_size >> 20} MB of it were kept")
+        elif course.canary in _outputs(kept):
+            found.append("it printed a secret of the instructor's")
+    if course.canary in json.dumps(result.to_json()):
+        found.append("its result holds a secret of the instructor's")
+    page = course.out / "feedback" / student / ASSIGNMENT / f"{ASSIGNMENT}.html"
+    if page.is_file():
+        text = page.read_text(encoding="utf-8")
+        found += [f"the feedback page runs script in {one}" for one in active(text, student)]
+    return found
+
+
+def _outputs(notebook: Path) -> str:
+    """The outputs of the cells, without what the student wrote into them."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return json.dumps([cell.get("outputs", []) for cell in cells])
+
+
+def planted_triggers(book: Path) -> list[str]:
+    """The triggers in a gradebook; nbgrader's has none of its own."""
+    if not book.is_file():
+        return []
+    with contextlib.closing(sqlite3.connect(f"file:{book}?mode=ro", uri=True)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        return [f"the gradebook holds a trigger {name!r}" for (name,) in names]
+
+
+class _Active(HTMLParser):
+    """Collects the places of a page in which a word would run as script."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.word = word
+        self.open = ""
+        self.places: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open = tag
+        for name, value in attrs:
+            if self.word not in (value or ""):
+                continue
+            runs = re.match(r"\s*(javascript|data):", value or "", re.IGNORECASE)
+            if name.startswith("on") or name == "srcdoc" or runs:
+                self.places.append(f"<{tag} {name}=...>")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.open == "script" and self.word in data:
+            self.places.append("<script>")
+
+
+def active(page: str, student: str) -> list[str]:
+    """The places of an HTML page in which script of this student's row would run."""
+    parser = _Active(script_word(student))
+    parser.feed(page)
+    parser.close()
+    return parser.places
