@@ -91,7 +91,10 @@ ROWS = [
     ),
     hanging("hangs-in-c", "import itertools\nsum(itertools.repeat(0))"),
     hanging("stops-itself", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
-    hanging("endless-printing", "while True:\n    print('and again')"),
+    Row(
+        "endless-printing", KERNEL, before("while True:\n    print('and again ' * 1_000)"),
+        "too much output", LOST, GOES_ON, BY_SIZE, says="output|print", unsafe=True,
+    ),
     flooding("a-million-lines", "for i in range(1_000_000):\n    print('line', i)"),
     flooding("a-line-of-200-mb", "print('x' * 200_000_000)", unsafe=True),
     flooding("a-display-of-50-mb", "from IPython.display import HTML\ndisplay(HTML('x' * 50_000_000))"),

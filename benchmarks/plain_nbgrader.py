@@ -1,0 +1,158 @@
+"""The fault matrix under plain nbgrader: which rows get the right score there?
+
+    python -m benchmarks.plain_nbgrader [--write] [row ...]
+
+A temporary course in nbgrader's own layout and with its own configuration: the notebook with its hidden
+tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. The
+only settings are a time-out of ten seconds a cell and the layout. nbgrader knows no statuses, so a row is
+right when its score is (no score is as good as 0) and nothing of it got through; honest rows are graded
+first, and once more when all the others are through.
+
+Rows that would harm the machine are not run. The others run in a process namespace of their own, under
+limits of memory and file size and with a temporary home: that protects this machine, not the scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from nbgrader.api import Gradebook, MissingEntry
+
+from autograder.faults import ROWS
+from autograder.faults.desk import ASSIGNMENT, Course, desks
+from autograder.faults.row import HONEST, Row
+from autograder.faults.witnesses import Listener, signs_of_success
+from autograder.kernels import prefer_this_environment
+from autograder.result import Result, write_whole
+
+STORED = Path(__file__).resolve().parent.parent / "autograder" / "faults" / "plain_nbgrader.json"
+CONFIG = """
+c = get_config()
+c.CourseDirectory.course_id = "plain"
+c.ExecutePreprocessor.timeout = 10
+"""
+SECONDS = 120.0  # for one submission; then its processes are ended
+LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 16 << 30
+NOT_RUN = "not run, unsafe without a sandbox"
+RIGHT, WRONG = "right", "wrong"
+VERSIONS = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
+
+
+def contained(command: Sequence[str]) -> list[str]:
+    """`command` under limits, and so that all that it started ends with it."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return [
+        "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child",
+        "prlimit", f"--as={ADDRESS_SPACE}", f"--fsize={LARGEST_FILE}", "--nofile=1024", "--core=0",
+        *command,
+    ]  # fmt: skip
+
+
+class PlainCourse:
+    """A course as plain nbgrader has it, in `course.out`, with the instructor's notebook released."""
+
+    def __init__(self, course: Course):
+        self.course, self.root = course, course.out
+        (self.root / "nbgrader_config.py").write_text(CONFIG)
+        source = self.root / "source" / ASSIGNMENT
+        source.mkdir(parents=True)
+        shutil.copy(course.solutions / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", source)
+        self.run("generate_assignment", ASSIGNMENT, check=True)
+
+    def run(self, *arguments: str, check: bool = False) -> None:
+        """`nbgrader` with these arguments. CalledProcessError where `check` and it failed."""
+        home = self.course.folder / "home"
+        home.mkdir(exist_ok=True)
+        command = contained([sys.executable, "-m", "nbgrader", *arguments])
+        environment = {**os.environ, "HOME": str(home)}
+        with open(self.root / "nbgrader.log", "ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.root, env=environment, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()  # with it goes the namespace, and all processes in there
+                code = process.wait()
+        if check and code:
+            raise subprocess.CalledProcessError(code, command)
+
+    def grade(self, student: str) -> float | None:
+        """The automatic score of a submission that is graded now; None where nbgrader gave none."""
+        self.run("autograde", ASSIGNMENT, "--student", student, "--force")
+        with Gradebook(f"sqlite:///{self.root / 'gradebook.db'}") as book:
+            try:
+                submission = book.find_submission(ASSIGNMENT, student)
+            except MissingEntry:
+                return None
+            grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
+            scores = [grade.auto_score for grade in grades if grade.auto_score is not None]
+            return float(sum(scores)) if scores else None
+
+
+def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
+    """(row, {"outcome": ..., "score": ...}) of each row, in the order in which they are graded."""
+    prefer_this_environment()
+    honest = [row for row in rows if row.group == HONEST]
+    others = [row for row in rows if row.group != HONEST]
+    with tempfile.TemporaryDirectory() as scratch, Listener().listening() as listener:
+        course = Course(Path(scratch) / "course", port=listener.port)
+        course.make()
+        for row, desk in zip(rows, desks(course, [row.name for row in rows]), strict=True):
+            if not row.unsafe:
+                row.make(desk)
+        plain = PlainCourse(course)
+        # the submissions lie where nbgrader looks for them
+        shutil.move(course.submissions, plain.root / "submitted")
+        for row in (*honest, *others, *honest):
+            if row.unsafe:
+                yield row.name, {"outcome": NOT_RUN}
+            else:
+                heard = len(listener.callers)
+                score = plain.grade(row.name)
+                got = [f"by {one}" for one in listener.callers[heard:]]
+                got += signs_of_success(course, row.name, Result(row.name, ASSIGNMENT, ""))
+                right = row.points is not None and (score or 0.0) == row.points and not got
+                yield row.name, {"outcome": RIGHT if right else WRONG, "score": score}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plain_nbgrader")
+    parser.add_argument("row", nargs="*", help="rows to measure; all when none is named")
+    parser.add_argument("--write", action="store_true", help=f"keep the outcome in {STORED.name}")
+    options = parser.parse_args()
+    known = {row.name: row for row in ROWS}
+    if unknown := sorted(set(options.row) - set(known)):
+        parser.error(f"there is no row {', '.join(unknown)}")
+    chosen = [known[name] for name in options.row] or ROWS
+    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    outcomes = {
+        name: one for name, one in stored.get("rows", {}).items() if name in known
+    }  # measured before, in pieces
+    began = time.monotonic()
+    for name, outcome in measure(chosen):
+        outcomes[name] = outcome
+        print(f"{time.monotonic() - began:7.1f} s  {name}: {outcome}", flush=True)
+    versions = {name: version(name) for name in VERSIONS}
+    versions["python"] = sys.version.split()[0]
+    if options.write:
+        kept = {"versions": versions, "rows": dict(sorted(outcomes.items()))}
+        write_whole(STORED, json.dumps(kept, indent=1) + "\n")
+    right = sum(one["outcome"] == RIGHT for one in outcomes.values())
+    print(f"plain nbgrader {versions['nbgrader']} gets {right} of {len(outcomes)} rows right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
