@@ -109,7 +109,7 @@ def test_no_rank_survives_its_call(how: str, assert_no_orphans: Assert) -> None:
 
     before = listing()
     launch(dist.get_rank, world_size=3)
-    spare = set(pools._spares[3, "gloo", True].pids)
+    spare = set(pools._spares[3, "gloo", True, None].pids)
     if how in ("raise", "loop"):
         with pytest.raises(RankError):
             launch(body, world_size=3, timeout=1)
@@ -129,7 +129,7 @@ def test_nothing_is_left_when_the_program_ends(
         """
         launch(body, "subprocess", world_size=4)
         launch(body, "fine", world_size=2)
-        tell("pids", *[pool.preloaded().process.pid, *pool._spares[2, "gloo", True].pids])
+        tell("pids", *[pool.preloaded().process.pid, *pool._spares[2, "gloo", True, None].pids])
         """
     )
     pids = [int(p) for p in read_until(process, "pids").split("pids")[1].split()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 import signal
@@ -205,7 +204,9 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
         if code >= 0
         else f"killed by {signal_name(-code)}"
     )
-    if code == -signal.SIGKILL:
+    if watch.pool.children.limit:
+        how = f"ended by the sandbox: its processes held too much {watch.pool.children.limit}"
+    elif code == -signal.SIGKILL:
         how += " (usually the system, out of memory; or a kill from outside)"
     if code in (-signal.SIGSEGV, -signal.SIGABRT):
         how += " (C code crashed; what it said stands in the output above)"
@@ -316,5 +317,4 @@ def line_text(place: str) -> str:
 
 def frame_text(file: str, line: int, function: str) -> str:
     place, source = where(f"{file}|{line}")
-    source = source or linecache.getline(file, line).strip()
     return f"{place}, in {function}" + (f"\n    {source}" if source else "")

@@ -10,10 +10,19 @@ import sys
 def where(place: str) -> tuple[str, str]:
     """ "file|line" -> ("Cell In[5], line 3", the text of the line)."""
     file, _, number = place.rpartition("|")
-    if not file:
+    if not file or not number.isdecimal():
         return "", ""
     line = int(number)
-    return f"{file_name(file)}, line {line}", linecache.getline(file, line).strip()
+    return f"{file_name(file)}, line {line}", source_line(file, line)
+
+
+read_files = True  # False where whoever names a file must not be shown what is in it
+
+
+def source_line(file: str, line: int) -> str:
+    if not read_files and file not in linecache.cache:
+        return ""
+    return linecache.getline(file, line).strip()
 
 
 def file_name(file: str) -> str:

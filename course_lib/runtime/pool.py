@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import select
@@ -12,45 +11,57 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from course_lib.ledger import rows
 from course_lib.runtime import wire
+from course_lib.runtime.children import Children, Entry
 from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.sandbox.spec import Sandbox
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PRELOAD = ("torch", "torch.distributed", "numpy.random", "cloudpickle", "course_lib.runtime.rank",
-           "course_lib.runtime.call")  # fmt: skip
+           "course_lib.runtime.call", "course_lib.runtime.sandbox.init")  # fmt: skip
+RANK = "course_lib.runtime.rank:start"
+SPARES = 3
+STACK = 1 << 20  # bytes of a stack that are read
 
 
 class Preloaded:
-    """A process that has imported torch and forks ranks on request."""
+    """A process that has imported torch and forks others on request.
 
-    def __init__(self, modules: tuple[str, ...] = ()):
+    environment: what it is started with, instead of this process's own; `modules` are imported there.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = (), environment: dict[str, str] | None = None):
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.environment = dict(os.environ)
-        environment = dict(
-            os.environ, **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
+        self.environment = dict(os.environ if environment is None else environment)
+        given = dict(
+            self.environment, **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
             PYTORCH_NVML_BASED_CUDA_CHECK="1",
         )  # fmt: skip
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        given.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         code = (
             f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
             "from course_lib.runtime.preload import main\n"
             f"main({there.fileno()}, {os.getpid()}, {[*PRELOAD, *modules]!r})"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[there.fileno()], env=environment,
+            [sys.executable, "-c", code], pass_fds=[there.fileno()], env=given,
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip
         there.close()
         self.socket, self.owner = here, os.getpid()
-        self.forked: dict[int, dict] = {}
-        self.exits: dict[tuple[int, int], int] = {}
+        self.groups: dict[int, Children] = {}
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
+
+    def spawn(self, entries: Sequence[Entry], sandbox: Sandbox | None = None) -> Children:
+        """Fork one process for each entry; see `Children`."""
+        return Children(self, entries, sandbox)
 
     def read(self, wait: float | None = 0) -> bool:
         """Take in what the process has told; False when nothing came within `wait` seconds."""
@@ -60,11 +71,9 @@ class Preloaded:
         if not data:
             raise LaunchError(self.obituary())
         message = json.loads(data)
-        if "forked" in message:
-            self.forked[message["forked"]] = message
-        elif "exit" in message:
-            pool, rank, code = message["exit"]
-            self.exits[pool, rank] = code
+        group = self.groups.get(message.get("of"))
+        if group is not None:  # else it speaks of children that were ended
+            group.take(message)
         return True
 
     def obituary(self) -> str:
@@ -93,19 +102,35 @@ class Preloaded:
             self.process.stderr.close()
 
 
+class Adopted(Preloaded):
+    """A server that somebody else started, in the same sandbox, and handed over as a socket."""
+
+    def __init__(self, sock: socket.socket):
+        self.socket, self.owner = sock, os.getpid()
+        self.environment = dict(os.environ)
+        self.groups = {}
+        self.gone = False
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and not self.gone
+
+    def obituary(self) -> str:
+        self.gone = True
+        return "the process that forks the ranks has ended; no more ranks can be launched here."
+
+    def close(self) -> None:
+        self.socket.close()
+
+
 class Pool:
     """N ranks, forked and joining their process group, for one task (or several, under NCCL)."""
 
-    count = 0
-
-    def __init__(self, preloaded: Preloaded, world_size: int, backend: str, record: bool):
-        Pool.count += 1
-        self.id, self.preloaded, self.world_size, self.backend = (
-            Pool.count,
-            preloaded,
-            world_size,
-            backend,
-        )
+    def __init__(
+        self, preloaded: Preloaded, world_size: int, backend: str, record: bool,
+        sandbox: Sandbox | None = None,
+    ):  # fmt: skip
+        self.preloaded, self.world_size, self.backend = preloaded, world_size, backend
+        self.sandbox = sandbox
         self.hello: set[int] = set()
         self.ended = False
         store = rows.anonymous_file("course-store")
@@ -116,8 +141,8 @@ class Pool:
         self.pipes: list[tuple[int, int]] = []  # stdout, stderr
         self.logs: list[tuple[int, int]] = []  # rows, texts
         self.stacks: list[int] = []
-        given = [store, board]
-        for _ in range(world_size):
+        handed_over, entries = [store, board], []
+        for rank in range(world_size):
             mine, its = socket.socketpair()
             mine.setblocking(False)
             out, out_end = os.pipe()
@@ -131,39 +156,28 @@ class Pool:
             self.pipes.append((out, err))
             self.logs.append(log)
             self.stacks.append(stack)
-            # the logs and stacks are shared with the rank, the rest is handed over
-            given += [its.detach(), out_end, err_end, os.dup(log[0]), os.dup(log[1]), os.dup(stack)]
-        order = {"pool": self.id, "world_size": world_size, "backend": backend, "record": record}
+            ends = [its.detach(), out_end, err_end]
+            handed_over += ends
+            order = {"rank": rank, "world_size": world_size, "backend": backend, "record": record}
+            # the store, the board, the logs and the stacks are shared with the rank
+            entries.append((RANK, order, [store, board, *ends, *log, stack]))
         try:
-            socket.send_fds(preloaded.socket, [json.dumps(order).encode()], given)
-        except OSError:
-            raise LaunchError(preloaded.obituary()) from None
+            self.children = preloaded.spawn(entries, sandbox)
         finally:
-            for fd in given:
+            for fd in handed_over:
                 os.close(fd)
-
-    def _order(self, wait: float = 120) -> dict:
-        deadline = time.monotonic() + wait
-        while self.id not in self.preloaded.forked:
-            if not self.preloaded.read(deadline - time.monotonic()):
-                raise LaunchError(
-                    f"the ranks did not start within {wait:.0f} seconds; the machine may be out of memory "
-                    "or very busy. Run `python -m course_lib.doctor`."
-                )
-        return self.preloaded.forked[self.id]
 
     @property
     def pids(self) -> list[int]:
-        return self._order()["pids"]
+        return self.children.pids
 
     def exit_code(self, rank: int) -> int | None:
-        return self.preloaded.exits.get((self.id, rank))
+        return self.children.exit_code(rank)
 
     def stack(self, rank: int, wait: float = 0.5) -> str:
         """The rank's Python stack, also while C code runs; "" when it does not answer."""
         before = os.fstat(self.stacks[rank]).st_size
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pids[rank], signal.SIGUSR1)
+        self.children.signal(rank, signal.SIGUSR1)
         deadline, size = time.monotonic() + wait, before
         while time.monotonic() < deadline:
             time.sleep(0.005)
@@ -171,21 +185,16 @@ class Pool:
             if now > before and now == size:
                 break
             size = now
-        return os.pread(self.stacks[rank], size - before, before).decode(errors="replace")
+        return os.pread(self.stacks[rank], min(size - before, STACK), before).decode(
+            errors="replace"
+        )
 
     def end(self) -> None:
         """Kill every rank and what it started; give all memory and descriptors back."""
         if self.ended:
             return
         self.ended = True
-        if self.preloaded.alive():
-            with contextlib.suppress(LaunchError):
-                order = self._order()
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(order["pgid"], signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    self.preloaded.socket.send(json.dumps({"forget": order["pgid"]}).encode())
-                self.preloaded.forked.pop(self.id, None)
+        self.children.end()
         for sock in self.sockets:
             sock.close()
         for fd in [fd for group in (*self.pipes, *self.logs, self.stacks) for fd in group]:
@@ -196,6 +205,7 @@ class Pool:
 _preloaded: Preloaded | None = None
 _spares: dict[tuple, Pool] = {}
 _modules: tuple[str, ...] = ()
+_environment: dict[str, str] | None = None
 
 
 def preloaded() -> Preloaded:
@@ -203,24 +213,33 @@ def preloaded() -> Preloaded:
     global _preloaded
     if _preloaded is None or not _preloaded.alive():
         _spares.clear()
-        _preloaded = Preloaded(_modules)
+        _preloaded = Preloaded(_modules, _environment)
     return _preloaded
 
 
-def preload(*modules: str) -> None:
-    """Start the preloaded process in the background; `modules` are imported there beforehand."""
-    global _modules
-    _modules = modules
+def adopt(sock: socket.socket) -> None:
+    """Let `sock`'s other end, a `preload.Server`, fork the ranks of this process."""
+    global _preloaded
+    _preloaded = Adopted(sock)
+
+
+def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
+    """Start the preloaded process in the background; `modules` are imported there beforehand.
+
+    environment: what its children see instead of this process's environment.
+    """
+    global _modules, _environment
+    _modules, _environment = modules, environment
     preloaded()
 
 
-def pool(world_size: int, backend: str, record: bool) -> Pool:
+def pool(world_size: int, backend: str, record: bool, sandbox: Sandbox | None = None) -> Pool:
     """Ranks that wait for a task: the spare ones when there are, else new ones."""
     process = preloaded()
-    found = _spares.pop((world_size, backend, record), None)
+    found = _spares.pop((world_size, backend, record, sandbox), None)
     if found is not None and found.preloaded is process and healthy(found):
         return found
-    return Pool(process, world_size, backend, record)
+    return Pool(process, world_size, backend, record, sandbox)
 
 
 def healthy(pool: Pool) -> bool:
@@ -234,17 +253,25 @@ def healthy(pool: Pool) -> bool:
 
 def keep(pool: Pool) -> None:
     """Keep ranks that are clean for the next call (NCCL: a communicator costs seconds)."""
-    _spares[pool.world_size, pool.backend, True] = pool
+    _spares[pool.world_size, pool.backend, True, pool.sandbox] = pool
 
 
-def spare(world_size: int, backend: str = "gloo", record: bool = True) -> None:
-    """Fork ranks ahead of the next call; returns at once. One spare pool of each size, two sizes."""
-    key = (world_size, backend, record)
+def spare(
+    world_size: int, backend: str = "gloo", record: bool = True, sandbox: Sandbox | None = None
+) -> None:
+    """Fork ranks ahead of the next call; returns at once. One spare pool of each size, three sizes."""
+    key = (world_size, backend, record, sandbox)
     if key in _spares:
         return
-    while len(_spares) >= 3:
+    while len(_spares) >= SPARES:
         _spares.pop(next(iter(_spares))).end()
-    _spares[key] = Pool(preloaded(), world_size, backend, record)
+    _spares[key] = Pool(preloaded(), world_size, backend, record, sandbox)
+
+
+def end_spares() -> None:
+    """End the ranks that were forked ahead."""
+    while _spares:
+        _spares.popitem()[1].end()
 
 
 @atexit.register
@@ -252,8 +279,7 @@ def close() -> None:
     """End the preloaded process and every rank."""
     global _preloaded
     if _preloaded is not None and _preloaded.owner == os.getpid():
-        for waiting in _spares.values():
-            waiting.end()
+        end_spares()
         _preloaded.close()
     _spares.clear()
     _preloaded = None

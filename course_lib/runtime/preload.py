@@ -18,9 +18,11 @@ import signal
 import socket
 import sys
 import traceback
+from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
-FDS_PER_RANK = 6  # control socket, stdout, stderr, rows, texts, stack
+from course_lib.runtime.sandbox.init import close_all_but, keep
+from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
+from course_lib.runtime.sandbox.spec import Sandbox
 
 
 def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
@@ -38,19 +40,20 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
 
 
 class Server:
-    """Forks pools of ranks and tells the kernel when one of them ends."""
+    """Forks groups of processes and tells whoever asked when one of them ends."""
 
-    def __init__(self, control: socket.socket, kernel_pid: int):
+    def __init__(self, control: socket.socket, kernel_pid: int | None):
         self.control = control
         self.selector = selectors.DefaultSelector()
-        self.selector.register(control, selectors.EVENT_READ, None)
-        self.groups: set[int] = set()
-        try:
-            kernel = os.pidfd_open(kernel_pid)
-            self.selector.register(kernel, selectors.EVENT_READ, "kernel")
-        except ProcessLookupError:
-            os._exit(0)
-        self.tell({"ready": True})
+        self.selector.register(control, selectors.EVENT_READ, ("request",))
+        self.groups: dict[int, int] = {}  # without a sandbox: number of the group -> process group
+        self.links: dict[int, socket.socket] = {}  # in a sandbox: number of the group -> its init
+        if kernel_pid is not None:
+            try:
+                kernel = os.pidfd_open(kernel_pid)
+            except ProcessLookupError:
+                os._exit(0)
+            self.selector.register(kernel, selectors.EVENT_READ, ("kernel",))
 
     def tell(self, message: dict) -> None:
         try:
@@ -58,31 +61,27 @@ class Server:
         except OSError:
             self.end()
 
-    def end(self) -> None:
-        """The kernel is gone: end every rank and what it started."""
-        for group in self.groups:
-            try:
+    def end(self) -> NoReturn:
+        """The kernel is gone: end every process and what it started."""
+        for group in self.groups.values():
+            with contextlib.suppress(ProcessLookupError):  # this one ended before
                 os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # this pool ended before
-        os._exit(0)
+        os._exit(0)  # sandboxes end with their link
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         while True:
             for key, _ in self.selector.select():
-                if key.data is None:
+                what, *about = key.data
+                if what == "request":
                     self.request()
-                elif key.data == "kernel":
+                elif what == "kernel":
                     self.end()
-                else:
-                    self.reap(key)
-
-    def reap(self, key: selectors.SelectorKey) -> None:
-        pid, pool, rank = key.data
-        _, status = os.waitpid(pid, 0)
-        self.selector.unregister(key.fileobj)
-        os.close(key.fd)
-        self.tell({"exit": [pool, rank, os.waitstatus_to_exitcode(status)]})
+                elif what == "child":
+                    self.reap(key, *about)
+                elif what == "link":
+                    self.relay(*about)
+                elif what == "keeper":
+                    self.end_of_keeper(key, *about)
 
     def request(self) -> None:
         try:
@@ -92,48 +91,128 @@ class Server:
         if not data:
             self.end()
         order = json.loads(data)
-        if "forget" in order:
-            self.groups.discard(order["forget"])
+        if "fork" in order:
+            (self.fork_sandboxed if order["sandbox"] else self.fork)(order, fds)
+        elif "end" in order:
+            self.groups.pop(order["end"], None)
+            self.close_link(order["end"])
         else:
-            self.fork(order, fds)
+            ((what, about),) = order.items()
+            group, *rest = about if isinstance(about, list) else [about]
+            if group in self.links:
+                with contextlib.suppress(OSError):  # its init has just ended: its keeper tells
+                    self.links[group].send(json.dumps({what: rest}).encode())
         for fd in fds:
             os.close(fd)
 
+    # ---- without a sandbox
+
     def fork(self, order: dict, fds: list[int]) -> None:
-        world_size, pgid, pids = order["world_size"], 0, []
-        for rank in range(world_size):
-            pid = os.fork()
+        pgid, pids = 0, []
+        for number in range(len(order["children"])):
+            parent, pid = os.getpid(), os.fork()
             if pid == 0:
-                self.become_rank(order, rank, pgid, fds)
+                run_child(order, number, fds, parent, pgid)
             pgid = pgid or pid
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(pid, pgid)  # here and in the child, whoever comes first; it may be gone
             pids.append(pid)
             self.selector.register(
-                os.pidfd_open(pid), selectors.EVENT_READ, (pid, order["pool"], rank)
+                os.pidfd_open(pid), selectors.EVENT_READ, ("child", pid, order["fork"], number)
             )
-        self.groups.add(pgid)
-        self.tell({"forked": order["pool"], "pids": pids, "pgid": pgid})
+        self.groups[order["fork"]] = pgid
+        self.tell({"of": order["fork"], "pids": pids, "pgid": pgid})
 
-    def become_rank(self, order: dict, rank: int, pgid: int, fds: list[int]) -> None:
-        """In the child; never returns."""
+    def reap(self, key: selectors.SelectorKey, pid: int, group: int, number: int) -> None:
+        _, status = os.waitpid(pid, 0)
+        self.selector.unregister(key.fileobj)
+        os.close(key.fd)
+        self.tell({"of": group, "exit": [number, os.waitstatus_to_exitcode(status)]})
+
+    # ---- in a sandbox: a keeper, its init, and the children below that
+
+    def fork_sandboxed(self, order: dict, fds: list[int]) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent, group = os.getpid(), order["fork"]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                die_with(parent)
+                close_all_but([*fds, there.fileno()])
+                keep(
+                    Sandbox.from_json(order["sandbox"]), there, len(order["children"]),
+                    lambda number: run_entry(order, number, fds),
+                )  # fmt: skip
+            finally:
+                os._exit(70)
+        there.close()
+        self.links[group] = here
+        self.selector.register(here, selectors.EVENT_READ, ("link", group, pid))
+        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("keeper", group, pid))
+
+    def relay(self, group: int, keeper: int) -> bool:
+        """Pass on what a sandbox's init says; False at the end of the link."""
+        link = self.links.get(group)
+        if link is None:
+            return False
         try:
-            parent = os.getppid()
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(0)
-            os.setpgid(0, pgid)
-            shared, own = fds[:2], fds[2 + FDS_PER_RANK * rank :][:FDS_PER_RANK]
-            for fd in fds:
-                if fd not in shared and fd not in own:
-                    os.close(fd)
-            self.selector.close()
-            self.control.close()
-            from course_lib.runtime.rank import rank_main
+            data = link.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self.close_link(group)
+            return False
+        message = json.loads(data)
+        if "up" in message:
+            message = {"pids": message["up"], "keeper": keeper}
+        self.tell({"of": group, **message})
+        return True
 
-            rank_main(order, rank, shared, own)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(70)
+    def close_link(self, group: int) -> None:
+        """The init ends when it finds its link closed."""
+        link = self.links.pop(group, None)
+        if link is not None:
+            self.selector.unregister(link)
+            link.close()
+
+    def end_of_keeper(self, key: selectors.SelectorKey, group: int, pid: int) -> None:
+        os.waitpid(pid, 0)
+        self.selector.unregister(key.fileobj)
+        os.close(key.fd)
+        while self.relay(group, pid):
+            continue  # what init said before it ended
+        self.tell({"of": group, "over": True})
+
+
+def run_child(order: dict, number: int, fds: list[int], parent: int, pgid: int) -> NoReturn:
+    """In a child without a sandbox."""
+    try:
+        die_with(parent)
+        os.setpgid(0, pgid)
+        run_entry(order, number, fds)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(70)
+
+
+def run_entry(order: dict, number: int, fds: list[int]) -> NoReturn:
+    """Call the child's entry with its descriptors; all others are closed."""
+    entry, arguments, places = order["children"][number]
+    own = [fds[place] for place in places]
+    close_all_but(own)
+    module, _, name = entry.partition(":")
+    getattr(importlib.import_module(module), name)(arguments, own)
+    os._exit(70)  # an entry does not return
+
+
+def die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def serve(arguments: dict, fds: list[int]) -> NoReturn:
+    """Entry of a server inside a sandbox: it forks for another process there, which holds the other end."""
+    Server(socket.socket(fileno=fds[0]), None).serve()

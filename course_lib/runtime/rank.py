@@ -20,7 +20,7 @@ import traceback
 import types
 import warnings
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,14 +34,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
 
 
-def rank_main(order: dict, rank: int, shared: list[int], own: list[int]) -> None:
-    control, out, err, rows_fd, texts_fd, stack = own
+def start(order: dict, fds: list[int]) -> NoReturn:
+    """The entry of a rank's process. `fds`: as `pool.Pool` hands them over."""
+    store_fd, board_fd, control, out, err, rows_fd, texts_fd, stack = fds
     redirect_output(out, err)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     be_first_to_go_when_memory_is_short()
-    world_size, store_fd, board_fd = order["world_size"], *shared
+    rank, world_size = order["rank"], order["world_size"]
     board = rows.Board(board_fd, world_size)
     recorder = Recorder(rank, world_size, board, rows.Log(rows_fd, texts_fd))
     os.environ.update(
@@ -127,7 +128,8 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
 def prepare(task: dict, rank: int) -> None:
     """The kernel's import path, folder, environment and cell sources; this rank's random state."""
     sys.path[:] = task["path"]
-    os.chdir(task["folder"])
+    if task["folder"] is not None:
+        os.chdir(task["folder"])
     for name, value in task["environment"].items():
         if value is None:
             os.environ.pop(name, None)

@@ -21,6 +21,7 @@ from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import ONE_THREAD, Pool
+from course_lib.runtime.sandbox.spec import Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
 from course_lib.runtime.watch import Reply, Watch
 
@@ -29,6 +30,7 @@ STILL = 0.8  # seconds without any event before a deadlock is called one
 GRACE = 0.4  # seconds that the others get after the first rank raised, to raise too
 KEPT = {"nccl"}  # backends whose ranks serve several calls: a communicator costs seconds
 START = 120  # seconds for the ranks to join their process group
+MOST_REPLY = 1 << 40  # bytes
 
 
 @dataclass
@@ -41,6 +43,9 @@ class Outcome:
     seconds: float
     backend: str
     output: list[list[str]]  # the last lines that each rank printed
+    wire_bytes: int | None = (
+        None  # sent during the task on the sandbox's loopback, counted by the kernel
+    )
 
 
 _tasks = 0
@@ -49,22 +54,28 @@ _tasks = 0
 def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
+    sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY,
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
     The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
-    and `buffers` may be one for all ranks or a list with one for each. LaunchError when the ranks
-    cannot be started; KeyboardInterrupt passes through, after the ranks were ended.
+    and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
+    nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
+    bytes has failed. LaunchError when the ranks cannot be started; KeyboardInterrupt passes through,
+    after the ranks were ended.
     """
     global _tasks
     _tasks += 1
     backend = choose(world_size, backend)
     record = os.environ.get("COURSE_LEDGER", "on") != "off"
-    pool = pools.pool(world_size, backend, record)
+    pool = pools.pool(world_size, backend, record, sandbox)
     watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
     kept = False
     try:
         wait_for_hello(watch, began)
+        for receiver in pool.receivers:
+            receiver.limit = reply_limit
+        before = pool.children.loopback()
         began = time.monotonic()
         hand_out(watch, entry, header, buffers, seed)
         try:
@@ -83,14 +94,16 @@ def run_ranks(
         kept = backend in KEPT and orderly
         replies = [watch.result(rank) for rank in range(world_size)]
         said = [list(lines) for lines in output.tail]
-        return Outcome(replies, failure, ledger, seconds, backend, said)
+        after = pool.children.loopback() if before is not None else None
+        sent = after - before if before is not None and after is not None else None
+        return Outcome(replies, failure, ledger, seconds, backend, said, sent)
     finally:
         if kept:
             pools.keep(pool)
         else:
             pool.end()
             if spare and backend not in KEPT:
-                pools.spare(world_size, backend, record)
+                pools.spare(world_size, backend, record, sandbox)
 
 
 def wait_for_hello(watch: Watch, began: float) -> None:
@@ -126,9 +139,11 @@ def start_failure(pool: Pool, rank: int) -> str:
 
 def hand_out(watch: Watch, entry: str, header: Any, buffers: Sequence[Any], seed: int) -> None:
     pool = watch.pool
+    walled = pool.sandbox is not None
     task = {
         "id": watch.task, "entry": entry, "seed": seed, "path": [os.path.abspath(p) for p in sys.path],
-        "folder": os.getcwd(), "environment": environment_changes(pool), "sources": cell_sources(),
+        "folder": None if walled else os.getcwd(),
+        "environment": {} if walled else environment_changes(pool), "sources": cell_sources(),
     }  # fmt: skip
     for rank, sock in enumerate(pool.sockets):
         own_header = header[rank] if isinstance(header, list) else header
@@ -155,7 +170,7 @@ def cell_sources() -> dict[str, str]:
     return {
         name: "".join(entry[2])
         for name, entry in list(linecache.cache.items())
-        if len(entry) == 4 and ("ipykernel_" in name or name.startswith("<"))
+        if len(entry) == 4 and ("ipykernel_" in name or name.startswith(("<", "Cell In[")))
     }
 
 

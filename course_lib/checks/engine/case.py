@@ -11,6 +11,7 @@ the tensors that may come back, and the lines of the table that are judged from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -78,6 +79,10 @@ class Spec:
 
     def __str__(self) -> str:
         return f"{str(self.dtype)[6:]}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

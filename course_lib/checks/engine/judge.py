@@ -7,7 +7,9 @@ refused. So this module can run in another process than the student's without a 
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +21,14 @@ from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, ref
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import wire
 from course_lib.runtime.backend import choose
-from course_lib.runtime.run import Outcome, run_ranks
+from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
+from course_lib.runtime.sandbox.spec import Sandbox
 
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
 OUTPUT_LINES = 4
+HEADER = 4 << 20  # bytes of an answer beside its tensors
+OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
 COUNTS_LATER = "(counts once another value is right)"
 
 
@@ -45,20 +50,31 @@ class Session:
     exercise: Exercise
     payload: Sequence[wire.Buffer]
     hidden: bool
+    sandbox: Sandbox | None = None
+    deadline: float = math.inf
     strikes: int = 0
     last: Finding | None = None
     stub: Finding | None = None
 
 
-def judge(name: str, payload: Sequence[wire.Buffer], seed: int, cases: str = "visible") -> dict:
+def judge(
+    name: str,
+    payload: Sequence[wire.Buffer],
+    seed: int,
+    cases: str = "visible",
+    *,
+    sandbox: Sandbox | None = None,
+    seconds: float = math.inf,
+) -> dict:
     """Judge the objects pickled in `payload` (see `course_lib.runtime.wire.dumps`) as exercise `name`.
 
-    cases: "visible" or "hidden" (the visible ones on other values, and more). Returns the data of a
-    `Report`, JSON-able. UnknownExercise when there is no such exercise.
+    cases: "visible" or "hidden" (the visible ones on other values, and more). sandbox: where the ranks
+    run, and whose network counts what they send. seconds: after which no more cases are run. Returns the
+    data of a `Report`, JSON-able. UnknownExercise when there is no such exercise.
     """
     exercise = find(name)
     hidden = cases == "hidden"
-    session = Session(exercise, payload, hidden)
+    session = Session(exercise, payload, hidden, sandbox, time.monotonic() + seconds)
     judged: list[Judged] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning on stderr would cost the student the cell
@@ -75,6 +91,8 @@ def judge(name: str, payload: Sequence[wire.Buffer], seed: int, cases: str = "vi
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     if session.strikes >= STRIKES and session.last is not None:
         return [Judged(case, line, session.last) for line in case.lines]
+    if time.monotonic() >= session.deadline:
+        return [Judged(case, line, OVER_TIME) for line in case.lines]
     outcome = run(session, case)
     shown = [] if session.hidden else printed(outcome)
     stop = whole_case(session, case, outcome, first)
@@ -111,9 +129,20 @@ def run(session: Session, case: Case) -> Outcome:
         headers,
         buffers,
         world_size=case.world_size,
-        timeout=case.timeout,
+        timeout=min(case.timeout, max(1.0, session.deadline - time.monotonic())),
         backend=backend(case.world_size),
+        sandbox=session.sandbox,
+        reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )
+
+
+def expected_reply(case: Case) -> int:
+    """Bytes that a rank's answer can have: the agreed tensors, and a header."""
+    largest = max(
+        sum(spec.nbytes for spec in side.outputs.values()) if side.outputs else 0
+        for side in case.sides
+    )
+    return largest + HEADER
 
 
 def backend(world_size: int) -> str:
@@ -133,7 +162,7 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     if called is not None:
         return called
     if failure is None:
-        return None
+        return traffic.contradicted(outcome.ledger, outcome.wire_bytes)
     return faults.told(session.exercise, case, failure, session.hidden)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
 
@@ -51,6 +52,25 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
         f"about with fewer than {words.number(needed)}.",
         "The values came another way than by messages in the given group.",
         cause="too few bytes",
+    )
+
+
+def contradicted(ledger: Ledger, on_the_wire: int | None) -> Finding | None:
+    """A ledger that tells of more bytes in messages than went over the sandbox's network.
+
+    `on_the_wire` is counted by the operating system, out of a student's reach; None: nobody counted. It
+    cannot tell whose bytes went by: another way of sending as many looks the same.
+    """
+    if on_the_wire is None:
+        return None
+    told = sum(sent_bytes(ledger.operations(rank)) for rank in range(ledger.world_size))
+    if told <= on_the_wire:
+        return None
+    return wrong(
+        f"the record tells of {words.number(told)} bytes in messages, but only "
+        f"{words.number(on_the_wire)} went over the network.",
+        "The record of the operations was changed.",
+        cause="tampered record",
     )
 
 

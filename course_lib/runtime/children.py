@@ -1,0 +1,150 @@
+"""Processes forked from the preloaded one, seen from the process that asked for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.sandbox.spec import PID, Sandbox
+
+if TYPE_CHECKING:
+    from course_lib.runtime.pool import Preloaded
+
+START = 120  # seconds until the children must be there
+KILLED = -signal.SIGKILL
+
+# "module:function", JSON-able arguments, descriptors: called in the child as function(arguments, descriptors)
+Entry = tuple[str, dict[str, Any], Sequence[int]]
+
+
+class Children:
+    """A few processes that were forked together and end together, in a sandbox or without one.
+
+    Nothing is waited for until something is asked of them. LaunchError when they could not be started.
+    """
+
+    count = 0
+
+    def __init__(
+        self, preloaded: Preloaded, entries: Sequence[Entry], sandbox: Sandbox | None = None
+    ):
+        Children.count += 1
+        self.id, self.preloaded, self.sandbox = Children.count, preloaded, sandbox
+        self.exits: dict[int, int] = {}
+        self.limit = ""  # "memory": they were ended since they held too much
+        self._forked: dict | None = None
+        self._loopback: int | None = None
+        self._over = self.ended = False
+        self._number = len(entries)
+        given: list[int] = []
+        children = []
+        for entry, arguments, fds in entries:
+            places = []
+            for fd in fds:
+                if fd not in given:
+                    given.append(fd)
+                places.append(given.index(fd))
+            children.append([entry, arguments, places])
+        order = {
+            "fork": self.id,
+            "children": children,
+            "sandbox": sandbox.to_json() if sandbox else None,
+        }
+        preloaded.groups[self.id] = self
+        try:
+            socket.send_fds(preloaded.socket, [json.dumps(order).encode()], given)
+        except OSError:
+            raise LaunchError(preloaded.obituary()) from None
+
+    def take(self, message: dict) -> None:
+        """Something that the preloaded process told of these children."""
+        if "pids" in message or "failed" in message:
+            self._forked = message
+        elif "exit" in message:
+            number, code = message["exit"]
+            self.exits[number] = code
+        elif "limit" in message:
+            self.limit = message["limit"]
+        elif "loopback" in message:
+            self._loopback = message["loopback"]
+        elif "over" in message:
+            self._over = True
+            for number in range(self._number):
+                self.exits.setdefault(number, KILLED)
+
+    def started(self, wait: float = START) -> dict:
+        """What the preloaded process said of the fork; waits for it."""
+        deadline = time.monotonic() + wait
+        while self._forked is None:
+            if self._over:
+                raise LaunchError("the sandbox ended before its processes had started.")
+            if not self.preloaded.read(max(0.0, deadline - time.monotonic())):
+                raise LaunchError(
+                    f"the ranks did not start within {wait:.0f} seconds; the machine may be out of memory "
+                    "or very busy. Run `python -m course_lib.doctor`."
+                )
+        if "failed" in self._forked:
+            raise LaunchError(f"the sandbox could not be made: {self._forked['failed']}")
+        return self._forked
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, as they are in the sandbox where there is one with a pid namespace."""
+        return self.started()["pids"]
+
+    def exit_code(self, number: int) -> int | None:
+        """What is known by now; negative: the signal that ended it."""
+        return self.exits.get(number)
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal to one child; nothing happens when it has ended."""
+        if self.sandbox is not None:
+            self._ask({"signal": [self.id, number, signum]})
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[number], signum)
+
+    def loopback(self, wait: float = 5) -> int | None:
+        """Bytes sent on the sandbox's own loopback interface until now, counted by the kernel.
+
+        None where the network is the machine's, or the sandbox is gone.
+        """
+        if self.sandbox is None or not self.sandbox.isolates_network or self._over:
+            return None
+        self._loopback = None
+        self._ask({"loopback": self.id})
+        deadline = time.monotonic() + wait
+        while self._loopback is None and not self._over:
+            if not self.preloaded.read(max(0.0, deadline - time.monotonic())):
+                return None
+        return self._loopback
+
+    def _ask(self, request: dict) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # the preloaded process is gone, and the children with it
+            self.preloaded.socket.send(json.dumps(request).encode())
+
+    def end(self) -> None:
+        """Kill them and all that they started; returns when the order is given."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.preloaded.alive():
+            with contextlib.suppress(LaunchError):
+                forked = self.started()
+                if self.sandbox is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(forked["pgid"], signal.SIGKILL)
+                elif self.sandbox.has(PID):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(forked["keeper"], signal.SIGKILL)
+            self._ask({"end": self.id})
+        self.preloaded.groups.pop(self.id, None)

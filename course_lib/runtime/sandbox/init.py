@@ -1,0 +1,231 @@
+"""Process 1 of a sandbox: forks its children, tells how they end, and takes everything with it.
+
+It runs nothing but this library, and holds rights that the children have not, so that they can
+neither stop nor trace it. When it ends, the kernel ends every process of the pid namespace; where
+there is no such namespace, it ends its descendants itself, also those that left their session.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from course_lib.runtime.sandbox import enter, kernel, spec
+from course_lib.runtime.sandbox.spec import Sandbox
+
+LOOK = 0.25  # seconds between two looks at the memory
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Start = Callable[[int], NoReturn]  # becomes child number k, in the child
+
+
+def keep(sandbox: Sandbox, link: socket.socket, count: int, start: Start) -> NoReturn:
+    """In a fresh fork of the preloaded process: be the keeper of one sandbox until it ends."""
+    try:
+        enter.leave_host(sandbox)
+        if not sandbox.has(spec.PID):
+            Init(sandbox, link, count, start).serve()
+        init = os.fork()
+        if init == 0:
+            die_with_parent()
+            Init(sandbox, link, count, start).serve()
+        close_all_but([])
+        os.waitpid(init, 0)
+    except BaseException as error:
+        report_failure(link, error)
+    os._exit(0)
+
+
+def close_all_but(fds: list[int]) -> None:
+    """All descriptors but 0, 1, 2 and these."""
+    low = 3
+    for fd in sorted(set(fds)):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, max(low, os.sysconf("SC_OPEN_MAX")))
+
+
+def report_failure(link: socket.socket, error: BaseException) -> None:
+    try:
+        text = "".join(traceback.format_exception(error))[-4000:]
+        link.send(json.dumps({"failed": f"{type(error).__name__}: {error}", "at": text}).encode())
+    except OSError:
+        sys.exit(1)  # whom it concerned is gone
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Init:
+    """The loop of process 1."""
+
+    def __init__(self, sandbox: Sandbox, link: socket.socket, count: int, start: Start):
+        self.sandbox, self.link = sandbox, link
+        self.children: dict[int, int] = {}  # pid here -> number
+        self.ended = False
+        enter.build(sandbox)
+        self.folder = "" if sandbox.has(spec.MOUNT) else os.getcwd()
+        if not sandbox.has(spec.PID):
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        self.woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        baseline = private_bytes(os.getpid())
+        for number in range(count):
+            pid = os.fork()
+            if pid == 0:
+                self.become(number, start)
+            self.children[pid] = number
+        close_all_but([link.fileno(), self.woken, wake])  # a child's end is to be its alone
+        self.limit = sandbox.memory + baseline
+        self.tell({"up": list(self.children)})
+
+    def become(self, number: int, start: Start) -> NoReturn:
+        """In child `number`: give up everything, then start."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent()
+            os.setsid()
+            enter.give_up_rights(self.sandbox)
+            die_with_parent()  # changing the user ended it
+            start(number)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(70)
+
+    def tell(self, message: dict) -> None:
+        try:
+            self.link.send(json.dumps(message).encode())
+        except OSError:
+            self.end()
+
+    def serve(self) -> NoReturn:
+        while True:
+            ready, _, _ = select.select([self.link, self.woken], [], [], LOOK)
+            if self.woken in ready:
+                os.read(self.woken, 4096)
+            self.reap()
+            if self.link in ready:
+                data = self.link.recv(1 << 16)
+                if not data:
+                    self.end()
+                self.obey(json.loads(data))
+            self.watch_memory()
+
+    def obey(self, order: dict) -> None:
+        if "signal" in order:
+            number, signum = order["signal"]
+            pid = next((pid for pid, n in self.children.items() if n == number), None)
+            if pid is not None:
+                os.kill(pid, signum)
+        elif "loopback" in order:
+            self.tell({"loopback": loopback_bytes()})
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self.children.pop(pid, None)
+            if number is not None:  # else an orphan that fell to process 1
+                self.tell({"exit": [number, os.waitstatus_to_exitcode(status)]})
+
+    def watch_memory(self) -> None:
+        """What all processes hold by themselves; the preloaded pages that they share cost nothing."""
+        if self.ended:
+            return
+        pids = self.inhabitants()
+        if sum(resident_bytes(pid) for pid in pids) <= self.limit:
+            return  # an upper bound, cheaply had
+        held = sum(private_bytes(pid) for pid in pids)
+        if held > self.limit:
+            self.ended = True
+            self.tell({"limit": "memory", "held": held})
+            for pid in pids:
+                kill(pid)
+
+    def inhabitants(self) -> list[int]:
+        everybody = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        if self.sandbox.has(spec.PID):
+            return [pid for pid in everybody if pid != 1]
+        return descendants(os.getpid(), everybody)
+
+    def end(self) -> NoReturn:
+        if not self.sandbox.has(spec.PID):
+            while pids := self.inhabitants():
+                for pid in pids:
+                    kill(pid)
+                self.link.close()
+                while True:
+                    try:
+                        if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                            break
+                    except ChildProcessError:
+                        break
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+def descendants(root: int, everybody: list[int]) -> list[int]:
+    parents = {pid: parent_of(pid) for pid in everybody}
+    found, grown = {root}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        found, grown = found | more, bool(more)
+    return sorted(found - {root})
+
+
+def read(path: str) -> str:
+    """A file of /proc; "" when its process has just ended."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    after_name = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(after_name[1]) if len(after_name) > 1 else 0
+
+
+def resident_bytes(pid: int) -> int:
+    fields = read(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * PAGE if len(fields) > 1 else 0
+
+
+def private_bytes(pid: int) -> int:
+    """What would come free if the process ended."""
+    lines = read(f"/proc/{pid}/smaps_rollup").splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+def loopback_bytes() -> int:
+    """What was sent on this sandbox's own loopback interface, counted by the kernel."""
+    for line in read("/proc/self/net/dev").splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[8])
+    return 0

@@ -1,0 +1,97 @@
+"""What a sandbox holds back, what it lets see, and how much it lets use."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from dataclasses import asdict, dataclass, replace
+
+import course_lib
+
+# in the order in which a report names them
+MOUNT, PID, NETWORK, IPC, USER = (
+    "mount namespace", "pid namespace", "network namespace", "ipc namespace", "user namespace",
+)  # fmt: skip
+LOW_PRIVILEGE, LANDLOCK = "low-privilege user", "Landlock"
+NO_PRIVILEGES, LIMITS = "no privileges", "limits"
+LAYERS = (MOUNT, PID, NETWORK, IPC, USER, LOW_PRIVILEGE, LANDLOCK, NO_PRIVILEGES, LIMITS)
+
+SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/opt/cuda")
+SETTINGS = (  # of /etc no more than programs need
+    "/etc/alternatives", "/etc/fonts", "/etc/group", "/etc/hosts", "/etc/ld.so.cache", "/etc/localtime",
+    "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl",
+)  # fmt: skip
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Plain data, so that it can be sent to the process that forks.
+
+    layers: names from LAYERS, what is used of them here (see `probe`).
+    visible: folders and files that can be read, and no others; masked: what inside them cannot.
+    user: the user id without rights that root becomes; None where the grader is not root.
+    memory: bytes of all processes together, above what they share with the preloaded process.
+    disk: bytes of the private folder. The rest are limits of one process, but for `processes`.
+    """
+
+    layers: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    user: int | None = None
+    memory: int = 4 << 30
+    processes: int = 256
+    descriptors: int = 1024
+    disk: int = 512 << 20
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict) -> Sandbox:
+        lists = {name: tuple(data[name]) for name in ("layers", "visible", "masked")}
+        return cls(**{**data, **lists})
+
+    def has(self, *layers: str) -> bool:
+        return all(layer in self.layers for layer in layers)
+
+    def without(self, *layers: str) -> Sandbox:
+        return replace(self, layers=tuple(one for one in self.layers if one not in layers))
+
+    @property
+    def isolates_files(self) -> bool:
+        return self.has(MOUNT) or self.has(LANDLOCK)
+
+    @property
+    def isolates_network(self) -> bool:
+        return self.has(NETWORK)
+
+
+def python_folders() -> tuple[str, ...]:
+    """What this Python needs to import: its environment, its standard library, this package."""
+    paths = sysconfig.get_paths()
+    folders = {
+        sys.prefix, sys.base_prefix, *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(os.path.abspath(course_lib.__file__)),
+    }  # fmt: skip
+    if site.ENABLE_USER_SITE:
+        folders.add(site.getusersitepackages())
+    real = {os.path.realpath(folder) for folder in folders}
+    return tuple(sorted(folder for folder in folders | real if os.path.isdir(folder)))
+
+
+def visible_paths() -> tuple[str, ...]:
+    """The least that Python, torch and shell commands need; nothing of the course's sources."""
+    there = [path for path in (*SYSTEM, *SETTINGS) if os.path.lexists(path)]
+    return tuple(dict.fromkeys((*there, *python_folders())))
+
+
+def outermost(paths: tuple[str, ...]) -> list[str]:
+    """Without the paths that lie inside another one."""
+    kept: list[str] = []
+    for path in sorted(paths):
+        if not any(path == known or path.startswith(known.rstrip("/") + "/") for known in kept):
+            kept.append(path)
+    return kept
