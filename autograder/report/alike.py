@@ -1,0 +1,176 @@
+"""Solutions that are suspiciously alike: to the course's own, or to each other.
+
+What is compared are fingerprints (see `fingerprints`): names, comments, docstrings and layout do not count,
+nor does what the student version holds in any of its cells. A finding says "look at these", no more.
+
+Two limits keep it from accusing those who only wrote what everybody writes:
+
+* LEAST: a solution needs so many fingerprints of its own. Below are answers to questions, formulas, and
+  exercises of a few lines, to which there is one good answer.
+* SHARE: of the smaller solution's fingerprints, so many must be in the other. Between independent right
+  solutions of this course's exercises the most found was 0.15, between a right and a wrong one 0.66; a
+  copy with other names, comments and order of functions has 0.9 and more.
+
+Among students, fingerprints that many of them share are the exercise's own and do not count; solutions
+that are the same but for names are found all the same. So a class takes time in proportion to its size.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from autograder.report.fingerprints import Shape, given_prints, shape
+from autograder.twin import grade_id
+from course_lib.checks.engine.find import UnknownExercise, find
+
+LEAST = 20
+SHARE = 0.8
+MANY = 20  # students who share a fingerprint, beyond which it says nothing
+FEW = 4  # students who may share one in any class, however small
+
+Answers = Mapping[str, str]  # the texts of one submission's exercises: {grade_id: text}
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Why to look at these students' solutions of one exercise (named by its `grade_id`).
+
+    students: one, alike to the course's own solution; or several, alike to each other. share: of the
+    smaller solution's fingerprints; 1.0 for several that are the same but for names.
+    """
+
+    exercise: str
+    students: tuple[str, ...]
+    share: float
+    reference: bool = False
+
+    def __str__(self) -> str:
+        name = self.exercise.removesuffix("_check")
+        if self.reference:
+            return f"{name}: {self.share:.0%} of it is in the course's own solution"
+        same = "the same but for names" if self.share == 1.0 else f"{self.share:.0%} shared"
+        return f"{name}: {same}"
+
+
+@dataclass(frozen=True)
+class Originals:
+    """What solutions of one assignment are held against: fingerprints of the references, by exercise,
+    and of everything that was handed out."""
+
+    references: dict[str, frozenset[int]]
+    given: frozenset[int]
+
+
+def originals(
+    source: NotebookNode, released: NotebookNode, modules: Iterable[str] = ()
+) -> Originals:
+    """From the instructor's notebook, the student version and the sources of reference modules."""
+    library = given_prints(list(modules))
+    given = given_prints([cell.source for cell in released.cells if cell.cell_type == "code"])
+    return Originals(
+        {name: given_prints([text]) | library for name, text in answers(source).items()}, given
+    )
+
+
+def reference_modules(exercises: Iterable[str]) -> list[str]:
+    """The sources of the modules that these exercises ("02_collectives/all_gather") may not import.
+
+    None of them is imported. A name that is no exercise's has no references.
+    """
+    names: set[str] = set()
+    for exercise in exercises:
+        try:
+            names |= set(find(exercise).references)
+        except UnknownExercise:  # of another course, with checks of its own
+            continue
+    return [
+        path.read_text(encoding="utf-8") for name in sorted(names) for path in _module_files(name)
+    ]
+
+
+def _module_files(name: str) -> list[Path]:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations:
+        return [path for one in spec.submodule_search_locations for path in Path(one).glob("*.py")]
+    return [Path(spec.origin)] if spec.origin else []
+
+
+def answers(notebook: NotebookNode) -> dict[str, str]:
+    """The exercises' texts of a notebook whose metadata can be trusted: ours, or a restored one."""
+    return {
+        name: cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        and cell.metadata.get("nbgrader", {}).get("solution")
+        and (name := grade_id(cell))
+    }
+
+
+def compare(submitted: Mapping[str, Answers], against: Originals) -> list[Likeness]:
+    """Findings among the students' answers, {student: {grade_id: text}}, those with most in common first."""
+    by_exercise: dict[str, dict[str, Shape]] = defaultdict(dict)
+    for student, texts in submitted.items():
+        for exercise, text in texts.items():
+            found = shape(text, against.given)
+            if found is not None and len(found.prints) >= LEAST:
+                by_exercise[exercise][student] = found
+    likenesses: list[Likeness] = []
+    for exercise, shapes in by_exercise.items():
+        copied = _like_reference(exercise, shapes, against.references.get(exercise, frozenset()))
+        known = {student for one in copied for student in one.students}
+        others = {student: one for student, one in shapes.items() if student not in known}
+        likenesses += copied + _like_each_other(exercise, others, len(shapes))
+    return sorted(likenesses, key=lambda one: (-one.share, one.exercise, one.students))
+
+
+def _like_reference(
+    exercise: str, shapes: dict[str, Shape], reference: frozenset[int]
+) -> list[Likeness]:
+    shares = {
+        student: len(one.prints & reference) / len(one.prints) for student, one in shapes.items()
+    }
+    return [
+        Likeness(exercise, (student,), share, reference=True)
+        for student, share in shares.items()
+        if share >= SHARE
+    ]
+
+
+def _like_each_other(exercise: str, shapes: dict[str, Shape], handed_in: int) -> list[Likeness]:
+    same: dict[str, list[str]] = defaultdict(list)
+    for student, one in shapes.items():
+        same[one.whole].append(student)
+    found = [
+        Likeness(exercise, tuple(sorted(group)), 1.0) for group in same.values() if len(group) > 1
+    ]
+    # of students with the same solution one stands for all
+    first = {group[0]: shapes[group[0]] for group in same.values()}
+    holders: dict[int, list[str]] = defaultdict(list)
+    for student, one in first.items():
+        for each in one.prints:
+            holders[each].append(student)
+    common = max(FEW, min(MANY, handed_in // 10))
+    rare = [some for some in holders.values() if 1 < len(some) <= common]
+    shared = Counter(pair for some in rare for pair in itertools.combinations(some, 2))
+    for (one, other), count in shared.items():
+        share = count / min(len(first[one].prints), len(first[other].prints))
+        if share >= SHARE:
+            found.append(Likeness(exercise, tuple(sorted((one, other))), share))
+    return found
+
+
+def groups(likenesses: Iterable[Likeness]) -> dict[tuple[str, ...], list[Likeness]]:
+    """The findings by who they are about, those with the most exercises first."""
+    by_students: dict[tuple[str, ...], list[Likeness]] = defaultdict(list)
+    for one in likenesses:
+        by_students[one.students].append(one)
+    return dict(sorted(by_students.items(), key=lambda item: (-len(item[1]), item[0])))

@@ -1,0 +1,234 @@
+"""One page for the class: what to look at, how each exercise went, every submission.
+
+It is one file that loads nothing; its one script, which sorts and filters the table, is named by its hash
+in the page's Content-Security-Policy, and no other can run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from autograder import status as statuses
+from autograder.report import figures, pages, wording
+from autograder.report.alike import Likeness, groups
+from autograder.report.disclosure import told
+from autograder.result import Exercise, Result, write_whole
+
+MISTAKES = 15  # of each assignment
+REASON = 300  # characters of a reason in the table
+CALM = (statuses.GRADED, statuses.BLANK, statuses.MISSING)  # statuses that need nobody's eyes
+
+Link = Callable[[str, str], str]  # (student, assignment) -> where the feedback page is
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table, or of those to be looked at."""
+
+    student: str
+    assignment: str
+    link: str
+    score: str
+    number: float
+    status: str
+    tone: str
+    reason: str
+    why: list[str]
+
+
+def feedback_link(student: str, assignment: str) -> str:
+    """Where a feedback page lies beside the class page."""
+    return "/".join(quote(part) for part in ("feedback", student, assignment, f"{assignment}.html"))
+
+
+def class_page(
+    results: Sequence[Result],
+    *,
+    alike: Mapping[str, Sequence[Likeness]] | None = None,
+    heading: str = "The class",
+    link: Link = feedback_link,
+) -> str:
+    """The page's HTML. alike: by assignment, see `autograder.report.alike.compare`."""
+    script = (pages.FOLDER / "class.js").read_text("utf-8")
+    by_assignment: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_assignment[result.assignment].append(result)
+    maxima = {name: _maximum(some) for name, some in by_assignment.items()}
+    ordered = sorted(results, key=lambda one: (one.student, one.assignment))
+    lines = [_line(one, maxima[one.assignment], link) for one in ordered]
+    return pages.fill(
+        "class.html.j2",
+        policy=_policy(script),
+        css=pages.styles("style.css", "class.css"),
+        script=Markup(script),  # ours, and nothing is put into it
+        heading=heading,
+        tiles=_tiles(results),
+        sandboxes=_sandboxes(results),
+        eyes=[one for one in lines if one.why],
+        alike=_alike(alike or {}, link),
+        assignments=[_assignment(name, by_assignment[name], link) for name in sorted(maxima)],
+        statuses=sorted({one.status for one in results}),
+        rows=lines,
+    )
+
+
+def write_class_page(results: Sequence[Result], page: Path, **more) -> None:
+    """Write the page to `page`, whole or not at all. more: as for `class_page`."""
+    write_whole(page, class_page(results, **more))
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _maximum(results: Iterable[Result]) -> float:
+    """An assignment's points: what could not be read does not know them, so the others are asked."""
+    return max((wording.maximum(one) for one in results), default=0.0)
+
+
+def _line(result: Result, maximum: float, link: Link) -> Line:
+    points = wording.score(result)
+    why = list(result.eyes)
+    if result.status not in CALM and result.reason:
+        why.insert(0, result.reason)
+    elif result.status not in CALM:
+        why.insert(0, wording.SAID.get(result.status, "see the feedback page"))
+    return Line(
+        result.student,
+        result.assignment,
+        link(result.student, result.assignment),
+        f"{wording.shown(points)} / {wording.shown(maximum)}",
+        -1.0 if points is None else round(points, 6),
+        result.status,
+        wording.tone(result.status),
+        _cut(result.reason),
+        [_cut(text) for text in why],
+    )
+
+
+def _cut(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= REASON else f"{flat[: REASON - 3]}..."
+
+
+def _tiles(results: Sequence[Result]) -> list[tuple[str, int]]:
+    counts = Counter(one.status for one in results)
+    return [("submissions", len(results)), *sorted(counts.items(), key=lambda item: -item[1])]
+
+
+def _sandboxes(results: Sequence[Result]) -> list[str]:
+    """Sentences: which layers held, for how many submissions. Those that nothing was run of have none."""
+    run = [one for one in results if one.status not in wording.WITHOUT_NOTEBOOK]
+    counts = Counter(tuple(one.sandbox) for one in run)
+    said = []
+    for layers, count in counts.most_common():
+        which = "All submissions" if count == len(run) else f"{count} of {len(run)} submissions"
+        inside = f"inside: {', '.join(layers)}" if layers else "without a sandbox"
+        said.append(f"{which} ran {inside}.")
+    return said
+
+
+def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
+    return [
+        {
+            "students": [(student, link(student, assignment)) for student in students],
+            "assignment": assignment,
+            "said": [str(one) for one in found],
+        }
+        for assignment in sorted(alike)
+        for students, found in groups(alike[assignment]).items()
+    ]
+
+
+# ---- one assignment
+
+
+def _assignment(name: str, results: Sequence[Result], link: Link) -> dict:
+    graded = [one for one in results if one.status != statuses.UNGRADED]
+    scores = [one.score for one in graded]
+    maximum = _maximum(results)
+    return {
+        "name": name,
+        "summary": _summary(scores, maximum),
+        "scores": figures.histogram(scores, maximum) if scores and maximum else Markup(""),
+        "exercises": _exercises(graded),
+        "mistakes": _mistakes(name, graded, link),
+    }
+
+
+def _summary(scores: Sequence[float], maximum: float) -> str:
+    if not scores:
+        return "No submission has a grade."
+    ordered = sorted(scores)
+    mean, middle = sum(ordered) / len(ordered), ordered[len(ordered) // 2]
+    return (
+        f"{len(scores)} graded, of {wording.shown(maximum)} points: mean {wording.shown(mean)}, median "
+        f"{wording.shown(middle)}, lowest {wording.shown(ordered[0])}, highest {wording.shown(ordered[-1])}."
+    )
+
+
+def _exercises(results: Iterable[Result]) -> list[dict]:
+    """By exercise, in the notebook's order; of submissions that could be read."""
+    by_name: dict[str, list[Exercise]] = defaultdict(list)
+    for result in results:
+        for exercise in result.exercises:
+            by_name[exercise.grade_id].append(exercise)
+    rows = []
+    for some in by_name.values():
+        shares = [one.points / one.maximum if one.maximum else 1.0 for one in some]
+        rows.append(
+            {
+                "title": wording.title(some[0]),
+                "mean": f"{sum(shares) / len(shares):.0%}",
+                "full": sum(share >= 1.0 for share in shares),
+                "none": sum(share <= 0.0 for share in shares),
+                "figure": figures.bars(figures.bins_of_shares(shares)),
+            }
+        )
+    return rows
+
+
+def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[dict]:
+    """What the first failing case of each exercise says, the most frequent first.
+
+    In the general words of `disclosure`, so that values which differ from submission to submission do
+    not keep the same mistake apart.
+    """
+    who: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for result in results:
+        if result.status == statuses.BLANK:
+            continue
+        for exercise in result.exercises:
+            if exercise.points < exercise.maximum and (text := _first_sentence(exercise)):
+                who[wording.title(exercise), text].append(result.student)
+    ranked = sorted(who.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        {
+            "count": len(students),
+            "exercise": exercise,
+            "text": _cut(text),
+            "students": [(student, link(student, assignment)) for student in sorted(students)],
+        }
+        for (exercise, text), students in ranked[:MISTAKES]
+    ]
+
+
+def _first_sentence(exercise: Exercise) -> str:
+    if not exercise.report:
+        return exercise.reason
+    failed = [row for row in told(exercise.report) if not row.passed]
+    return next(
+        (said for row in failed for said in row.sentences), failed[0].title if failed else ""
+    )

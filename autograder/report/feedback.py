@@ -1,0 +1,180 @@
+"""The feedback page of one submission: what each check found, and the notebook as it was run.
+
+It is made from the result and the executed notebook, is one file, loads nothing and runs nothing: its
+Content-Security-Policy forbids scripts even where something slipped through `sanitise`. Of the folder that
+was handed in nothing but the notebook's cells gets here; hidden cases are told as `disclosure` allows.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from pygments.formatters import HtmlFormatter
+
+from autograder import status as statuses
+from autograder.report import pages, wording
+from autograder.report.disclosure import Told, sentence, told
+from autograder.report.sanitise import clean_notebook
+from autograder.result import Exercise, Result, write_whole
+from autograder.twin import SKIP_TAG
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """What a person gave in formgrader for one cell: points of a maximum, and a comment."""
+
+    points: float | None
+    maximum: float
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One exercise of the page."""
+
+    title: str
+    points: str
+    maximum: str
+    reason: str
+    rows: list[Told]
+
+
+def feedback_page(
+    result: Result,
+    notebook: NotebookNode | None,
+    *,
+    released: NotebookNode | None = None,
+    maximum: float | None = None,
+    by_hand: Mapping[str, ByHand] | None = None,
+    late_penalty: float = 0.0,
+) -> str:
+    """The page's HTML.
+
+    notebook: as it was run; None where none could be read, which makes a short page. released: the student
+    version: what stands there unchanged is left out. maximum: the assignment's points, for results that
+    do not know. by_hand: by grade_id. late_penalty: points taken off by nbgrader's plugin.
+    """
+    hand = dict(by_hand or {})
+    return pages.fill(
+        "feedback.html.j2",
+        policy=POLICY,
+        css=pages.styles("style.css", "feedback.css", more=_highlighting()),
+        student=result.student,
+        assignment=result.assignment,
+        score=_score(result, maximum, hand, late_penalty),
+        status=result.status,
+        tone=wording.tone(result.status),
+        said=wording.SAID.get(result.status, ""),
+        reason="" if result.exercises else sentence(result.reason),
+        penalty=wording.shown(late_penalty) if late_penalty else "",
+        changes=result.changes,
+        exercises=[_shown(one) for one in result.exercises],
+        by_hand=[
+            {"title": name, "points": _of(one.points, one.maximum), "comment": one.comment}
+            for name, one in hand.items()
+        ],
+        notebook=None if notebook is None else _cells(result, notebook, released, hand),
+        sandbox=", ".join(result.sandbox),
+    )
+
+
+def write_feedback(result: Result, notebook: NotebookNode | None, page: Path, **more) -> None:
+    """Write the page to `page`, whole or not at all. more: as for `feedback_page`."""
+    write_whole(page, feedback_page(result, notebook, **more))
+
+
+def _score(
+    result: Result, maximum: float | None, hand: dict[str, ByHand], late_penalty: float
+) -> str:
+    points = wording.score(result)
+    if points is None:
+        return "no score yet"
+    most = wording.maximum(result) if maximum is None else maximum
+    if maximum is None:
+        most += sum(one.maximum for one in hand.values())
+    points = max(0.0, points + sum(one.points or 0.0 for one in hand.values()) - late_penalty)
+    return _of(points, most) if most else wording.shown(points)
+
+
+def _of(points: float | None, maximum: float) -> str:
+    if points is None:
+        return f"not graded yet, of {wording.shown(maximum)}"
+    return f"{wording.shown(points)} of {wording.shown(maximum)}"
+
+
+def _shown(exercise: Exercise) -> Shown:
+    """An exercise without a report has a reason of its own: its cell never got that far."""
+    rows = told(exercise.report) if exercise.report else []
+    return Shown(
+        wording.title(exercise),
+        wording.shown(exercise.points),
+        wording.shown(exercise.maximum),
+        "" if rows else exercise.reason,
+        rows,
+    )
+
+
+# ---- the notebook's cells
+
+
+def _cells(
+    result: Result,
+    notebook: NotebookNode,
+    released: NotebookNode | None,
+    hand: dict[str, ByHand],
+) -> Markup:
+    kept = copy.copy(notebook)
+    if released is not None:
+        known = {cell.source: cell for cell in released.cells}
+        kept.cells = [cell for cell in notebook.cells if not _is_ours(cell, known)]
+    checked = {
+        one.grade_id: {
+            "number": number,
+            "text": f"{wording.title(one)}: {_of(one.points, one.maximum)} points",
+        }
+        for number, one in enumerate(result.exercises, start=1)
+    }
+    remarks = {
+        name: f"{_of(one.points, one.maximum)} points. {one.comment}" for name, one in hand.items()
+    }
+    resources = {"checked": checked, "remarks": remarks, "metadata": {"path": ""}}
+    body, _ = _exporter().from_notebook_node(clean_notebook(kept), resources)
+    return Markup(body)  # its parts went through `sanitise`, and the template escapes the rest
+
+
+def _is_ours(cell: NotebookNode, known: dict[str, NotebookNode]) -> bool:
+    """The course's own text, and its cells that grading does not run, as they were handed out."""
+    original = known.get(cell.source)
+    if original is None or original.cell_type != cell.cell_type:
+        return False
+    return cell.cell_type != "code" or SKIP_TAG in original.metadata.get("tags", [])
+
+
+@functools.cache
+def _exporter() -> HTMLExporter:
+    """nbconvert's exporter with our template; made once, since that takes longer than a page."""
+    exporter = HTMLExporter(
+        template_name="submission", extra_template_basedirs=[str(TEMPLATES)], preprocessors=[]
+    )
+    exporter.default_preprocessors = []
+    return exporter
+
+
+@functools.cache
+def _highlighting() -> str:
+    return HtmlFormatter(style="default").get_style_defs(".highlight")
+
+
+def is_short(result: Result) -> bool:
+    """Whether there is no executed notebook to show."""
+    return result.status in (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)

@@ -1,0 +1,265 @@
+"""A submission's text and outputs made harmless, for feedback pages and for formgrader.
+
+nbconvert renders Markdown with raw HTML in it, HTML outputs as they come, attributes from cells' metadata
+and diagrams in fences without escaping: in formgrader all of that would run with the instructor's rights.
+Here everything that is not known to be harmless is left out: Markdown is rendered and its HTML cleaned by
+bleach, outputs keep a few types, metadata is made anew. Nothing is loaded from elsewhere, so that opening
+a page tells nobody and calls nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+import html
+import re
+from base64 import b64decode
+from collections.abc import Iterable
+
+import bleach
+from bleach.css_sanitizer import CSSSanitizer
+from bs4 import BeautifulSoup
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+
+from autograder.config import NOTEBOOK_METADATA
+from autograder.report.svg import clean_svg
+from autograder.twin import HIDDEN_MARKERS, IDENTIFIER
+
+LONGEST_MARKDOWN = (
+    20_000  # characters of one cell that are rendered: the renderer's time grows faster
+)
+LONGEST_HTML = 200_000  # characters of one output
+BUDGET = 1_000_000  # characters of one notebook that are rendered or cleaned
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TAGS = _names(
+    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 "
+    "h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q s samp small span strong sub summary sup table tbody "
+    "td tfoot th thead tr tt u ul var"
+)
+DROPPED = ("script", "style", "template", "title", "noscript", "iframe", "object", "svg", "math")
+PLAIN = _names("align colspan rowspan scope start title alt width height open style")
+STYLES = _names(
+    "border border-collapse color font-family font-size font-style font-weight margin margin-left "
+    "margin-right max-width padding text-align text-decoration vertical-align white-space width"
+)
+LINK = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
+PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+", re.IGNORECASE)
+HIGHLIGHT = re.compile(r"highlight|[a-z][a-z0-9]?")  # the class names that pygments uses
+HIDDEN = re.compile(
+    rf"^[ \t]*{HIDDEN_MARKERS[0]}.*?(^[ \t]*{HIDDEN_MARKERS[1]}[^\n]*\n?|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+NUMBERED = "cell-number-"  # ids of cells whose own cannot be kept
+TOO_MUCH = {
+    "output_type": "stream",
+    "name": "stdout",
+    "text": "(more HTML than a page can hold: not shown)",
+}
+NOT_RENDERED = "(shown as it was written: too long or too strange to be rendered)"
+
+
+def clean_html(text: str) -> str:
+    """HTML with nothing in it that runs, loads or reaches out of its place.
+
+    Only the TAGS remain, links to http, https, mail and places in the page, pictures that are part of the
+    page, and the STYLES; scripts and style sheets go with what is in them.
+    """
+    soup = BeautifulSoup(text, "html.parser")
+    for element in soup(DROPPED):  # bleach, which has the last word, would leave their text
+        element.decompose()
+    return bleach.clean(
+        str(soup),
+        tags=TAGS,
+        attributes=_may_stay,
+        protocols={"http", "https", "mailto", "data"},
+        strip=True,
+        css_sanitizer=CSSSanitizer(allowed_css_properties=STYLES, allowed_svg_properties=()),
+    )
+
+
+def _may_stay(tag: str, name: str, value: str) -> bool:
+    if name == "href":
+        return tag == "a" and LINK.match(value) is not None
+    if name == "src":
+        return tag == "img" and PICTURE.fullmatch(value) is not None
+    if name == "class":
+        return tag in ("div", "span", "pre") and HIGHLIGHT.fullmatch(value) is not None
+    return name in PLAIN
+
+
+def clean_markdown(text: str, attachments: dict | None = None) -> str:
+    """Markdown as harmless HTML without line breaks of its own.
+
+    So it may stand in a Markdown cell again: a block of HTML ends at the first empty line, and has none.
+    What cannot be rendered is shown as it was written.
+    """
+    pictures = {
+        name: kept
+        for name, data in (attachments or {}).items()
+        if isinstance(data, dict) and (kept := _pictures(data))
+    }
+    if len(text) > LONGEST_MARKDOWN:
+        return _one_block(_as_written(text))
+    try:
+        renderer = IPythonRenderer(escape=False, attachments=pictures, exclude_anchor_links=True)
+        cleaned = clean_html(MarkdownWithMath(renderer=renderer).render(text))
+    except Exception:  # the renderer raises whatever it likes on text that is meant to break it
+        cleaned = _as_written(text)
+    return _one_block(cleaned)
+
+
+def _as_written(text: str) -> str:
+    return f"<p>{NOT_RENDERED}</p><pre>{html.escape(text)}</pre>"
+
+
+def _one_block(cleaned: str) -> str:
+    one_line = cleaned.replace("\r", "").replace("\n", "&#10;")
+    return f"<div>{one_line}</div>"
+
+
+def clean_outputs(outputs: Iterable[dict]) -> list[NotebookNode]:
+    """Outputs of the types that a page may show: texts, errors, pictures, tables of clean HTML.
+
+    Of an output with none of these only a line remains that says what it was. Metadata goes: nbconvert
+    writes widths into the page without quotes.
+    """
+    return [kept for output in outputs if (kept := _clean_output(output)) is not None]
+
+
+def _clean_output(output: dict) -> NotebookNode | None:
+    kind = output.get("output_type")
+    if kind == "stream":
+        name = "stderr" if output.get("name") == "stderr" else "stdout"
+        return new_output("stream", name=name, text=_text(output.get("text")))
+    if kind == "error":
+        lines = output.get("traceback")
+        return new_output(
+            "error",
+            ename=_text(output.get("ename")),
+            evalue=_text(output.get("evalue")),
+            traceback=[_text(line) for line in lines] if isinstance(lines, list) else [],
+        )
+    if kind not in ("display_data", "execute_result"):
+        return None
+    data = output.get("data")
+    return new_output("display_data", data=_clean_data(data if isinstance(data, dict) else {}))
+
+
+def _clean_data(data: dict) -> dict[str, str]:
+    kept = _pictures(data)
+    if "text/html" in data and len(_text(data["text/html"])) <= LONGEST_HTML:
+        kept["text/html"] = clean_html(_text(data["text/html"]))
+    elif "text/markdown" in data:
+        kept["text/html"] = clean_markdown(_text(data["text/markdown"]))
+    if "image/svg+xml" in data and (drawing := clean_svg(_text(data["image/svg+xml"]))):
+        kept["image/svg+xml"] = drawing
+    for plain in ("text/latex", "text/plain"):
+        if plain in data:
+            kept[plain] = _text(data[plain])
+    if not kept:
+        kinds = ", ".join(sorted(map(str, data))) or "no type"
+        kept["text/plain"] = f"(an output of {kinds[:200]} is not shown)"
+    return kept
+
+
+def _pictures(data: dict) -> dict[str, str]:
+    """The pictures among an output's or an attachment's types, when they are what they say."""
+    kept = {}
+    for kind, begins in (("image/png", b"\x89PNG\r\n\x1a\n"), ("image/jpeg", b"\xff\xd8\xff")):
+        text = "".join(_text(data.get(kind)).split())
+        try:
+            if text and b64decode(text, validate=True).startswith(begins):
+                kept[kind] = text
+        except (binascii.Error, ValueError):  # no base64: no picture
+            continue
+    return kept
+
+
+def _text(value: object) -> str:
+    """nbformat allows a text to be a list of its lines."""
+    if isinstance(value, list):
+        return "".join(part for part in value if isinstance(part, str))
+    return value if isinstance(value, str) else ""
+
+
+def clean_notebook(notebook: NotebookNode, released: NotebookNode | None = None) -> NotebookNode:
+    """A copy of an executed submission that may be shown in a page or in formgrader.
+
+    released: the student version; its Markdown cells, where a submission left them unchanged, stay
+    Markdown. Every other one becomes its harmless HTML. Cells keep nbgrader's metadata and no other,
+    attachments become part of the text, hidden tests go if there are any.
+    """
+    known = {cell.source for cell in released.cells} if released is not None else set()
+    cells, left, ids = [], BUDGET, set()
+    for number, cell in enumerate(notebook.cells):
+        name = cell.get("id")
+        if not _fit_for_id(name) or name in ids:
+            name = f"{NUMBERED}{number}"
+        ids.add(name)
+        spent = _size(cell)
+        kept = _clean_cell(cell, known, too_much=spent > left)
+        left -= spent if spent <= left else 0
+        cells.append(NotebookNode({**kept, "id": name, "metadata": _metadata(cell)}))
+    metadata = NotebookNode(NOTEBOOK_METADATA)
+    return NotebookNode(nbformat=4, nbformat_minor=5, metadata=metadata, cells=cells)
+
+
+def _clean_cell(cell: NotebookNode, known: set[str], too_much: bool) -> dict:
+    """The cell's type, text and outputs. too_much: what would have to be rendered is not."""
+    source, outputs = _text(cell.source), cell.get("outputs", [])
+    if cell.cell_type == "code":
+        count = cell.get("execution_count")
+        return {
+            "cell_type": "code",
+            "source": HIDDEN.sub("", source),
+            "outputs": clean_outputs([TOO_MUCH] if too_much else outputs),
+            "execution_count": count if isinstance(count, int) else None,
+        }
+    if source in known:
+        return {"cell_type": cell.cell_type, "source": source}
+    if cell.cell_type == "markdown" and not too_much:
+        return {"cell_type": "markdown", "source": clean_markdown(source, cell.get("attachments"))}
+    return {"cell_type": "markdown", "source": _one_block(_as_written(source))}
+
+
+def _fit_for_id(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and IDENTIFIER.fullmatch(name) is not None
+        and not name.startswith(NUMBERED)
+    )
+
+
+def _size(cell: NotebookNode) -> int:
+    """Characters of a cell that would be rendered or cleaned."""
+    if cell.cell_type != "code":
+        return min(len(_text(cell.source)), LONGEST_MARKDOWN)
+    found = [output.get("data") for output in cell.get("outputs", [])]
+    return sum(
+        len(_text(data.get(kind)))
+        for data in found
+        if isinstance(data, dict)
+        for kind in ("text/html", "text/markdown")
+    )
+
+
+def _metadata(cell: NotebookNode) -> NotebookNode:
+    """nbgrader's metadata of a cell, when it is what `restore` puts there, and nothing else."""
+    own = cell.metadata.get("nbgrader")
+    name = own.get("grade_id") if isinstance(own, dict) else None
+    if not isinstance(own, dict) or not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
+        return NotebookNode()
+    kept = {key: own[key] for key in ("grade_id", "schema_version") if key in own}
+    kept |= {key: own.get(key) is True for key in ("grade", "locked", "solution", "task")}
+    if isinstance(own.get("points"), int | float):
+        kept["points"] = own["points"]
+    for word in ("checksum", "cell_type"):
+        if isinstance(own.get(word), str):
+            kept[word] = own[word][:80]
+    return NotebookNode(nbgrader=NotebookNode(kept))

@@ -1,0 +1,49 @@
+"""How results are put into words, the same on every page."""
+
+from __future__ import annotations
+
+from autograder import status as statuses
+from autograder.result import Exercise, Result
+
+SAID = {
+    "graded": "",
+    "blank": "Nothing was written into any exercise.",
+    "timed out": "Something took longer than it may. What was finished in time keeps its points.",
+    "kernel died": "A cell ended the notebook's process. What it does not touch keeps its points.",
+    "out of memory": "More memory was needed than a submission may use. The rest keeps its points.",
+    "too many processes": "More processes were started than may run. The rest keeps its points.",
+    "disk full": "More was written to files than a submission may write. The rest keeps its points.",
+    "too much output": "More was printed than is kept. The beginning and the end are shown.",
+    "unreadable": "What was handed in could not be read as a notebook.",
+    "missing": "No notebook of the right name was handed in.",
+    "ungraded": "The grading itself failed: there is no score yet. This is no fault of the submission's.",
+}
+FINE = (statuses.GRADED,)
+WITHOUT_NOTEBOOK = (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)
+
+
+def shown(points: float | None) -> str:
+    """12.0 -> "12"; 4.25 -> "4.25"; None, of a submission without a grade, -> "-"."""
+    return "-" if points is None else f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+def tone(status: str) -> str:
+    """How a status is coloured: "good", "warn" or "bad"."""
+    if status in FINE:
+        return "good"
+    return "warn" if status in (statuses.BLANK, statuses.UNGRADED, statuses.MISSING) else "bad"
+
+
+def title(exercise: Exercise) -> str:
+    """ "02_collectives/ring_all_reduce" -> "ring_all_reduce"; without a name, the cell's."""
+    return (exercise.name.rpartition("/")[2] or exercise.grade_id).removesuffix("_check")
+
+
+def score(result: Result) -> float | None:
+    """The points of the checks; None where there is no grade."""
+    return None if result.status == statuses.UNGRADED else result.score
+
+
+def maximum(result: Result) -> float:
+    """The points that the checks could give; 0 where nothing could be read."""
+    return sum(exercise.maximum for exercise in result.exercises)

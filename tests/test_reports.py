@@ -1,0 +1,580 @@
+"""What a student reads tells no hidden inputs, and what a submission brought along runs nowhere."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import random
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from bleach._vendor import html5lib
+from bs4 import BeautifulSoup
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
+
+from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.report.class_page import class_page
+from autograder.report.disclosure import OWN_ERROR, first_loss, sentence, told
+from autograder.report.feedback import ByHand, feedback_page, write_feedback
+from autograder.report.sanitise import (
+    NOT_RENDERED,
+    clean_html,
+    clean_markdown,
+    clean_notebook,
+    clean_outputs,
+)
+from autograder.report.svg import clean_svg
+from autograder.result import Exercise, Result
+from course_lib.checks.engine.judge import judge
+from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.runtime import wire
+
+# The smallest picture: one pixel.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
+RUNS = """
+    script style iframe frame object embed applet svg math link meta base form input button textarea
+    select video audio source template noscript dialog
+"""
+LOADED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,")
+LINKED = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
+
+
+def dangers(html: str) -> list[str]:
+    """What in this HTML runs, loads or reaches out, as a browser's parser reads it."""
+    found = []
+    for element in html5lib.parseFragment(html, namespaceHTMLElements=False, scripting=True).iter():
+        tag = str(element.tag).rpartition("}")[2]
+        if tag in RUNS.split():
+            found.append(f"<{tag}>")
+        for name, text in element.attrib.items():
+            if (
+                (name.startswith("on") or name in ("srcset", "formaction", "ping", "background"))
+                or (name == "href" and not LINKED.match(text))
+                or (name == "src" and not LOADED.match(text))
+                or (name == "style" and re.search(r"url|expression|position|@", text))
+            ):
+                found.append(f"{tag} {name}={text}")
+    return found
+
+
+def soup_of(page: str) -> BeautifulSoup:
+    return BeautifulSoup(page, "html.parser")
+
+
+HOSTILE = [
+    "<script>go()</script>",
+    "<img src=x onerror=go()>",
+    "<svg onload=go()><script>go()</script></svg>",
+    "<a href='javascript:go()'>a</a>",
+    "<a href=' &#1;java&#10;script:go()'>a</a>",
+    "<iframe src='https://example.org'></iframe>",
+    "<p style='position:fixed;background:url(https://example.org/a)'>p</p>",
+    "<style>@import 'https://example.org/a'</style>",
+    "<form action='/formgrader'><input name=a><button>b</button></form>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=go()>",
+    "<img src='https://example.org/pixel.png'>",
+    "<details open ontoggle=go()>",
+    "<base href='https://example.org'>",
+    "<meta http-equiv=refresh content='0;url=https://example.org'>",
+    "[a](javascript:go())",
+    "![a](javascript:go())",
+    "<javascript:go()>",
+    "\\[a\\](javascript:go())",
+    "```mermaid\n<script>go()</script>\n```",
+    "```mermaid\n</pre><img src=x onerror=go()>\n```",
+    "$$<script>go()</script>$$",
+    "\\begin{a}<img src=x onerror=go()>\\end{a}",
+    "<!--<img src=x onerror=go()>-->",
+    "<![CDATA[<script>go()</script>]]>",
+    "<noscript><p title='</noscript><img src=x onerror=go()>'>",
+    "<title><a title='</title><script>go()</script>'>",
+    "<textarea><a title='</textarea><script>go()</script>'>",
+    "&lt;script&gt;go()&lt;/script&gt;",
+    "<scr<script>ipt>go()</scr</script>ipt>",
+    '<a href="data:text/html,<script>go()</script>">a</a>',
+]
+
+
+# --- text and outputs of a submission ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_of_hostile_text_runs(text: str) -> None:
+    assert dangers(clean_html(text)) == []
+    assert dangers(clean_markdown(text)) == []
+    assert dangers(rendered(clean_markdown(text))) == []
+
+
+def test_nothing_of_mixed_hostile_text_runs(seed: int) -> None:
+    chance = random.Random(seed)
+    glue = [
+        "",
+        "\n",
+        "\n\n",
+        " ",
+        "> ",
+        "- ",
+        "`",
+        "*",
+        "|",
+        "<div>",
+        "</div>",
+        "\\",
+        "\r\n",
+        "\f\n",
+    ]
+    for _ in range(150):
+        pieces = chance.choices([*HOSTILE, *(["text"] * 5)], k=4)
+        text = "".join(piece[chance.randrange(3) :] + chance.choice(glue) for piece in pieces)
+        assert dangers(clean_html(text)) == [], repr(text)
+        assert dangers(rendered(clean_markdown(text))) == [], repr(text)
+
+
+EXPORTER = HTMLExporter(template_name="basic")
+
+
+def rendered(source: str) -> str:
+    """A Markdown cell as formgrader shows it: nbconvert's own template, nothing sanitised."""
+    notebook = new_notebook(cells=[new_markdown_cell(source)])
+    return EXPORTER.from_notebook_node(notebook)[0]
+
+
+def test_the_browser_would_run_it_without_us() -> None:
+    """Else the tests above show nothing."""
+    assert dangers(rendered(HOSTILE[0])) and dangers(
+        rendered("```mermaid\n<script>a</script>\n```")
+    )
+
+
+def test_honest_text_stays() -> None:
+    text = (
+        "# Title\n\nSee [the tutorial](https://pytorch.org) and *this*:\n\n"
+        "| a | b |\n|---|:-:|\n| 1 | 2 |\n\n"
+        f"```python\ndef f(x):\n\n    return x < 1\n```\n\n<details><summary>Hint</summary>x</details>\n\n"
+        f"$a_1 < b$\n\n![p](attachment:p.png) <img src='data:image/png;base64,{PNG}'>"
+    )
+    page = rendered(clean_markdown(text, {"p.png": {"image/png": PNG}}))
+    soup = soup_of(page)
+    assert soup.find("a", href="https://pytorch.org") and soup.find("em") and soup.find("summary")
+    assert [cell.text for cell in soup("td")] == ["1", "2"]
+    assert "def f(x):\n\n    return x < 1" in soup.find("pre").text
+    assert "$a_1 < b$" in soup.text and len(soup("img")) == 2
+
+
+def test_rendering_again_changes_nothing(seed: int) -> None:
+    """A cleaned cell is a Markdown cell again: what it shows must not be read as Markdown once more."""
+    chance = random.Random(seed)
+    marks = [
+        "*a*",
+        "`b`",
+        "[c](#d)",
+        "\\*",
+        "\\[x\\](javascript:go())",
+        "\n\n",
+        "    code\n",
+        "# h\n",
+        "<b>",
+    ]
+    for _ in range(100):
+        cleaned = clean_markdown("".join(chance.choices(marks, k=8)))
+        again = soup_of(rendered(cleaned)).find("div", class_="rendered_html")
+        assert again.text.strip() == soup_of(cleaned).text.strip()
+
+
+def test_what_cannot_be_rendered_is_shown_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("long <b>" * 5_000, "![a](attachment:missing.png) <script>go()</script>"):
+        cleaned = clean_markdown(text)
+        assert NOT_RENDERED in cleaned and dangers(cleaned) == []
+        assert soup_of(cleaned).find("pre").text == text
+
+
+def test_outputs_keep_the_types_that_a_page_may_show() -> None:
+    rich = {"text/html": "<table><tr><td onclick='go()'>1</td></tr></table>", "text/plain": "plain"}
+    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}}
+    shown = clean_outputs(
+        [
+            new_output("display_data", data=rich, metadata={"text/html": {"isolated": True}}),
+            new_output(
+                "execute_result",
+                data={"image/png": PNG},
+                metadata={"image/png": {"width": "1 onload=go()"}},
+            ),
+            new_output("display_data", data={"image/png": "PHNjcmlwdD4="}),
+            new_output("display_data", data={"application/javascript": "go()"}),
+            new_output("display_data", data=widget),
+            new_output("display_data", data={"text/markdown": "*a* <script>go()</script>"}),
+            new_output("stream", name="stdout", text="<b>"),
+            new_output("error", ename="E", evalue="v", traceback=["<b>"]),
+        ]
+    )
+    assert shown[0].data == {
+        "text/html": "<table><tbody><tr><td>1</td></tr></tbody></table>",
+        "text/plain": "plain",
+    }
+    assert shown[1].data == {"image/png": PNG} and not any(one.get("metadata") for one in shown)
+    assert [list(one.data) for one in shown[2:5]] == [["text/plain"]] * 3
+    assert "application/javascript is not shown" in shown[3].data["text/plain"]
+    assert "<em>a</em>" in shown[5].data["text/html"] and "go()" not in shown[5].data["text/html"]
+    assert (shown[6].text, shown[7].traceback) == ("<b>", ["<b>"])
+
+
+def test_outputs_of_another_form_are_no_reason_to_fail() -> None:
+    strange = [
+        {},
+        {"output_type": "new"},
+        {"output_type": "stream", "text": 3},
+        {"output_type": "error", "traceback": 5},
+    ]
+    strange += [
+        {"output_type": "display_data", "data": []},
+        {"output_type": "display_data", "data": {"image/png": [1]}},
+    ]
+    texts = [one for one in clean_outputs(strange) if one.output_type != "display_data"]
+    assert len(texts) == 2
+
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    'viewBox="0 0 9 9">{}</svg>'
+)
+
+
+def test_drawings_keep_shapes_only() -> None:
+    inside = (
+        '<script>go()</script><path d="M0 0" onclick="go()" fill="url(#a)" style="fill:url(http://b/)"/>'
+        '<image href="http://c/"/><use xlink:href="#a"/><use href="http://d/#e"/><foreignObject><b/></foreignObject>'
+        '<a href="javascript:go()"><text>t</text></a><style>*{}</style><set attributeName="href" to="x"/>'
+    )
+    drawing = clean_svg(SVG.format(inside))
+    assert 'd="M0 0"' in drawing and 'fill="url(#a)"' in drawing and 'xlink:href="#a"' in drawing
+    for gone in (
+        "script",
+        "onclick",
+        "http://b",
+        "http://c",
+        "http://d",
+        "foreign",
+        "javascript",
+        "<style",
+        "set",
+    ):
+        assert gone not in drawing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<svg",
+        "<html/>",
+        SVG.format("<g>" * 3),
+        f'<!DOCTYPE a [<!ENTITY b "{"c" * 99}"><!ENTITY d "{"&b;" * 99}">]>'
+        + SVG.format("<text>&d;</text>"),
+        '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]>' + SVG.format("<text>&b;</text>"),
+    ],
+)
+def test_what_is_no_drawing_is_not_shown(text: str) -> None:
+    assert clean_svg(text) == ""
+
+
+def hostile_notebook() -> NotebookNode:
+    """Script in every place that nbconvert writes into a page."""
+    attack = '"><script>go()</script>'
+    code = new_code_cell(
+        "print('</pre><script>go()</script>')", id="one", metadata={"tags": [attack]}
+    )
+    code.outputs = [
+        new_output(
+            "display_data", data={"image/png": PNG}, metadata={"image/png": {"width": attack}}
+        ),
+        new_output("display_data", data={"text/html": attack, "application/javascript": "go()"}),
+        new_output("display_data", data={"text/latex": attack}),
+        new_output("stream", name="stdout", text=attack),
+        new_output("error", ename=attack, evalue=attack, traceback=[attack]),
+    ]
+    markdown = new_markdown_cell(
+        attack, id="two", metadata={"nbgrader": {"grade_id": attack, "solution": True}}
+    )
+    raw = new_raw_cell(attack, id="three", metadata={"raw_mimetype": "text/html"})
+    raw["id"] = attack
+    notebook = new_notebook()
+    notebook.cells = [code, markdown, raw, copy.deepcopy(markdown)]
+    notebook.metadata = NotebookNode(
+        title=attack,
+        language_info={"name": attack, "pygments_lexer": attack},
+        widgets={"a": attack},
+    )
+    return notebook
+
+
+def test_a_cleaned_notebook_is_harmless_in_formgrader() -> None:
+    cleaned = clean_notebook(hostile_notebook())
+    nbformat.validate(cleaned)
+    unclean = hostile_notebook()
+    unclean.cells = unclean.cells[:2]  # nbconvert refuses the others
+    assert dangers(EXPORTER.from_notebook_node(unclean)[0]), "else this test shows nothing"
+    assert dangers(EXPORTER.from_notebook_node(cleaned)[0]) == []
+
+
+def test_cleaning_keeps_what_grading_by_hand_needs() -> None:
+    released = nbformat.read(NOTEBOOKS / "00_first_ranks/00_first_ranks.ipynb", as_version=4)
+    submission = copy.deepcopy(released)
+    submission.cells.append(
+        new_markdown_cell(
+            "My *answer*",
+            metadata={
+                "nbgrader": {"grade_id": "essay", "grade": True, "solution": True, "points": 3}
+            },
+        )
+    )
+    cleaned = clean_notebook(submission, released)
+    assert [cell.source for cell in cleaned.cells[:-1]] == [cell.source for cell in released.cells]
+    assert [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in cleaned.cells] == [
+        cell.metadata.get("nbgrader", {}).get("grade_id") for cell in submission.cells
+    ]
+    own = cleaned.cells[-1].metadata["nbgrader"]
+    assert (own["points"], own["grade"], own["solution"], own["locked"]) == (3, True, True, False)
+    assert "<em>answer</em>" in cleaned.cells[-1].source
+
+
+def test_hidden_tests_are_cut_out_of_cells() -> None:
+    source = nbformat.read(SOLUTIONS / "00_first_ranks/00_first_ranks.ipynb", as_version=4)
+    assert any('cases="hidden"' in cell.source for cell in source.cells)
+    assert not any('cases="hidden"' in cell.source for cell in clean_notebook(source).cells)
+
+
+# --- what a student reads of hidden cases --------------------------------------------------------
+
+
+def judged(exercise: str, *objects: object, cases: str = "hidden", seed: int = 7) -> dict:
+    return judge(f"00_first_ranks/{exercise}", wire.dumps(objects), seed, cases)
+
+
+def texts(report: dict) -> str:
+    return "\n".join(
+        text for row in told(report) for text in (row.title, row.note, *row.sentences, *row.output)
+    )
+
+
+def test_arguments_and_right_values_are_not_told() -> None:
+    one_more = judged("message_prediction", lambda n: n + 1, lambda n: n)
+    assert re.search(r"exchange_messages\(\d", str(one_more)), "the judge tells them"
+    assert "exchange_messages gives a wrong number for some arguments" in texts(one_more)
+    assert not re.search(r"\(\d|is right|gives -?\d", texts(one_more))
+
+
+def test_an_exception_cannot_carry_inputs_out() -> None:
+    def by_text(n: int) -> int:
+        raise ValueError(f"secret {n}")
+
+    def by_type(n: int) -> int:
+        raise type(f"Secret{n}", (Exception,), {})()
+
+    report = judged("message_prediction", by_text, by_type)
+    assert "secret" in str(report).lower(), "the judge quotes them"
+    assert "exchange_messages raised ValueError." in texts(report)
+    assert f"ring_shift_messages raised {OWN_ERROR}." in texts(report)
+    assert "secret" not in texts(report).lower()
+    assert "secret" not in first_loss(report).lower()
+
+
+def test_a_returned_text_cannot_carry_inputs_out() -> None:
+    report = judged(
+        "message_prediction", lambda n: f"secret {n}", lambda n: type(f"Secret{n}", (), {})()
+    )
+    assert "secret" in str(report).lower()
+    assert "exchange_messages gives no number for some arguments." in texts(report)
+    assert "secret" not in texts(report).lower()
+
+
+def test_ranks_cannot_carry_inputs_out() -> None:
+    def as_type(tensor, group=None):
+        return type("Secret", (), {})()
+
+    def as_exception(tensor, group=None):
+        print("secret", tensor)
+        raise type("Secret", (Exception,), {})(str(tensor))
+
+    for function, words in ((as_type, "is not what it should be"), (as_exception, OWN_ERROR)):
+        report = judged("ring_shift", function)
+        assert words in texts(report) and "secret" not in texts(report).lower(), texts(report)
+
+
+def test_the_mean_of_hidden_values_is_not_told() -> None:
+    def doubled(values):
+        import torch
+
+        return values.mean() * 3 if len(values) else torch.zeros(())
+
+    report = judged("global_mean", doubled)
+    assert ", not " in str(report) and "the mean on rank" in texts(report)
+    assert not re.search(r"the mean on rank \d is [\d.]", texts(report))
+
+
+def test_visible_cases_are_told_in_full() -> None:
+    report = judged("message_prediction", lambda n: n + 1, lambda n: n, cases="visible")
+    said = [text for line in report["lines"] for text in line["sentences"]]
+    assert [text for row in told(report) for text in row.sentences] == said
+
+
+@pytest.mark.parametrize(
+    ("said", "may_stand"),
+    [
+        ("at Cell In[5], line 3: dist.recv(secret)", "at Cell In[5], line 3"),
+        ("at secret.py, line 3", ""),
+        ("rank 0 is in recv(src=2, tag=9) float32[4, 9], waits for rank 2, at Cell In[5], line 3: secret",
+         "rank 0 is in recv(src=2) float32, waits for rank 2, at Cell In[5], line 3"),
+        ("after the call `tensor` is float32[12345] on rank 1; it was float32[3].",
+         "after the call `tensor` is something else on rank 1; it was float32[3]."),
+        ("all_gather returned None on rank 0; a tensor float32[4] is expected.",
+         "all_gather returned None on rank 0; a tensor float32[4] is expected."),
+        ("answer_3 is to be 'raise', 'return' or 'wait', not 'a secret that is longer than it may be'.",
+         "answer_3 is to be 'raise', 'return' or 'wait', not a longer text."),
+        ("deadlock: 0 -> 2 -> 1 -> 0", "deadlock: 0 -> 2 -> 1 -> 0"),
+        ("on rank 0, elements 8 and 9 hold only rank 0's and rank 1's values; rank 2's are missing.",
+         "on rank 0, elements 8 and 9 hold only rank 0's and rank 1's values; rank 2's are missing."),
+    ],
+)  # fmt: skip
+def test_sentences(said: str, may_stand: str) -> None:
+    assert sentence(said) == may_stand
+
+
+# --- the feedback page ---------------------------------------------------------------------------
+
+
+def report_of(share: float, *sentences: str, title: str = "4 ranks") -> dict:
+    line = ReportLine(title, share == 1.0, sentences=list(sentences))
+    return Report("00_first_ranks/ring_shift", share, [line], cases="hidden", seed=99).to_json()
+
+
+def result_of(student: str = "anna", share: float = 0.5, **fields) -> Result:
+    exercises = [
+        Exercise(
+            "ring_shift_check",
+            "00_first_ranks/ring_shift",
+            4 * share,
+            4,
+            "r",
+            "",
+            report_of(share, "deadlock: 0 -> 1"),
+        ),
+        Exercise("hello_check", "00_first_ranks/hello", 0, 1, "hello: the cell was not run"),
+    ]
+    given = {"status": "graded", "exercises": exercises, "sandbox": ["namespaces", "limits"]}
+    return Result(student, "00_first_ranks", **{**given, **fields})
+
+
+def test_a_feedback_page_shows_cases_points_and_cells() -> None:
+    released = nbformat.read(NOTEBOOKS / "00_first_ranks/00_first_ranks.ipynb", as_version=4)
+    notebook = copy.deepcopy(released)
+    answer = next(
+        c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == "ring_shift"
+    )
+    answer.source = "def ring_shift(tensor):\n    return mine"
+    notebook.cells.append(new_markdown_cell("my remark"))
+    page = feedback_page(result_of(), notebook, released=released)
+    soup = soup_of(page)
+    text = soup.text
+    assert "2 of 5" in text and "2 of 4" in text and "0 of 1" in text
+    assert "deadlock: 0 -> 1" in text and "4 ranks" in text and "the cell was not run" in text
+    assert "return mine" in text and "my remark" in text
+    assert "namespaces, limits" in text
+    assert "What is a rank, what is a message" not in text, "the course's own text is left out"
+    assert "99" not in soup.find("section").text, "the seed is not told"
+    assert soup.find("a", href="#check-1") and soup.find(id="check-1")
+
+
+def test_nothing_runs_in_a_feedback_page() -> None:
+    attack = "<script>go()</script>"
+    result = result_of(
+        attack,
+        status="kernel died",
+        reason=attack,
+        changes=[attack],
+        eyes=[attack],
+        sandbox=[attack],
+    )
+    result.exercises[0].report = report_of(0.5, attack, title=attack)
+    result.exercises[1].reason = attack
+    page = feedback_page(result, hostile_notebook(), by_hand={attack: ByHand(1, 2, attack)})
+    soup = soup_of(page)
+    policy = soup.find("meta", {"http-equiv": "Content-Security-Policy"})["content"]
+    assert "default-src 'none'" in policy and "script-src" not in policy
+    for ours in [*soup("meta"), *soup("style")]:
+        ours.decompose()
+    assert dangers(str(soup)) == []
+    assert not soup("script") and soup.text.count(attack) >= 8
+
+
+def test_points_by_hand_and_penalties_count() -> None:
+    hand = {"essay": ByHand(2.5, 3, "Well seen."), "later": ByHand(None, 2)}
+    page = feedback_page(result_of(share=1.0), None, by_hand=hand, late_penalty=1.5)
+    text = soup_of(page).text
+    assert "5 of 10" in text  # 4 + 2.5 - 1.5 of 5 + 3 + 2
+    assert "Well seen." in text and "not graded yet, of 2" in text and "1.5 taken off" in text
+
+
+@pytest.mark.parametrize("status", ["unreadable", "missing", "ungraded"])
+def test_a_submission_without_a_notebook_has_a_short_page(status: str, tmp_path: Path) -> None:
+    result = Result("anna", "00_first_ranks", status, "the file is not valid JSON")
+    page = tmp_path / "deep" / "00_first_ranks.html"
+    write_feedback(result, None, page, maximum=5.0)
+    text = soup_of(page.read_text("utf-8")).text
+    assert "the file is not valid JSON" in text and status in text
+    assert ("no score yet" if status == "ungraded" else "0 of 5") in text
+    assert [path.name for path in page.parent.iterdir()] == [page.name]
+
+
+# --- the class page ------------------------------------------------------------------------------
+
+
+def test_the_class_page_holds_every_submission_and_escapes_it() -> None:
+    attack = "<script>go()</script>"
+    results = [
+        result_of(),
+        result_of("ben", 1.0, eyes=["cell 'ring_shift_check' had been changed"]),
+        result_of("carla", 0.5),
+        result_of(attack, 0.0, status="kernel died", reason=attack),
+        result_of("dora", 0.5, sandbox=[]),
+        Result("emil", "00_first_ranks", "ungraded", "the ranks could not be started"),
+    ]
+    page = class_page(results)
+    soup = soup_of(page)
+    (script,) = soup("script")
+    policy = soup.find("meta", {"http-equiv": "Content-Security-Policy"})["content"]
+    digest = base64.b64encode(hashlib.sha256(script.string.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    rows = {row("td")[0].text: row for row in soup.find(id="submissions").tbody("tr")}
+    assert list(rows) == sorted(one.student for one in results)
+    assert rows["ben"]("td")[2].text == "4 / 5" and rows["emil"]("td")[2].text == "- / 5"
+    assert rows["anna"].a["href"] == "feedback/anna/00_first_ranks/00_first_ranks.html"
+    assert rows[attack].a["href"].startswith("feedback/%3Cscript%3Ego%28%29%3C/script%3E/")
+    looked_at = soup.find(id="eyes").find_next("table").text
+    assert "ben" in looked_at and attack in looked_at and "emil" in looked_at
+    assert "anna" not in looked_at
+    assert "4 of 5 submissions ran inside: namespaces, limits." in soup.text
+    assert "1 of 5 submissions ran without a sandbox." in soup.text
+
+
+def test_the_most_frequent_mistake_comes_first_with_its_students() -> None:
+    results = [result_of(f"s{number}", 0.5) for number in range(3)]
+    results.append(result_of("t", 0.25))
+    results[-1].exercises[0].report = report_of(0.25, "another mistake")
+    soup = soup_of(class_page(results))
+    table = soup.find("h3", string="Most frequent mistakes").find_next("table")
+    first, *others = [[cell.text.strip() for cell in row("td")] for row in table.tbody("tr")]
+    counts = [int(row[0]) for row in [first, *others]]
+    assert counts == sorted(counts, reverse=True)
+    mistake = next(row for row in [first, *others] if "deadlock: 0 -> 1" in row[2])
+    assert mistake[0] == "3" and all(f"s{number}" in mistake[2] for number in range(3))
+    assert any("another mistake" in row[2] and row[0] == "1" for row in others)
+
+
+def test_a_class_page_grows_with_the_class_and_no_more() -> None:
+    small, large = (len(class_page([result_of(f"s{i:03}") for i in range(n)])) for n in (50, 500))
+    assert large - small < 450 * 800  # bytes a submission
