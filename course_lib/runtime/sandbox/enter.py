@@ -28,6 +28,7 @@ FLAGS = {
     spec.NETWORK: kernel.NEWNET,
     spec.IPC: kernel.NEWIPC,
 }
+MACHINE = ("/dev", "/proc", "/sys")  # beside `visible` under Landlock
 KEPT_ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "PATH", "TZ")
 KEPT_PREFIXES = (
     "COURSE_ROLE", "CUDA_", "GLOO_", "MKL_", "MPL", "NCCL_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_",
@@ -163,10 +164,7 @@ def give_up_rights(sandbox: Sandbox) -> None:
     kernel.drop_all_capabilities()
     kernel.no_new_privileges()
     if sandbox.has(spec.LANDLOCK):
-        kernel.landlock(
-            [*sandbox.visible, "/proc", "/dev", "/sys/devices/system/cpu"],
-            [os.getcwd(), "/dev/null"],
-        )
+        kernel.landlock([*sandbox.visible, *MACHINE], [os.getcwd(), "/dev/null"])
     # last: until here the user was another, or the limit another namespace's
     resource.setrlimit(resource.RLIMIT_NPROC, (sandbox.processes, sandbox.processes))
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd())

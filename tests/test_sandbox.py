@@ -1,0 +1,432 @@
+"""Code behind the sandbox's walls: what it cannot see, cannot use up and cannot leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+import course_lib
+from course_lib.checks.engine.masks import masked_paths
+from course_lib.runtime import pool as pools
+from course_lib.runtime import wire
+from course_lib.runtime.run import Outcome, run_ranks
+from course_lib.runtime.sandbox import kernel, probe, spec
+from course_lib.runtime.sandbox.spec import Sandbox
+
+CALL = "course_lib.runtime.call:call"
+SERVER = "course_lib.runtime.preload:serve"
+HERE = Path(course_lib.__file__).resolve().parent
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file cannot be seen in there
+
+
+@pytest.fixture(scope="module")
+def strongest() -> Sandbox:
+    """What this machine allows; the tests of a layer that it does not allow say so."""
+    return probe.probe(pools.preloaded(), masked=masked_paths("02_collectives"))
+
+
+@pytest.fixture(scope="module")
+def full(strongest: Sandbox) -> Sandbox:
+    if not strongest.has(*probe.NAMESPACES):
+        pytest.skip(f"this machine allows no namespaces, only {', '.join(strongest.layers)}")
+    return strongest
+
+
+@pytest.fixture(autouse=True)
+def no_spares_left() -> Iterator[None]:
+    yield
+    pools.end_spares()
+
+
+def inside(
+    sandbox: Sandbox | None, body: Any, *args: Any, world_size: int = 1, **more: Any
+) -> Outcome:
+    return run_ranks(
+        CALL, {}, wire.dumps((body, args, {})), world_size=world_size,
+        timeout=more.pop("timeout", 60), sandbox=sandbox, **more,
+    )  # fmt: skip
+
+
+def result(outcome: Outcome, rank: int = 0) -> Any:
+    """A rank's answer. These are our own functions: unpickling what they return is safe."""
+    assert outcome.failure is None, outcome.failure.message
+    reply = outcome.replies[rank]
+    assert reply is not None
+    return wire.loads(reply[1])
+
+
+def attempt(path: str) -> str:
+    """ "read", "listed" or the error's name."""
+    try:
+        if os.path.isdir(path):
+            return "listed" if os.listdir(path) else "empty"
+        with open(path, "rb") as file:
+            return "read" if file.read(1) else "empty"
+    except OSError as error:
+        return type(error).__name__
+
+
+# ---- what can be seen
+
+
+def test_nothing_of_the_machine_is_visible_but_python(full: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "gradebook.db"
+    secret.write_text("grades")
+    secret.chmod(0o666)
+    repository = HERE.parent
+    paths = [
+        str(secret), str(repository / "README.md"), str(repository / "solutions"),
+        str(repository / "autograder"), "/etc/shadow", "/proc/1/environ", "/home", "/var",
+    ]  # fmt: skip
+    found = result(inside(full, lambda: [attempt(path) for path in paths]))
+    seen = dict(zip(paths, found, strict=True))
+    assert set(found) <= {"FileNotFoundError", "PermissionError"}, seen
+    assert secret.read_text() == "grades"
+
+
+def test_masked_files_are_empty_and_stay_so(full: Sandbox) -> None:
+    """Also for who makes itself a user namespace of its own, where it has all capabilities again."""
+    folder, checks = str(HERE / "collectives"), str(HERE / "checks" / "collectives")
+    facts = str(HERE / "facts")
+
+    def body() -> list:
+        tried = [attempt(path) for path in (folder, checks, facts)]
+        unmount = f"umount {folder} {checks} {facts}; cat {folder}/*.py {checks}/*.py {facts}/*.py"
+        for how in ("sh", "unshare -Urm sh", "unshare -Urmpf sh"):
+            command = [*how.split(), "-c", unmount]
+            tried.append(subprocess.run(command, capture_output=True, text=True).stdout)
+        return tried
+
+    assert result(inside(full, body)) == ["empty", "empty", "empty", "", "", ""]
+
+
+def test_the_machinery_of_the_checks_is_not_masked() -> None:
+    masked = masked_paths("02_collectives")
+    assert str(HERE / "collectives") in masked and str(HERE / "checks" / "collectives") in masked
+    assert not any(path.startswith(str(HERE / "checks" / "engine")) for path in masked)
+    assert not any(path.startswith(str(HERE / "runtime")) for path in masked)
+
+
+def test_masks_cover_compiled_files_of_a_module() -> None:
+    masked = masked_paths("00_first_ranks")
+    assert str(HERE / "first_ranks.py") in masked
+    compiled = [str(p) for p in (HERE / "__pycache__").glob("first_ranks.*")]
+    assert set(compiled) <= set(masked)
+
+
+def test_a_rank_has_no_rights(strongest: Sandbox) -> None:
+    def body() -> dict[str, str]:
+        with open("/proc/self/status") as file:
+            return {k: v.strip() for k, v in (line.split(":", 1) for line in file)}
+
+    status = result(inside(strongest, body))
+    for which in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(status[which], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+    if strongest.has(spec.LOW_PRIVILEGE):
+        assert status["Uid"].split() == [str(strongest.user)] * 4
+        assert int(status["CapBnd"], 16) == 0
+
+
+def test_the_environment_is_scrubbed(strongest: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, token = f"TOKEN_{secrets.token_hex(4)}", secrets.token_hex(8)
+    monkeypatch.setenv(name, token)
+    pools.close()
+    pools.preload("course_lib.checks.engine.harness", environment={"PATH": os.environ["PATH"]})
+    try:
+
+        def body() -> tuple[dict, str]:
+            with open("/proc/self/environ", "rb") as file:
+                return dict(os.environ), file.read().decode()
+
+        environment, initial = result(inside(strongest, body))
+        assert token not in str(environment) and token not in initial
+        assert environment["HOME"] == environment["TMPDIR"]
+    finally:
+        pools.close()
+        pools.preload("course_lib.checks.engine.harness")
+
+
+def test_only_its_own_descriptors_are_open(strongest: Sandbox) -> None:
+    def body() -> list[str]:
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                found.append(os.readlink(f"/proc/self/fd/{fd}"))
+            except OSError:
+                continue  # the folder's own, closed again
+        return found
+
+    names = result(inside(strongest, body))
+    kinds = {name.split(":")[0].split("-")[0].split(" ")[0] for name in names}
+    assert kinds <= {
+        "pipe",
+        "socket",
+        "anon_inode",
+        "/memfd",
+        "/dev/null",
+        "/proc/1/fd",
+        "/proc/self/fd",
+    } | {name for name in names if name.startswith("/proc/")}, names
+
+
+# ---- the network
+
+
+def test_only_the_loopback_is_there_and_ranks_use_it(full: Sandbox) -> None:
+    with open("/proc/net/dev") as file:
+        outside = len(file.readlines())
+
+    def body(numel: int) -> tuple[float, list[str], str]:
+        x = torch.ones(numel)
+        dist.all_reduce(x)
+        with open("/proc/net/dev") as file:
+            names = [line.split(":")[0].strip() for line in file.readlines()[2:]]
+        try:
+            socket.create_connection(("192.0.2.1", 80), timeout=2).close()
+        except OSError as error:
+            return x[0].item(), names, type(error).__name__
+        return x[0].item(), names, "connected"
+
+    numel, n = 1 << 18, 3
+    outcome = inside(full, body, numel, world_size=n)
+    total, names, tried = result(outcome)
+    assert total == n and names == ["lo"] and tried in ("OSError", "ConnectionRefusedError")
+    ideal = 2 * (n - 1) * numel * 4
+    assert outcome.wire_bytes is not None
+    assert ideal <= outcome.wire_bytes < 1.05 * ideal, "the kernel counts what the ranks sent"
+    with open("/proc/net/dev") as file:
+        assert len(file.readlines()) == outside
+
+
+def test_nobody_counts_without_a_network_of_its_own(strongest: Sandbox) -> None:
+    assert inside(strongest.without(spec.NETWORK), dist.get_rank).wire_bytes is None
+    assert inside(None, dist.get_rank).wire_bytes is None
+
+
+# ---- every way down, not only the strongest
+
+
+def ways() -> list[tuple[str, ...]]:
+    return list(dict.fromkeys([*probe.candidates(True), *probe.candidates(False)]))
+
+
+@pytest.mark.parametrize(
+    "layers", ways(), ids=lambda layers: ", ".join(layers[:-2]) or "limits only"
+)
+def test_ranks_work_and_nothing_is_left_in_whatever_sandbox(
+    strongest: Sandbox, layers: tuple[str, ...]
+) -> None:
+    """A daemon that left its session and closed everything is ended with the ranks."""
+    sandbox = replace(strongest, layers=layers)
+    if probe.try_out(pools.preloaded(), sandbox) is None:
+        pytest.skip(f"this machine does not allow {', '.join(layers)}")
+    mark = f"left-behind-{secrets.token_hex(6)}"
+
+    def body() -> float:
+        x = torch.ones(5)
+        dist.all_reduce(x)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.closerange(0, 64)
+                os.execv("/bin/sh", ["/bin/sh", "-c", f"while true; do sleep 1; done; : {mark}"])
+            os._exit(0)
+        time.sleep(0.3)
+        return x[0].item()
+
+    for _ in range(2):
+        assert result(inside(sandbox, body, world_size=2)) == 2.0
+    pools.end_spares()
+    deadline = time.monotonic() + 20
+    while running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(mark)
+
+
+def running(mark: str) -> list[int]:
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in line:
+            found.append(int(pid))
+    return found
+
+
+def test_a_user_without_rights_has_a_sandbox_too(tmp_path: Path) -> None:
+    """As on a machine where the grader is not root: user namespaces instead of rights."""
+    if os.geteuid() != 0:
+        pytest.skip("this is such a machine: the other tests show it")
+    code = (
+        "import json\n"
+        "from course_lib.runtime import pool\n"
+        "from course_lib.runtime.sandbox.probe import probe\n"
+        "print(json.dumps(probe(pool.preloaded()).layers))\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+                   "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}  # fmt: skip
+    readable = subprocess.run(
+        [sys.executable, "-c", code], user=1000, group=1000, extra_groups=[], env=environment,
+        cwd="/", capture_output=True, text=True,
+    ) if reachable(sys.executable) else None  # fmt: skip
+    if readable is None:
+        pytest.skip("another user cannot run this Python: its folder is private")
+    assert readable.returncode == 0, readable.stderr
+    layers = json.loads(readable.stdout)
+    assert spec.NO_PRIVILEGES in layers and spec.LOW_PRIVILEGE not in layers
+
+
+def reachable(path: str) -> bool:
+    """Can every user follow this path?"""
+    real = Path(path).resolve()
+    return all(folder.stat().st_mode & 0o001 for folder in real.parents)
+
+
+# ---- limits
+
+
+def test_memory_of_all_processes_together_is_bounded(full: Sandbox) -> None:
+    def body() -> None:
+        held = []
+        for _ in range(4):
+            if os.fork() == 0:
+                while True:
+                    held.append(bytearray(os.urandom(1 << 20) * 16))
+                    time.sleep(0.05)
+        time.sleep(60)
+
+    outcome = inside(replace(full, memory=400 << 20), body)
+    assert outcome.failure is not None
+    assert "its processes held too much memory" in outcome.failure.message
+
+
+def test_memory_of_one_process_is_bounded(strongest: Sandbox) -> None:
+    outcome = inside(replace(strongest, memory=300 << 20), lambda: bytes(1 << 30) and None)
+    assert outcome.failure is not None and "MemoryError" in outcome.failure.message
+
+
+def test_processes_are_bounded(strongest: Sandbox) -> None:
+    if not (strongest.has(spec.LOW_PRIVILEGE) or os.geteuid()):
+        pytest.skip("the number of root's processes cannot be bounded by a limit")
+
+    def body() -> int:
+        for count in range(1000):
+            try:
+                if os.fork() == 0:
+                    time.sleep(100)
+            except BlockingIOError:
+                return count
+        return 1000
+
+    assert result(inside(replace(strongest, processes=40), body)) < 41
+
+
+def test_the_private_folder_is_bounded_and_private(full: Sandbox) -> None:
+    def body(megabytes: int) -> tuple[int, str, list[str]]:
+        before = os.listdir("/tmp")
+        for count in range(megabytes):
+            try:
+                with open(f"/tmp/file{count}", "wb") as file:
+                    file.write(bytes(1 << 20))
+            except OSError as error:
+                return count, error.strerror or "", before
+        return megabytes, "", before
+
+    small = replace(full, disk=8 << 20)
+    for _ in range(2):
+        written, why, before = result(inside(small, body, 20))
+        assert written in (7, 8) and why == "No space left on device"
+        assert before == ["home"], "nothing of an earlier run"
+
+
+def test_one_file_is_bounded(strongest: Sandbox) -> None:
+    """Also one that has no name, in memory."""
+
+    def body() -> str:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            os.ftruncate(os.memfd_create("large"), 64 << 20)
+        except OSError as error:
+            return error.strerror or ""
+        return "done"
+
+    assert result(inside(replace(strongest, disk=8 << 20), body)) == "File too large"
+
+
+# ---- the end
+
+
+def processes_below(pid: int) -> set[int]:
+    found = {pid}
+    while True:
+        children = set()
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent in found:
+                children.add(int(name))
+        if children <= found:
+            return found
+        found |= children
+
+
+@pytest.mark.parametrize("victim", ["keeper", "preloaded"])
+def test_the_sandbox_ends_with_whoever_holds_it(full: Sandbox, victim: str) -> None:
+    process = pools.preloaded()
+    mine, its = socket.socketpair()
+    children = process.spawn([(SERVER, {}, [its.fileno()])], full)  # a process that waits
+    forked = children.started()
+    below = processes_below(forked["keeper"])
+    assert len(below) == 3, "keeper, init and the child"
+    os.kill(forked["keeper"] if victim == "keeper" else process.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(map(alive, below)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in below if alive(pid)]
+    if victim == "keeper":
+        while children.exit_code(0) is None and time.monotonic() < deadline:
+            process.read(0.1)
+        assert children.exit_code(0) is not None
+    assert result(inside(full, dist.get_rank)) == 0, "and the next one works"
+    mine.close()
+    its.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_sandbox_that_cannot_be_made_says_why(full: Sandbox) -> None:
+    broken = replace(full, visible=(*full.visible, "/no/such/folder"))
+    children = pools.preloaded().spawn([(SERVER, {}, [0])], broken)
+    with pytest.raises(course_lib.LaunchError, match="could not be made"):
+        children.started()
+    children.end()
+
+
+def test_a_kernel_without_landlock_is_told_apart() -> None:
+    assert 0 <= kernel.landlock_version() < 100
