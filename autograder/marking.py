@@ -1,0 +1,143 @@
+"""Grade one submission, from its folder to a result and an executed notebook.
+
+    read (bounded) -> restore -> run in a sandbox, hand in, judge outside -> status, reason, eyes
+
+The process that does this reads bytes, JSON and text that a student made, and runs nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbformat import NotebookNode
+from traitlets.log import get_logger
+
+from autograder import status, verdict
+from autograder.child import Start
+from autograder.exercises import Assignment
+from autograder.intake import HandedIn, MissingError, Submission, UnreadableError, collect, parse
+from autograder.limits import Limits
+from autograder.preprocessors.executing import RestoreReleased, RunAndJudge
+from autograder.result import Exercise, Result
+from autograder.secret import seed
+from autograder.suspicion import suspicious
+from autograder.twin import grade_id
+from autograder.walk import Event, Judge, Means
+from course_lib.checks.engine.find import find
+
+CRASHES = (status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT, status.TOO_MANY_PROCESSES)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is the same for all submissions of a run. Nothing of it reaches a student's code.
+
+    start: for an assignment, what starts a process for a notebook; judge: for an assignment, what
+    judges; layers: of the sandbox that they use, by name.
+    """
+
+    assignments: Mapping[str, Assignment]
+    secret: bytes
+    start: Callable[[Assignment], Start]
+    judge: Callable[[Assignment], Judge]
+    layers: tuple[str, ...] = ()
+
+
+def mark(
+    submission: Submission, course: Course, limits: Limits, handed_in: HandedIn | None = None
+) -> tuple[Result, NotebookNode | None]:
+    """Grade a submission; returns its result, and the executed notebook where there is one.
+
+    handed_in: what was read of the submission, if that was done already. Never raises for what was
+    handed in, nor for a failure of the grader: that is the status `ungraded`. `fingerprint` is left empty.
+    """
+    began = time.monotonic()
+    result = Result(submission.student, submission.assignment, status.UNGRADED)
+    result.sandbox = list(course.layers)
+    notebook = None
+    try:
+        if handed_in is None:
+            handed_in = collect(submission, limits.notebook)
+        notebook = parse(handed_in.content)
+        result.changes = list(handed_in.notes)
+        _grade(notebook, result, course, limits)
+    except UnreadableError as error:
+        missing = isinstance(error, MissingError)
+        result.status = status.MISSING if missing else status.UNREADABLE
+        result.reason = str(error)
+    except Exception as error:  # the grader's: this submission has no grade, others do
+        get_logger().error(traceback.format_exc())
+        said = verdict.one_line(f"the grading failed ({type(error).__name__}: {error})")
+        notebook = None
+        result = Result(
+            submission.student, submission.assignment, status.UNGRADED, said,
+            eyes=["the grading itself failed"], sandbox=list(course.layers),
+        )  # fmt: skip
+    result.seconds = round(time.monotonic() - began, 3)
+    return result, notebook
+
+
+def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limits) -> None:
+    """Restore, run and judge; `notebook` and `result` are filled in."""
+    assignment = course.assignments[result.assignment]
+    means = Means(
+        course.start(assignment),
+        course.judge(assignment),
+        lambda exercise: seed(course.secret, result.student, exercise),
+        limits,
+    )
+    resources: dict[str, Any] = {
+        "nbgrader": {"student": result.student, "assignment": assignment.name}
+    }
+    RestoreReleased(assignment).preprocess(notebook, resources)
+    RunAndJudge(assignment, means).preprocess(notebook, resources)
+    events: list[Event] = resources["events"]
+    result.exercises = resources["exercises"]
+    blank = untouched(notebook, assignment.released)
+    result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
+    result.reason = verdict.one_line(_reason(result, events))
+    result.changes += resources["changes"]
+    result.eyes = [*_crashes(events), *resources["changes"]]
+    result.eyes += suspicious(notebook, assignment.released, _references(assignment))
+
+
+def untouched(notebook: NotebookNode, released: NotebookNode) -> bool:
+    """Whether every exercise is as it was handed out."""
+    given = {grade_id(c): c.source.strip() for c in released.cells if _is_solution(c)}
+    own = {grade_id(c): c.source.strip() for c in notebook.cells if _is_solution(c)}
+    return bool(given) and own == given
+
+
+def _is_solution(cell: NotebookNode) -> bool:
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
+def _reason(result: Result, events: list[Event]) -> str:
+    """The first reason why points are missing, or why the status is what it is."""
+    if result.status == status.BLANK:
+        return "nothing was written into any exercise"
+    for event in events:
+        if event.status == result.status:
+            return str(event)
+    return next((_loss(one) for one in result.exercises if _lost(one)), "")
+
+
+def _lost(exercise: Exercise) -> bool:
+    return exercise.points < exercise.maximum and exercise.reason != verdict.BY_HAND
+
+
+def _loss(exercise: Exercise) -> str:
+    return f"{exercise.name}: {exercise.reason}"
+
+
+def _crashes(events: list[Event]) -> list[str]:
+    return list(dict.fromkeys(str(event) for event in events if event.status in CRASHES))
+
+
+def _references(assignment: Assignment) -> frozenset[str]:
+    checks = [one.check for one in assignment.graded.values() if one.check]
+    return frozenset(module for check in checks for module in find(check).references)

@@ -1,0 +1,81 @@
+"""Opens a course for grading in this process: its preloaded process, its sandbox, its judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from autograder.child import spawner
+from autograder.exercises import Assignment
+from autograder.limits import Limits
+from autograder.marking import Course
+from autograder.walk import Judge, JudgeFailureError
+from course_lib.checks.engine.judge import judge
+from course_lib.checks.engine.masks import masked_paths
+from course_lib.runtime import places, pool, wire
+from course_lib.runtime.sandbox.probe import probe
+from course_lib.runtime.sandbox.spec import Sandbox
+
+MODULES = ("course_lib.checks.engine.harness", "autograder.executor")
+MODES = ("auto", "require", "off")
+
+
+class SandboxError(Exception):
+    """A sandbox was required, and this machine does not allow one that is worth the name."""
+
+
+def open_course(
+    assignments: Iterable[Assignment], secret: bytes, limits: Limits, mode: str = "auto"
+) -> Course:
+    """The assignments, ready to grade submissions one after the other in this process.
+
+    mode: "auto" uses every layer that this machine allows; "require" raises SandboxError unless files
+    and network are isolated; "off" uses none. Starts the preloaded process anew; `pool.close` ends it.
+    """
+    pool.close()
+    # One hash seed: what a submission does is not to change from one grading to the next.
+    pool.preload(*MODULES, environment={**os.environ, "PYTHONHASHSEED": "0"})
+    places.read_files = False  # ranks name files; what is in them is not for a report
+    sandbox = _sandbox(limits, mode)
+
+    def masked(assignment: Assignment) -> Sandbox | None:
+        return sandbox and replace(sandbox, masked=masked_paths(assignment.name))
+
+    return Course(
+        {assignment.name: assignment for assignment in assignments},
+        secret,
+        start=lambda assignment: spawner(pool.preloaded(), masked(assignment)),
+        judge=lambda assignment: judge_behind(masked(assignment)),
+        layers=sandbox.layers if sandbox else (),
+    )
+
+
+def _sandbox(limits: Limits, mode: str) -> Sandbox | None:
+    if mode not in MODES:
+        raise ValueError(f"the sandbox is one of {', '.join(MODES)}, not {mode!r}")
+    if mode == "off":
+        return None
+    sandbox = probe(
+        pool.preloaded(), memory=limits.memory, processes=limits.processes,
+        descriptors=limits.descriptors, disk=limits.disk,
+    )  # fmt: skip
+    if mode == "require" and not (sandbox.isolates_files and sandbox.isolates_network):
+        held = ", ".join(sandbox.layers) or "none"
+        raise SandboxError(
+            "a sandbox is required that isolates files and network, and this machine does not allow it. "
+            f"Layers that hold: {held}."
+        )
+    return sandbox
+
+
+def judge_behind(sandbox: Sandbox | None) -> Judge:
+    """The checks' judge on hidden cases, in this process, with its ranks in `sandbox`."""
+
+    def judged(exercise: str, payload: Sequence[wire.Buffer], seed: int, seconds: float) -> dict:
+        try:
+            return judge(exercise, payload, seed, "hidden", sandbox=sandbox, seconds=seconds)
+        except Exception as error:
+            raise JudgeFailureError(f"{exercise}: {type(error).__name__}: {error}") from error
+
+    return judged

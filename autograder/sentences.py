@@ -1,0 +1,44 @@
+"""How grading words what happened to a notebook's process."""
+
+from __future__ import annotations
+
+import signal
+
+from autograder import status
+from autograder.limits import Limits
+
+
+def of_limit(limit: str, limits: Limits, error: str = "") -> str:
+    """The sentence for a status of `status.LIMITS` that a cell or the sandbox reached.
+
+    error: the type of what the cell raised because of it.
+    """
+    said = {
+        status.OUT_OF_MEMORY: f"the notebook used more than the {size(limits.memory)} of memory "
+        "that it may use",
+        status.DISK_FULL: f"the notebook wrote more than the {size(limits.disk)} that it may write",
+        status.TOO_MANY_PROCESSES: "the notebook started more processes or threads, or opened more "
+        f"files, than it may ({limits.processes} and {limits.descriptors})",
+    }.get(limit, f"the notebook reached a limit: {limit}")
+    return f"{said} ({error})" if error else said
+
+
+def of_end(exit_code: int | None) -> str:
+    """The sentence for a process that ended by itself; None: it only stopped talking."""
+    if exit_code is None:
+        return "the notebook's process closed its channel to grading and was ended"
+    if exit_code >= 0:
+        return f"the notebook's process ended itself (exit code {exit_code})"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"the notebook's process was ended by {name}"
+
+
+def size(amount: int) -> str:
+    """1073741824 -> "1 GB"."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
+        if amount >= unit:
+            return f"{amount / unit:.3g} {name}"
+    return f"{amount} bytes"
