@@ -54,15 +54,16 @@ _tasks = 0
 def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
-    sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY,
+    sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
     The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
     and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
-    bytes has failed. LaunchError when the ranks cannot be started; KeyboardInterrupt passes through,
-    after the ranks were ended.
+    bytes has failed. While they run, as many ranks as `ahead` says are forked for the next task; at the
+    end, with `spare`, as many as these. LaunchError when the ranks cannot be started; KeyboardInterrupt
+    passes through, after the ranks were ended.
     """
     global _tasks
     _tasks += 1
@@ -78,6 +79,8 @@ def run_ranks(
         before = pool.children.loopback()
         began = time.monotonic()
         hand_out(watch, entry, header, buffers, seed)
+        if ahead is not None and backend not in KEPT:
+            pools.spare(ahead, backend, record, sandbox)
         try:
             observe(watch, output, began + timeout)
         except KeyboardInterrupt:

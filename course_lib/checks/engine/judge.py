@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from course_lib.checks.engine import faults, traffic
 from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
@@ -52,6 +53,7 @@ class Session:
     hidden: bool
     sandbox: Sandbox | None = None
     deadline: float = math.inf
+    following: Case | None = None
     strikes: int = 0
     last: Finding | None = None
     stub: Finding | None = None
@@ -78,7 +80,9 @@ def judge(
     judged: list[Judged] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning on stderr would cost the student the cell
-        for case in exercise.cases(Draw(seed, hidden)):
+        cases_of_it = list(exercise.cases(Draw(seed, hidden)))
+        for case, following in zip_longest(cases_of_it, cases_of_it[1:]):
+            session.following = following
             judged += judge_case(session, case, first=not judged)
             if session.stub is not None:
                 report = refusal(
@@ -110,6 +114,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
 
 
 def run(session: Session, case: Case) -> Outcome:
+    """Run one case; the ranks of the next one are forked meanwhile."""
     headers, buffers = [], []
     for side in case.sides:
         meta, raw = wire.pack_tensors(side.inputs)
@@ -131,6 +136,8 @@ def run(session: Session, case: Case) -> Outcome:
         world_size=case.world_size,
         timeout=min(case.timeout, max(1.0, session.deadline - time.monotonic())),
         backend=backend(case.world_size),
+        spare=session.following is None and session.sandbox is None,
+        ahead=session.following.world_size if session.following else None,
         sandbox=session.sandbox,
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )

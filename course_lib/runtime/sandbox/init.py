@@ -33,6 +33,8 @@ def keep(sandbox: Sandbox, link: socket.socket, count: int, start: Start) -> NoR
     try:
         enter.leave_host(sandbox)
         if not sandbox.has(spec.PID):
+            # nobody ends the descendants but this process: it must outlive its parent for that
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)
             Init(sandbox, link, count, start).serve()
         init = os.fork()
         if init == 0:
