@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from autograder.walk import Judge, JudgeFailureError
 from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import places, pool, wire
+from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import Sandbox
 
@@ -35,7 +35,7 @@ def open_course(
     """
     pool.close()
     # One hash seed: what a submission does is not to change from one grading to the next.
-    pool.preload(*MODULES, environment={**os.environ, "PYTHONHASHSEED": "0"})
+    pool.preload(*MODULES, environment={**harmless_environment(), "PYTHONHASHSEED": "0"})
     places.read_files = False  # ranks name files; what is in them is not for a report
     sandbox = _sandbox(limits, mode)
 

@@ -25,7 +25,7 @@ from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome, run_ranks
-from course_lib.runtime.sandbox import kernel, probe, spec
+from course_lib.runtime.sandbox import enter, kernel, probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 CALL = "course_lib.runtime.call:call"
@@ -148,7 +148,7 @@ def test_the_environment_is_scrubbed(strongest: Sandbox, monkeypatch: pytest.Mon
     name, token = f"TOKEN_{secrets.token_hex(4)}", secrets.token_hex(8)
     monkeypatch.setenv(name, token)
     pools.close()
-    pools.preload("course_lib.checks.engine.harness", environment={"PATH": os.environ["PATH"]})
+    pools.preload("course_lib.checks.engine.harness", environment=enter.harmless_environment())
     try:
 
         def body() -> tuple[dict, str]:

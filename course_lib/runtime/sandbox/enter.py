@@ -176,13 +176,22 @@ def in_initial_user_namespace() -> bool:
         return file.read().split()[2] == str((1 << 32) - 1)
 
 
-def place(sandbox: Sandbox) -> None:
-    """A private working folder, and nothing of the grader's environment."""
-    kept = {
+def harmless_environment() -> dict[str, str]:
+    """What of this process's environment a sandbox may know: no token, no name, no path of a person's.
+
+    The preloaded process of a grader is started with it: what a process was started with stays
+    readable in /proc/self/environ, also in its forks.
+    """
+    return {
         name: value
         for name, value in os.environ.items()
         if name in KEPT_ENVIRONMENT or name.startswith(KEPT_PREFIXES)
     }
+
+
+def place(sandbox: Sandbox) -> None:
+    """A private working folder, and nothing of the grader's environment."""
+    kept = harmless_environment()
     os.environ.clear()
     os.environ.update(kept)
     folder = HOME if sandbox.has(spec.MOUNT) else os.getcwd()
