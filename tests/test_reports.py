@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from autograder.config import NOTEBOOKS, SOLUTIONS
 from autograder.report.class_page import class_page
 from autograder.report.disclosure import OWN_ERROR, first_loss, sentence, told
-from autograder.report.feedback import ByHand, feedback_page, write_feedback
+from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.sanitise import (
     NOT_RENDERED,
     clean_html,
@@ -28,6 +28,7 @@ from autograder.report.sanitise import (
     clean_notebook,
     clean_outputs,
 )
+from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
 from autograder.result import Exercise, Result
 from course_lib.checks.engine.judge import judge
@@ -502,7 +503,9 @@ def test_nothing_runs_in_a_feedback_page() -> None:
     )
     result.exercises[0].report = report_of(0.5, attack, title=attack)
     result.exercises[1].reason = attack
-    page = feedback_page(result, hostile_notebook(), by_hand={attack: ByHand(1, 2, attack)})
+    page = feedback_page(
+        result, hostile_notebook(), standing=Standing({attack: ByHand(1, 2, attack)})
+    )
     soup = soup_of(page)
     policy = soup.find("meta", {"http-equiv": "Content-Security-Policy"})["content"]
     assert "default-src 'none'" in policy and "script-src" not in policy
@@ -513,11 +516,16 @@ def test_nothing_runs_in_a_feedback_page() -> None:
 
 
 def test_points_by_hand_and_penalties_count() -> None:
-    hand = {"essay": ByHand(2.5, 3, "Well seen."), "later": ByHand(None, 2)}
-    page = feedback_page(result_of(share=1.0), None, by_hand=hand, late_penalty=1.5)
+    hand = {
+        "essay": ByHand(2.5, 3, "Well seen."),
+        "hello_check": ByHand(1, 1, extra=0.5),
+        "hello": ByHand(None, 0, "By hand."),
+    }
+    page = feedback_page(result_of(share=1.0), None, standing=Standing(hand, penalty=1.5))
     text = soup_of(page).text
-    assert "5 of 10" in text  # 4 + 2.5 - 1.5 of 5 + 3 + 2
-    assert "Well seen." in text and "not graded yet, of 2" in text and "1.5 taken off" in text
+    assert "6.5 of 8" in text  # 4 of 4, 1 of 1 and 0.5 extra, 2.5 of 3, less 1.5
+    for said in ("Well seen.", "2.5 of 3", "1 of 1, and 0.5 extra", "By hand.", "1.5 taken off"):
+        assert said in text
 
 
 @pytest.mark.parametrize("status", ["unreadable", "missing", "ungraded"])

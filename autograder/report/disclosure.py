@@ -39,6 +39,7 @@ ERRORS = OTHER_ERRORS | {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 OWN_ERROR = "an exception of its own kind"
+STUB = "not written yet"  # the judge's refusal, whatever cases were asked for
 NUMBER = r"-?[\d,.]*\d(?:e[+-]?\d+)?"
 CELL = r"(?:(?:Cell In\[\d{1,5}\]|[Cc]ell \d{1,5}), )?line \d{1,5}"
 CALL = r"(?P<who>[A-Za-z_]\w*)\(.*?\)"  # of a function that is evaluated on plain numbers
@@ -59,7 +60,10 @@ def told(report: dict[str, Any]) -> list[Told]:
     """The rows of a judge's report that its student may read, in the order of the table."""
     whole = Report.from_json(report)
     rows = [line for aspect in ASPECTS for line in whole.lines if line.aspect == aspect]
-    return [_row(line, hidden=whole.cases == "hidden" or line.hidden) for line in rows]
+    return [
+        _row(line, hidden=whole.cases == "hidden" or line.hidden or line.title == STUB)
+        for line in rows
+    ]
 
 
 def _row(line: ReportLine, hidden: bool) -> Told:
@@ -130,7 +134,12 @@ RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         r"after the call \g<who> is something else on \g<rank>; it was \g<rest>",
     ),
     # a place and the text of its line: "..., at Cell In[5], line 3: dist.recv(x, src=2)"
-    (re.compile(r"(?P<before>^|, )at (?P<where>(?:.+?, )?line \d+)(?::.*)?$"), _place),
+    (
+        re.compile(
+            r"(?P<before>^|, |^NotImplementedError )at (?P<where>(?:.+?, )?line \d+)(?::.*)?$"
+        ),
+        _place,
+    ),
     # what an operation moved: "recv(src=2, tag=7) float32[4]"
     (re.compile(r", tag=-?\d+"), ""),
     (

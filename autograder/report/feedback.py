@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,24 +17,15 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from autograder import status as statuses
 from autograder.report import pages, wording
 from autograder.report.disclosure import Told, sentence, told
 from autograder.report.sanitise import clean_notebook
+from autograder.report.standing import ByHand, Standing, final_maximum, final_score
 from autograder.result import Exercise, Result, write_whole
 from autograder.twin import SKIP_TAG
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """What a person gave in formgrader for one cell: points of a maximum, and a comment."""
-
-    points: float | None
-    maximum: float
-    comment: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,36 +45,36 @@ def feedback_page(
     *,
     released: NotebookNode | None = None,
     maximum: float | None = None,
-    by_hand: Mapping[str, ByHand] | None = None,
-    late_penalty: float = 0.0,
+    standing: Standing | None = None,
 ) -> str:
     """The page's HTML.
 
     notebook: as it was run; None where none could be read, which makes a short page. released: the student
     version: what stands there unchanged is left out. maximum: the assignment's points, for results that
-    do not know. by_hand: by grade_id. late_penalty: points taken off by nbgrader's plugin.
+    do not know. standing: what a person added, and what was taken off for being late.
     """
-    hand = dict(by_hand or {})
+    standing = standing or Standing()
     return pages.fill(
         "feedback.html.j2",
         policy=POLICY,
         css=pages.styles("style.css", "feedback.css", more=_highlighting()),
         student=result.student,
         assignment=result.assignment,
-        score=_score(result, maximum, hand, late_penalty),
+        score=_score(result, maximum, standing),
         status=result.status,
         tone=wording.tone(result.status),
         said=wording.SAID.get(result.status, ""),
         reason="" if result.exercises else sentence(result.reason),
-        penalty=wording.shown(late_penalty) if late_penalty else "",
+        penalty=wording.shown(standing.penalty) if standing.penalty else "",
         changes=result.changes,
         exercises=[_shown(one) for one in result.exercises],
         by_hand=[
-            {"title": name, "points": _of(one.points, one.maximum), "comment": one.comment}
-            for name, one in hand.items()
+            {"title": name.removesuffix("_check"), "points": _given(one), "comment": one.comment}
+            for name, one in standing.by_hand.items()
         ],
-        notebook=None if notebook is None else _cells(result, notebook, released, hand),
+        notebook=None if notebook is None else _cells(result, notebook, released, standing),
         sandbox=", ".join(result.sandbox),
+        ran=result.status not in wording.WITHOUT_NOTEBOOK,
     )
 
 
@@ -93,23 +83,22 @@ def write_feedback(result: Result, notebook: NotebookNode | None, page: Path, **
     write_whole(page, feedback_page(result, notebook, **more))
 
 
-def _score(
-    result: Result, maximum: float | None, hand: dict[str, ByHand], late_penalty: float
-) -> str:
-    points = wording.score(result)
+def _score(result: Result, maximum: float | None, standing: Standing) -> str:
+    points = final_score(result, standing)
     if points is None:
         return "no score yet"
-    most = wording.maximum(result) if maximum is None else maximum
-    if maximum is None:
-        most += sum(one.maximum for one in hand.values())
-    points = max(0.0, points + sum(one.points or 0.0 for one in hand.values()) - late_penalty)
+    most = final_maximum(result, standing) if maximum is None else maximum
     return _of(points, most) if most else wording.shown(points)
 
 
-def _of(points: float | None, maximum: float) -> str:
-    if points is None:
-        return f"not graded yet, of {wording.shown(maximum)}"
+def _of(points: float, maximum: float) -> str:
     return f"{wording.shown(points)} of {wording.shown(maximum)}"
+
+
+def _given(one: ByHand) -> str:
+    """ "2.5 of 3, and 1 extra"; nothing for a comment alone."""
+    parts = [] if one.points is None else [_of(one.points, one.maximum)]
+    return ", and ".join([*parts, *([f"{wording.shown(one.extra)} extra"] if one.extra else [])])
 
 
 def _shown(exercise: Exercise) -> Shown:
@@ -131,7 +120,7 @@ def _cells(
     result: Result,
     notebook: NotebookNode,
     released: NotebookNode | None,
-    hand: dict[str, ByHand],
+    standing: Standing,
 ) -> Markup:
     kept = copy.copy(notebook)
     if released is not None:
@@ -145,7 +134,9 @@ def _cells(
         for number, one in enumerate(result.exercises, start=1)
     }
     remarks = {
-        name: f"{_of(one.points, one.maximum)} points. {one.comment}" for name, one in hand.items()
+        name: ". ".join(text for text in (_given(one), one.comment) if text)
+        for name, one in standing.by_hand.items()
+        if name not in checked
     }
     resources = {"checked": checked, "remarks": remarks, "metadata": {"path": ""}}
     body, _ = _exporter().from_notebook_node(clean_notebook(kept), resources)
@@ -173,8 +164,3 @@ def _exporter() -> HTMLExporter:
 @functools.cache
 def _highlighting() -> str:
     return HtmlFormatter(style="default").get_style_defs(".highlight")
-
-
-def is_short(result: Result) -> bool:
-    """Whether there is no executed notebook to show."""
-    return result.status in (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)
