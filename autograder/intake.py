@@ -8,6 +8,7 @@ put there by somebody, and is named instead of opened.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -20,13 +21,13 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
-from nbgrader.utils import parse_utc
 
 from autograder.limits import Limits
 
 STAMP = "timestamp.txt"
 STAMP_BYTES = 200
 NAMES_SHOWN = 5
+NAME_BYTES = 128  # nbgrader's column for a student's id
 CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -43,7 +44,8 @@ class MissingError(UnreadableError):
 class Submission:
     """One student's folder of one assignment, laid out as nbgrader's submitted directory.
 
-    `student` is the folder's name, with characters that no table can show written as escapes.
+    `student` is the folder's name, with characters that no table can show written as escapes,
+    and shortened where no file could be named after it.
     """
 
     student: str
@@ -103,11 +105,18 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _printable(name: str) -> str:
-    """`name` if it can stand in a table and a database, else with escapes for what cannot."""
-    if name.isprintable():
-        return name
-    raw = name.replace("\\", "\\\\")
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in raw)
+    """`name` if it can stand in a table and a database, else with escapes for what cannot.
+
+    Files are named after students, with something added: a longer name ends in its hash.
+    """
+    shown = name
+    if not name.isprintable():
+        raw = name.replace("\\", "\\\\")
+        shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in raw)
+    if len(shown.encode()) > NAME_BYTES:
+        mark = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+        shown = shown.encode()[: NAME_BYTES - 13].decode(errors="ignore") + f"~{mark}"
+    return shown
 
 
 # ---- what of a submission is read
@@ -177,6 +186,8 @@ def _read_stamp(path: Path) -> tuple[str, list[str]]:
     """(the time stamp as nbgrader's `parse_utc` reads it, or "", remarks)."""
     if not os.path.lexists(path):
         return "", []
+    from nbgrader.utils import parse_utc  # seconds, which workers that only parse do not pay
+
     try:
         text = _read_regular(path, STAMP_BYTES).decode("ascii").strip()
         parse_utc(text)

@@ -164,6 +164,14 @@ def test_odd_names_are_written_so_that_a_table_can_hold_them(tmp_path: Path) -> 
         assert one.folder.is_dir()
 
 
+def test_names_are_short_enough_to_name_files_after_them(tmp_path: Path) -> None:
+    for last in "ab":
+        (tmp_path / ("\u00e9" * 120 + last) / "00_toy").mkdir(parents=True)
+    found, _ = find_submissions(tmp_path, ["00_toy"])
+    assert len({one.student for one in found}) == 2
+    assert all(len(one.student.encode()) <= 128 for one in found)
+
+
 # ---- from bytes to a notebook
 
 

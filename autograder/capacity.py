@@ -1,0 +1,44 @@
+"""How many submissions this machine can grade side by side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+WORKER_BYTES = int(0.7 * 2**30)  # a worker, its preloaded process and the ranks of one check
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_jobs() -> int:
+    """As many workers as there are cores, as the free memory holds, and as the GPUs allow."""
+    if os.environ.get("COURSE_BACKEND") == "nccl":
+        return 1  # the ranks of one check take a GPU each, from the first on
+    return max(1, min(cores(), available_memory() // WORKER_BYTES))
+
+
+def cores() -> int:
+    """Processors that this process may use: those it is bound to, and its control group's share."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period):
+        return max(1, min(bound or 1, round(int(quota) / int(period))))
+    return bound or 1
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping, by the machine's account and the control group's."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit.isdigit() and used.isdigit():
+        return min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _cgroup(name: str) -> str:
+    """A setting of this process's control group (version 2), or "" where there is none."""
+    path = CGROUP / name
+    return path.read_text().strip() if path.exists() else ""

@@ -1,0 +1,278 @@
+"""A class is graded: what is due goes to the workers, and each grade is safe as soon as it is there.
+
+The run may be ended at any moment, by Ctrl-C or by `kill -9`. The next one grades what has no result
+that rests on the same files, checks, limits and secret (see `autograder.fingerprint`), and enters into
+the gradebook whatever it does not hold yet (see `autograder.records`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from traitlets.config import Config
+from traitlets.log import get_logger
+
+from autograder import fingerprint
+from autograder import status as statuses
+from autograder.entries import Entries
+from autograder.gradebook import ClassBook
+from autograder.intake import HandedIn, MissingError, Submission, UnreadableError, collect
+from autograder.jobs import TaskError
+from autograder.limits import Limits
+from autograder.progress import Progress
+from autograder.records import Records
+from autograder.result import Result
+from autograder.scores import one_line
+from autograder.table import Row
+from autograder.work import Done, Work
+
+REFRESH = 0.5  # seconds between two looks at the clock while nothing happens
+
+
+class BusyError(Exception):
+    """Another run is grading into the same folder."""
+
+
+class Workers(Protocol):
+    """What the session needs of an executor: see `autograder.jobs` and `autograder.cluster`."""
+
+    count: int
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]: ...
+    def shutdown(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all submissions have in common.
+
+    grade: called in a worker with a Work, returns `Done.to_json()`. page: the feedback page of a
+    submission that never reached a worker. library: the hash that the workers' library must have, ""
+    where they are of this machine. config: nbgrader's, for late penalties.
+    """
+
+    solutions: Path
+    out: Path
+    secret: bytes
+    grade: Callable[[Work], dict[str, Any]]
+    page: Callable[[Result], str] | None = None
+    limits: Limits = field(default_factory=Limits)
+    sandbox: str = "auto"
+    library: str = ""
+    config: Config | None = None
+
+
+@dataclass
+class Summary:
+    """How a run ended. changes: sentences on grades that are not what the last complete run gave."""
+
+    rows: list[Row]
+    graded: int = 0
+    changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ungraded(self) -> int:
+        return sum(row.status == statuses.UNGRADED for row in self.rows)
+
+
+def grade_class(
+    submissions: list[Submission],
+    course: Course,
+    workers: Callable[[], Workers],
+    *,
+    stream: TextIO,
+    again: bool = False,
+    strangers: Iterable[str] = (),
+) -> Summary:
+    """Grade what is due of `submissions`, and return the rows of all, in their order.
+
+    workers: makes the executor; called only when something is due. stream: for the progress. again:
+    grade everything. strangers: students whose grades are removed unless they are among these: the
+    sample class does not stay among real students. BusyError when another run has the folder.
+    """
+    with only_one(course.out):
+        book = ClassBook(course.out, course.solutions)
+        begun = book.register(sorted({one.assignment for one in submissions}))
+        gone = set(strangers) - {one.student for one in submissions}
+        book.forget(gone)
+        with book.open() as opened:
+            records = Records(course.out, Entries(opened, course.config))
+            for student in gone:
+                records.store.forget(student)
+            session = Session(course, records, book.released)
+            due = session.plan(submissions, again)
+            if due:
+                session.run(due, workers(), Progress(stream, len(due)))
+            changes = records.changes()
+    notes = [begun] if begun else []
+    return Summary(list(records.rows.values()), len(due), changes, notes + records.notes)
+
+
+@contextlib.contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Keep a second run out of `out`, which would grade everything twice. Raises BusyError.
+
+    The lock is the process's own: it is free again however the process ends.
+    """
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"another run is grading into {out}; wait for it, or end it") from None
+        yield
+
+
+class Session:
+    """One run over a class. released: the folder of the student versions that belong to the book."""
+
+    def __init__(self, course: Course, records: Records, released: Path) -> None:
+        self.course, self.records, self.released = course, records, released
+        self.basis = fingerprint.of_course(
+            fingerprint.of_library(), course.secret, course.limits, course.sandbox
+        )
+        self._notebooks: dict[str, tuple[str, str]] = {}
+
+    # ---- what is due
+
+    def plan(self, submissions: list[Submission], again: bool = False) -> list[Submission]:
+        """The submissions that have to be graded; the others have their rows and grades as before.
+
+        Afterwards no old score of those that are due is anywhere to be seen.
+        """
+        kept: dict[tuple[str, str], tuple[Result, str]] = {}
+        store = self.records.store
+        for one in submissions if not again else ():
+            mark, stamp = self._fingerprint(one)
+            result = store.find(one.assignment, one.student)
+            if result is not None and store.holds(one.assignment, one.student, mark):
+                kept[one.student, one.assignment] = result, stamp
+        return self.records.begin(submissions, kept)
+
+    def _fingerprint(self, submission: Submission) -> tuple[str, str]:
+        """(fingerprint, time stamp) of what lies there now."""
+        try:
+            handed_in = collect(submission, self.course.limits.notebook)
+        except UnreadableError as error:
+            return self._mark(submission, nothing(error)), ""
+        except OSError:
+            return "", ""  # it is tried again when its turn comes, and reported then
+        return self._mark(submission, handed_in), handed_in.stamp
+
+    def _mark(self, submission: Submission, handed_in: HandedIn) -> str:
+        texts = self._texts(submission.assignment)
+        return fingerprint.of_submission(
+            self.basis, *texts, submission.student, submission.assignment, handed_in
+        )
+
+    def _texts(self, assignment: str) -> tuple[str, str]:
+        """The assignment's notebooks: the instructor's, and the students' that follows from it."""
+        if assignment not in self._notebooks:
+            file = f"{assignment}/{assignment}.ipynb"
+            self._notebooks[assignment] = (
+                (self.course.solutions / file).read_text(encoding="utf-8"),
+                (self.released / file).read_text(encoding="utf-8"),
+            )
+        return self._notebooks[assignment]
+
+    # ---- grading
+
+    def run(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
+        """Grade what is due, and end the workers: at once when this is ended by an exception.
+
+        KeyboardInterrupt is one. What was finished by then is written.
+        """
+        waiting = iter(due)
+        running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
+        try:
+            while True:
+                # one more than can run, so that no worker waits for this process
+                while len(running) <= workers.count and (one := next(waiting, None)):
+                    progress.started(one.student, one.assignment)
+                    if isinstance(begun := self._begin(one, workers), Done):
+                        progress.finished(self.records.finish(begun, ""))
+                    else:
+                        future, handed_in, mark = begun
+                        running[future] = one, handed_in, mark
+                if not running:
+                    break
+                done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
+                for future in done:
+                    one, handed_in, mark = running.pop(future)
+                    outcome = self._outcome(future, one, mark)
+                    progress.finished(self.records.finish(outcome, handed_in.stamp))
+                progress.refresh()
+        except BaseException:
+            workers.kill()
+            raise
+        finally:
+            progress.close()
+        workers.shutdown()
+
+    def _begin(
+        self, submission: Submission, workers: Workers
+    ) -> tuple[Future[Any], HandedIn, str] | Done:
+        """Read a submission and give it to a worker; a Done where that cannot be."""
+        try:
+            handed_in = collect(submission, self.course.limits.notebook)
+        except UnreadableError as error:
+            mark = self._mark(submission, nothing(error))
+            missing = isinstance(error, MissingError)
+            status = statuses.MISSING if missing else statuses.UNREADABLE
+            return self._alone(submission, status, str(error), mark)
+        except OSError as error:
+            return self._failed(submission, f"it cannot be read: {error}")
+        self.records.handed_in(submission, handed_in)
+        mark = self._mark(submission, handed_in)
+        course = self.course
+        work = Work(
+            student=submission.student,
+            assignment=submission.assignment,
+            content=handed_in.content,
+            source=self._texts(submission.assignment)[0],
+            released=self._texts(submission.assignment)[1],
+            limits=course.limits,
+            secret=course.secret,
+            sandbox=course.sandbox,
+            library=course.library,
+            notes=handed_in.notes,
+        )
+        return workers.submit(course.grade, work), handed_in, mark
+
+    def _outcome(self, future: Future[Any], submission: Submission, mark: str) -> Done:
+        """What came back from the worker, or that nothing did."""
+        try:
+            done = Done.from_json(future.result())
+        except TaskError as error:
+            get_logger().error("%s: %s", submission.student, error.args[1])
+            return self._failed(submission, error.args[0])
+        except (Exception, CancelledError) as error:
+            return self._failed(submission, f"{type(error).__name__}: {error}")
+        result = done.result
+        if (result.student, result.assignment) != (submission.student, submission.assignment):
+            return self._failed(submission, "the worker answered for another submission")
+        result.fingerprint = mark
+        return done
+
+    def _failed(self, submission: Submission, why: str) -> Done:
+        get_logger().error("%s %s: %s", submission.student, submission.assignment, why)
+        reason = one_line(f"the grading failed ({why})")
+        return self._alone(submission, statuses.UNGRADED, reason, "")
+
+    def _alone(self, submission: Submission, status: str, reason: str, mark: str) -> Done:
+        """A result without a notebook, with a page that says why."""
+        result = Result(submission.student, submission.assignment, status, reason, fingerprint=mark)
+        return Done(result, page=self.course.page(result) if self.course.page else "")
+
+
+def nothing(error: UnreadableError) -> HandedIn:
+    """What stands in a fingerprint for a submission of which nothing was read."""
+    return HandedIn(b"", notes=[str(error)])

@@ -1,0 +1,89 @@
+"""Stands in for the grading of one submission: the exercises of the toy say what is to happen.
+
+A line `# share: 0.5` gives half of an exercise's points, `# sleep: 0.2` takes so long, and others are
+failures of the grader itself: `# raise`, `# die`, `# die once: <file>`, `# hang`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import nbformat
+
+from autograder import status
+from autograder.intake import UnreadableError, parse
+from autograder.result import Exercise, Result
+from autograder.work import Done, Work
+
+
+def grade(work: Work) -> dict:
+    result = Result(work.student, work.assignment, status.GRADED, sandbox=[work.sandbox])
+    released = nbformat.reads(work.released, as_version=4)
+    try:
+        notebook = parse(work.content)
+    except UnreadableError as error:
+        result.status, result.reason = status.UNREADABLE, str(error)
+        return Done(result, page="unreadable").to_json()
+    result.changes = [*work.notes]
+    texts = {cell["id"]: cell.source for cell in notebook.cells}
+    share = 0.0
+    for cell in released.cells:
+        own = cell.metadata.get("nbgrader", {})
+        if own.get("solution"):
+            share = _obey(texts[cell["id"]])
+        elif own.get("grade"):
+            name, points = own["grade_id"], float(own["points"])
+            reason = "" if share == 1 else f"{name}: a share of {share}"
+            result.exercises.append(
+                Exercise(name, f"00_toy/{name}", share * points, points, reason)
+            )
+            result.reason = result.reason or reason
+    page = f"{result.score} points for {work.student}"
+    return Done(result, nbformat.writes(notebook), page).to_json()
+
+
+def _obey(source: str) -> float:
+    """The share of the points that the exercise's text asks for, after what else it asks for."""
+    said = dict(re.findall(r"^# (share|sleep|die once|die|raise|hang):? *(.*)$", source, re.M))
+    time.sleep(float(said.get("sleep", 0)))
+    once = Path(said.get("die once", "/"))
+    if "die" in said or not once.exists():
+        once.touch()
+        os._exit(9)
+    if "raise" in said:
+        raise ValueError("the grader has a fault")
+    if "hang" in said:
+        time.sleep(1000)
+    return float(said.get("share", 0))
+
+
+def process_id() -> int:
+    return os.getpid()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+def die() -> None:
+    os._exit(7)
+
+
+def unserialisable() -> object:
+    return object()
+
+
+def start_a_child(file: str) -> int:
+    """A process that outlives its parent unless somebody ends it; its id."""
+    import subprocess
+
+    started = subprocess.Popen(["sleep", "1000"])
+    Path(file).write_text(str(started.pid))
+    return started.pid

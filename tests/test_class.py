@@ -1,0 +1,594 @@
+"""A class is graded: once each, in any order, and again only where something has changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import marking_double
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+from autograder import status
+from autograder.entries import Entries
+from autograder.fingerprint import of_course, of_library, of_submission
+from autograder.gradebook import ClassBook
+from autograder.intake import HandedIn, find_submissions
+from autograder.jobs import LocalWorkers
+from autograder.kernels import prefer_this_environment
+from autograder.limits import Limits
+from autograder.progress import Progress
+from autograder.result import Exercise, Result
+from autograder.secret import SecretError, course_secret, seed
+from autograder.session import BusyError, Course, Summary, grade_class, only_one
+from autograder.store import Store
+from autograder.table import Row
+from autograder.twin import read_twin
+
+TOY = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"
+SECRET = b"0123456789abcdef"
+
+prefer_this_environment()  # a new gradebook asks for the program `alembic`
+# nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the command sends them to its log.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+
+
+class InThisProcess:
+    """Workers that are none: each call is done when it is submitted. For what needs no processes."""
+
+    count = 1
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        self.calls += 1
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None:
+        pass
+
+    kill = shutdown
+
+
+@dataclass
+class Class:
+    """The toy assignment and a class that hands it in. One that is graded by the double."""
+
+    folder: Path
+    grade_one: Callable[..., dict] = marking_double.grade
+    said: io.StringIO = field(default_factory=io.StringIO)
+    calls: int = 0  # submissions that were graded in the last run
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def released(self) -> NotebookNode:
+        path = self.folder / "solutions/00_toy/00_toy.ipynb"
+        return nbformat.read(path, as_version=4)
+
+    def hand_in(self, student: str, one: str = "", two: str = "", stamp: str = "") -> Path:
+        """Write a submission with these directives for the double in its two exercises."""
+        notebook = self.released
+        for cell in notebook.cells:
+            if cell["id"] in ("one", "two"):
+                cell.source = one if cell["id"] == "one" else two
+        folder = self.folder / "class" / student / "00_toy"
+        folder.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, folder / "00_toy.ipynb")
+        if stamp:
+            (folder / "timestamp.txt").write_text(stamp)
+        return folder / "00_toy.ipynb"
+
+    def course(self, **changed: Any) -> Course:
+        made = Course(self.folder / "solutions", self.out, SECRET, self.grade_one)
+        return replace(made, **changed)
+
+    def grade(
+        self, workers: Any = None, order: Callable[[list], list] = list, **options: Any
+    ) -> Summary:
+        again = options.pop("again", False)
+        submissions, _ = find_submissions(self.folder / "class", ["00_toy"])
+        used = workers or InThisProcess()
+        summary = grade_class(
+            order(submissions),
+            self.course(**options),
+            lambda: used,
+            stream=self.said,
+            again=again,
+        )
+        self.calls = summary.graded
+        return summary
+
+    def scores(self, **options: Any) -> dict[str, float | None]:
+        return {row.student: row.score for row in self.grade(**options).rows}
+
+    def table(self) -> list[dict[str, str]]:
+        with open(self.out / "grades.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def book_scores(self, student: str) -> dict[str, float | None]:
+        with ClassBook(self.out, self.folder / "solutions").open() as book:
+            grades = book.find_submission("00_toy", student).notebooks[0].grades
+            return {grade.name: grade.auto_score for grade in grades}
+
+
+ALL, HALF, NONE = "# share: 1", "# share: 0.5", "# share: 0"
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with its gradebook, made once: nbgrader takes a second for it."""
+    folder = tmp_path_factory.mktemp("toy")
+    source = folder / "solutions/00_toy"
+    source.mkdir(parents=True)
+    shutil.copy(TOY, source)
+    nbformat.write(read_twin(TOY), source / "00_toy.ipynb")
+    ClassBook(folder / "out", folder / "solutions").register(["00_toy"])
+    return folder
+
+
+@pytest.fixture
+def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    folder = tmp_path / "toy"
+    shutil.copytree(template, folder)
+    (folder / "class").mkdir()
+    # The gradebook has been made; its own test lets it be made again.
+    monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
+    return Class(folder)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers(2) as workers:
+        yield workers
+
+
+class Lent:
+    """Workers that serve several runs: a run that ends leaves them running."""
+
+    def __init__(self, workers: LocalWorkers) -> None:
+        self.workers, self.count, self.submit = workers, workers.count, workers.submit
+
+    def shutdown(self) -> None:
+        pass
+
+    kill = shutdown
+
+
+# ---- who gets what
+
+
+def test_each_submission_gets_its_row_and_everything_that_belongs_to_it(toy: Class) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.hand_in("bob", ALL, ALL)
+    toy.hand_in("cem").write_bytes(b"{")
+    toy.hand_in("dot").unlink()
+    (toy.folder / "class/dot/00_toy/other.txt").write_text("left lying about")
+    rows = {row.student: row for row in toy.grade().rows}
+    assert [(row.score, row.max_score, row.status) for row in rows.values()] == [
+        *((7, 10, status.GRADED), (10, 10, status.GRADED)),
+        *((0, 10, status.UNREADABLE), (0, 10, status.MISSING)),
+    ]
+    assert rows["ann"].reason == "two_check: a share of 0.5"
+    assert "not valid JSON" in rows["cem"].reason
+    assert [(row["student"], row["score"]) for row in toy.table()] == [
+        *(("ann", "7"), ("bob", "10"), ("cem", "0"), ("dot", "0")),
+    ]
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+    assert toy.book_scores("dot") == {"one_check": 0, "two_check": 0}
+    assert (toy.out / "feedback/ann/00_toy/00_toy.html").read_text() == "7.0 points for ann"
+    autograded = nbformat.read(toy.out / "autograded/ann/00_toy/00_toy.ipynb", as_version=4)
+    assert HALF in [cell.source for cell in autograded.cells]
+    assert not list(toy.out.rglob("other.txt"))
+
+
+def test_the_gradebook_and_the_timestamp_of_a_submission_are_not_believed(toy: Class) -> None:
+    folder = toy.hand_in("eve", NONE, NONE).parent
+    shutil.copy(toy.out / "gradebook.db", folder / "gradebook.db")
+    (folder / "timestamp.txt").write_text("the day before; DROP TABLE grade")
+    assert toy.scores() == {"eve": 0}
+    assert "timestamp.txt holds no date" in str(Store(toy.out).find("00_toy", "eve"))
+
+
+def test_grades_do_not_depend_on_order_or_number(
+    toy: Class, two_workers: LocalWorkers, seed: int
+) -> None:
+    draw = random.Random(seed)
+    for number in range(8):
+        toy.hand_in(f"student-{number}", f"# share: {draw.random():.3f}", HALF)
+    alone = toy.scores()
+    results = [one.to_json() for one in Store(toy.out).all()]
+    for workers in (InThisProcess(), Lent(two_workers)):
+        shuffled = toy.grade(workers, lambda all: draw.sample(all, len(all)), again=True)
+        assert {row.student: row.score for row in shuffled.rows} == alone
+        assert [one.to_json() for one in Store(toy.out).all()] == results
+    assert toy.calls == 8
+
+
+# ---- what is graded again
+
+
+def test_only_what_has_changed_is_graded_again(toy: Class) -> None:
+    for student in ("ann", "bob"):
+        toy.hand_in(student, ALL, HALF)
+    before = toy.scores()
+    assert toy.calls == 2
+    table = toy.table()
+    assert (toy.scores(), toy.calls) == (before, 0)
+    assert toy.table() == table
+    toy.hand_in("bob", ALL, ALL)
+    summary = toy.grade()
+    assert toy.calls == 1
+    assert summary.changes == ["bob 00_toy: 7 points, graded before, 10 points, graded now"]
+    assert (toy.out / "results/last-changes").read_text().splitlines() == summary.changes
+    assert toy.grade().changes == []
+
+
+CHANGES: dict[str, Callable[[Class], dict[str, Any]]] = {
+    "a limit": lambda toy: {"limits": Limits(cell=7)},
+    "the secret": lambda toy: {"secret": b"another secret of the course"},
+    "the sandbox": lambda toy: {"sandbox": "off"},
+    "everything again": lambda toy: {"again": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_grade_depends_on_makes_it_due(toy: Class, change: str) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.grade(**CHANGES[change](toy))
+    assert toy.calls == 1
+
+
+def test_a_time_stamp_or_a_remark_makes_a_grade_due(toy: Class) -> None:
+    path = toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    (path.parent / "timestamp.txt").write_text("2026-11-21 10:00:00 UTC")
+    toy.grade()
+    assert toy.calls == 1
+    path.rename(path.with_name("renamed.ipynb"))
+    toy.grade()
+    assert toy.calls == 1
+    assert "handed in as renamed.ipynb" in str(Store(toy.out).find("00_toy", "ann"))
+
+
+def test_the_source_makes_all_grades_due(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    source = toy.folder / "solutions/00_toy/00_toy.ipynb"
+    source.write_text(source.read_text().replace("A toy assignment", "A toy"))
+    toy.grade()
+    assert toy.calls == 1
+
+
+def test_every_field_counts_in_a_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "course_lib").mkdir()
+    (tmp_path / "autograder/out").mkdir(parents=True)
+    (tmp_path / "course_lib/a.py").write_text("a")
+    library = of_library(tmp_path)
+    (tmp_path / "autograder/out/grades.csv").write_text("made by grading")
+    (tmp_path / "course_lib/__pycache__").mkdir()
+    (tmp_path / "course_lib/__pycache__/a.pyc").write_text("made by Python")
+    assert of_library(tmp_path) == library
+    (tmp_path / "course_lib/a.py").write_text("b")
+    assert of_library(tmp_path) != library
+    course = of_course(library, SECRET, Limits(), "auto")
+    base: list[Any] = [course, "source", "released", "ann", "00_toy", HandedIn(b"text", "", ["x"])]
+    others = [
+        *([*base[:index], base[index] + "+", *base[index + 1 :]] for index in range(5)),
+        [*base[:5], HandedIn(b"text+", "", ["x"])],
+        [*base[:5], HandedIn(b"text", "+", ["x"])],
+        [*base[:5], HandedIn(b"text", "", ["x+"])],
+        [*base[:5], HandedIn(b"text", "", ["x", ""])],
+        [course, "sourcer", "eleased", *base[3:]],
+    ]
+    assert len({of_submission(*fields) for fields in [base, *others]}) == 1 + len(others)
+
+
+# ---- failures of the grader
+
+
+def test_a_failure_of_the_grader_is_ungraded_and_tried_again(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.hand_in("ann", "# raise", ALL)
+    toy.hand_in("bob", ALL, ALL)
+    toy.hand_in("cem", "# die", ALL)
+    summary = toy.grade(Lent(two_workers))
+    ann, bob, cem = summary.rows
+    assert (ann.score, ann.status) == (None, status.UNGRADED)
+    assert "the grading failed (ValueError: the grader has a fault)" in ann.reason
+    assert (bob.score, bob.status) == (10, status.GRADED)
+    assert (cem.score, cem.status) == (None, status.UNGRADED)
+    assert "exit code 9" in cem.reason
+    assert summary.ungraded == 2
+    assert toy.book_scores("ann") == {"one_check": None, "two_check": None}
+    assert not (toy.out / "feedback/ann/00_toy/00_toy.html").exists()
+    assert [row["score"] for row in toy.table()] == ["", "10", ""]
+    toy.hand_in("ann", HALF, ALL)
+    assert toy.scores(workers=Lent(two_workers)) == {"ann": 8, "bob": 10, "cem": None}
+    assert toy.calls == 2  # cem is tried again in every run, bob is not
+
+
+def test_a_worker_that_dies_once_costs_nobody_anything(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    toy.hand_in("ann", f"# die once: {toy.folder / 'flag'}\n{ALL}", ALL)
+    toy.hand_in("bob", ALL, ALL)
+    assert toy.scores(workers=Lent(two_workers)) == {"ann": 10, "bob": 10}
+
+
+def test_what_cannot_be_read_on_this_machine_is_ungraded(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("autograder.session.collect", fail)
+    (row,) = toy.grade().rows
+    assert (row.score, row.status) == (None, status.UNGRADED)
+    assert "Input/output error" in row.reason
+    monkeypatch.undo()
+
+
+def test_a_run_that_is_stopped_loses_nothing_and_is_carried_on(toy: Class) -> None:
+    for number in range(4):
+        toy.hand_in(f"student-{number}", ALL, ALL)
+    toy.grade()
+    for number in range(4):
+        toy.hand_in(f"student-{number}", HALF, HALF)
+
+    class Interrupted(InThisProcess):
+        def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().submit(fn, *args)
+
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade(Interrupted())
+    seen = [row["score"] for row in toy.table()]
+    assert sorted(set(seen)) in (["", "5"], [""])  # a new score or none, never the old one
+    for number, score in enumerate(seen):
+        held = toy.book_scores(f"student-{number}")
+        assert held["one_check"] == (2 if score else None)
+    summary = toy.grade()
+    assert {row.score for row in summary.rows} == {5}
+    assert summary.graded == seen.count("")
+    assert len(summary.changes) == 4  # against the last complete run
+
+
+def test_only_one_run_writes_into_a_folder(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    with only_one(toy.out), pytest.raises(BusyError, match="another run"):
+        toy.grade()
+    assert toy.scores() == {"ann": 10}
+
+
+# ---- the gradebook
+
+
+def entered(toy: Class, config: Config | None = None) -> Any:
+    return Entries(ClassBook(toy.out, toy.folder / "solutions").open().__enter__(), config)
+
+
+def result(one: float, two: float, what: str = status.GRADED) -> Result:
+    exercises = [Exercise("one_check", "", one, 4), Exercise("two_check", "", two, 6)]
+    return Result("ann", "00_toy", what, exercises=exercises if what == status.GRADED else [])
+
+
+def rows_of(entries: Entries) -> list[Any]:
+    """Everything that the book says about grades, submissions and comments."""
+    tables = ("grade", "comment", "submitted_assignment", "submitted_notebook", "student")
+    from sqlalchemy import text
+
+    return [sorted(map(str, entries.db.execute(text(f"SELECT * FROM {one}")))) for one in tables]
+
+
+def test_entering_twice_changes_nothing(toy: Class) -> None:
+    entries = entered(toy)
+    total = entries.enter(result(4, 3), stamp="2026-11-21 10:00:00 UTC", untouched=["two"])
+    assert (total.score, total.maximum) == (7, 10)
+    before = rows_of(entries)
+    assert entries.enter(result(4, 3), stamp="2026-11-21 10:00:00 UTC", untouched=["two"]) == total
+    assert rows_of(entries) == before
+    assert entries.holds(result(4, 3)) and not entries.holds(result(4, 4))
+    comments = entries.book.find_submission("00_toy", "ann").notebooks[0].comments
+    assert {one.name: one.auto_comment for one in comments} == {"one": None, "two": "No response."}
+
+
+def test_scores_by_hand_and_comments_stay(toy: Class) -> None:
+    entries = entered(toy)
+    entries.enter(result(0, 3), stamp="")
+    grade = entries.book.find_grade("one_check", "00_toy", "00_toy", "ann")
+    grade.manual_score, grade.extra_credit, grade.needs_manual_grade = 3.0, 0.5, False
+    comment = entries.book.find_comment("one", "00_toy", "00_toy", "ann")
+    comment.manual_comment = "Nearly."
+    entries.db.commit()
+    assert entries.enter(result(0, 3)).score == 6.5
+    entries.clear([("ann", "00_toy")])
+    assert entries.total("ann", "00_toy").score == 3.5
+    assert entries.enter(result(4, 6), untouched=["one"]).score == 9.5
+    entries.db.expire_all()
+    assert (grade.auto_score, grade.manual_score, grade.needs_manual_grade) == (4, 3, True)
+    assert comment.comment == "Nearly."
+
+
+@pytest.mark.parametrize(
+    ("what", "scores"),
+    [(status.UNGRADED, None), (status.MISSING, 0.0), (status.UNREADABLE, 0.0)],
+)
+def test_without_exercises_the_old_scores_go(toy: Class, what: str, scores: float | None) -> None:
+    entries = entered(toy)
+    entries.enter(result(4, 6))
+    entries.enter(result(0, 0, what))
+    entries.db.expire_all()
+    grades = entries.book.find_submission("00_toy", "ann").notebooks[0].grades
+    assert {grade.auto_score for grade in grades} == {scores}
+    assert {grade.needs_manual_grade for grade in grades} == {scores is None}
+
+
+@pytest.mark.parametrize("points", [float("nan"), float("inf"), -1.0, 99.0])
+def test_points_beyond_what_there_is_are_not_believed(toy: Class, points: float) -> None:
+    total = entered(toy).enter(result(points, 0))
+    assert total.score == (4 if points == 99 else 0)
+
+
+def test_an_entry_that_fails_changes_nothing(toy: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = entered(toy)
+    entries.enter(result(4, 6))
+    before = rows_of(entries)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entries, "_set_penalty", fail)
+    with pytest.raises(KeyboardInterrupt):
+        entries.enter(result(0, 0), stamp="2026-11-21 10:00:00 UTC")
+    assert rows_of(entries) == before
+
+
+def test_late_penalties_are_nbgraders_own(toy: Class) -> None:
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    entries = entered(toy, config)
+    entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    entries = Entries(entries.book, config)
+    in_time, late = "2026-11-19 10:00:00 UTC", "2026-11-21 10:00:00 UTC"
+    assert entries.enter(result(4, 3), stamp=in_time).score == 7
+    assert entries.enter(result(4, 3), stamp=late).score == 0
+    assert entries.total("ann", "00_toy").penalty == 7
+    assert entries.enter(result(4, 6)).penalty == 10  # the time stamp is still there
+    entries.book.grant_extension("00_toy", "ann", days=3)
+    assert entries.enter(result(4, 6)).score == 10
+    assert Entries(entries.book).enter(result(4, 6), stamp=late).penalty == 0  # the default: none
+
+
+def test_a_penalty_shows_in_the_table(toy: Class) -> None:
+    entries = entered(toy)
+    entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    toy.hand_in("ann", ALL, ALL, stamp="2026-11-21 10:00:00 UTC")
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    for _ in range(2):  # when it is graded, and when its grade is kept
+        (row,) = toy.grade(config=config).rows
+        assert (row.score, row.reason) == (0, "10 taken off for being late.")
+
+
+def test_a_grade_that_the_book_lost_is_entered_again(toy: Class) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    entered(toy).clear([("ann", "00_toy")])
+    toy.grade()
+    assert toy.calls == 0
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+
+
+def test_a_new_gradebook_gets_the_old_grades(
+    toy: Class, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    shutil.copy(template / "out/gradebook.db", toy.out / "gradebook.db")
+    assert toy.scores() == {"ann": 7}
+    assert toy.calls == 0
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+
+
+# ---- the secret
+
+
+def test_the_secret_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
+    made = course_secret(tmp_path)
+    assert course_secret(tmp_path) == made and len(made) == 64
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_secret_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SECRET", "from the environment")
+    assert course_secret(tmp_path / "out") == b"from the environment"
+    (tmp_path / "file").write_text("from the file, which comes first\n")
+    assert course_secret(tmp_path / "out", tmp_path / "file") == b"from the file, which comes first"
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("short")
+    with pytest.raises(SecretError, match="has 5 characters; it needs 16"):
+        course_secret(tmp_path, tmp_path / "file")
+    with pytest.raises(SecretError, match="cannot be read"):
+        course_secret(tmp_path, tmp_path / "nowhere")
+
+
+def test_seeds_differ_by_student_exercise_and_secret() -> None:
+    seeds = {
+        seed(secret, student, exercise)
+        for secret in (SECRET, SECRET + b"x")
+        for student in ("ann", "bob")
+        for exercise in ("a/b", "a/c")
+    }
+    assert len(seeds) == 8
+    assert all(0 <= one < 2**63 for one in seeds)
+    assert seed(SECRET, "ann", "a/b") == seed(SECRET, "ann", "a/b")
+
+
+# ---- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal() -> None:
+    now = [0.0]
+    stream = Terminal()
+    progress = Progress(stream, 3, clock=lambda: now[0])
+    progress.started("ann", "00_toy")
+    now[0] = 30.0
+    assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
+    progress.finished(Row("ann", "00_toy", None, 10, status.UNGRADED, ""))
+    assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
+    progress.close()
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_is_plain_lines_elsewhere() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, 2, clock=lambda: 0.0)
+    progress.started("ann", "00_toy")
+    progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""))
+    progress.say("a note")
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "[1/2] ann 00_toy: 2.5 of 10, graded (0.0 s)",
+        "a note",
+    ]
+
+
+def test_no_file_is_left_half_written(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    left = [path.name for path in toy.out.rglob("*.new")]
+    assert left == []
+    assert os.stat(toy.out / "results/00_toy/ann.json").st_size > 0
