@@ -34,7 +34,8 @@ class Child(Protocol):
         ...
 
 
-Start = Callable[[Sequence[int]], Child]  # given [control socket, stdout pipe, stderr pipe]
+# Given [control socket, stdout pipe, stderr pipe, pipe of what was heard]: see `executor.main`.
+Start = Callable[[Sequence[int]], Child]
 
 
 class Spawned:

@@ -73,15 +73,17 @@ class Executor:
         self.control, its = socket.socketpair()
         out, out_end = os.pipe()
         err, err_end = os.pipe()
+        heard_end, self.heard = os.pipe()
         self.pipes = {out: "stdout", err: "stderr"}
         self.receiver = messages.Messages(self.control)
         self.selector = selectors.DefaultSelector()
         try:
-            self.child = start([its.fileno(), out_end, err_end])
+            self.child = start([its.fileno(), out_end, err_end, heard_end])
         finally:
             its.close()
-            os.close(out_end)
-            os.close(err_end)
+            for fd in (out_end, err_end, heard_end):
+                os.close(fd)
+        os.set_blocking(self.heard, False)
         self.control.setblocking(False)
         self.selector.register(self.control, selectors.EVENT_READ, "control")
         self.selector.register(self.child.news(), selectors.EVENT_READ, "news")
@@ -112,20 +114,16 @@ class Executor:
             return CellRun(
                 stopped.kind, said.outputs(), stopped.sentence, finished=False, alive=self.alive
             )
+        outputs = said.outputs()
         error = messages.sound(str(answer["done"]))[: messages.NAME]
         limit = messages.limit_of(answer.get("limit"))
         if limit:
             sentence = sentences.of_limit(limit, self.limits, error)
-            return CellRun(limit, said.outputs(), sentence, error, alive=self.alive)
+            return CellRun(limit, outputs, sentence, error, alive=self.alive)
         if said.cut:
-            sentence = (
-                f"the cell printed more than is kept ({said.printed:,} bytes of text; "
-                f"{self.limits.output:,} are kept)"
-                if said.dropped
-                else f"the cell showed more than is kept; {said.left_out:,} outputs were left out"
-            )
-            return CellRun(status.TOO_MUCH_OUTPUT, said.outputs(), sentence, error)
-        return CellRun(ERROR if error else OK, said.outputs(), error=error)
+            sentence = sentences.of_output(said.printed, said.left_out, self.limits)
+            return CellRun(status.TOO_MUCH_OUTPUT, outputs, sentence, error)
+        return CellRun(ERROR if error else OK, outputs, error=error)
 
     def submit(
         self, expressions: Sequence[str], seconds: float, functions: bool = False
@@ -162,9 +160,10 @@ class Executor:
             self.child.end()
         self.selector.close()
         self.control.close()
-        for fd in self.pipes:
-            os.close(fd)
-        self.pipes = {}
+        for fd in (*self.pipes, self.heard):
+            if fd >= 0:
+                os.close(fd)
+        self.pipes, self.heard = {}, -1
 
     # ---- one question, and the wait for its answer
 
@@ -200,6 +199,8 @@ class Executor:
                             raise stop
                         return message
                     self._take(message[0], said)
+                    with contextlib.suppress(OSError):  # it has ended, or does not listen
+                        os.write(self.heard, b".")
                 if stop is None:
                     stop = self._overdue(said, seconds, deadline)
                     if stop is not None:

@@ -10,6 +10,7 @@ Verdicts never come here, and graded cells are never run here. The process ends 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
@@ -25,21 +26,22 @@ from course_lib.runtime.pickling import explain
 CLIENT = "course_lib.checks.engine.client"
 
 # Taken before the first byte of a student's: a cell may replace what it finds in these modules.
-_exit, _pid, _dumps, _send = os._exit, os.getpid, wire.dumps, wire.send
+_exit, _pid, _read, _dumps, _send = os._exit, os.getpid, os.read, wire.dumps, wire.send
 
 
 def main(args: dict, fds: Sequence[int]) -> NoReturn:
     """Entry of the process.
 
-    fds: the socket for commands and answers; the pipes for stdout and stderr; and, where `launch` is
-    to find ranks without importing torch once more, the socket of a server that forks them.
+    fds: the socket for commands and answers; the pipes for stdout and stderr; a pipe with a byte for
+    each output that was heard; and, where `launch` is to find ranks without importing torch once more,
+    the socket of a server that forks them.
     """
-    control, out, err, *servers = fds
+    control, out, err, heard, *servers = fds
     redirect(out, err)
     if servers:
         pool.adopt(socket.socket(fileno=servers[0]))
     sys.modules[CLIENT] = shells.inert_client()
-    Executor(socket.socket(fileno=control)).serve()
+    Executor(socket.socket(fileno=control), heard).serve()
 
 
 def redirect(out: int, err: int) -> None:
@@ -59,10 +61,17 @@ def redirect(out: int, err: int) -> None:
 class Executor:
     """The loop: a command, its work, its answer."""
 
-    def __init__(self, sock: socket.socket):
-        self.sock, self.owner, self.lock = sock, _pid(), threading.Lock()
+    def __init__(self, sock: socket.socket, heard: int):
+        self.sock, self.heard, self.owner, self.lock = sock, heard, _pid(), threading.Lock()
         self.receiver = wire.Receiver(sock)
-        self.shell = shells.make(self.send)
+        self.shell = shells.make(self.show)
+
+    def show(self, header: dict) -> None:
+        """Send an output and wait until it was heard: what is printed next comes behind it."""
+        self.send(header)
+        if _pid() == self.owner:
+            with contextlib.suppress(OSError):  # the cell closed the descriptor
+                _read(self.heard, 1)
 
     def send(self, header: dict, buffers: Sequence[wire.Buffer] = ()) -> None:
         """One message. A child process that a cell forked has no voice: two would mix their bytes."""

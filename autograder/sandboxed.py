@@ -40,7 +40,7 @@ def open_course(
     sandbox = _sandbox(limits, mode)
 
     def masked(assignment: Assignment) -> Sandbox | None:
-        return sandbox and replace(sandbox, masked=masked_paths(assignment.name))
+        return sandbox and replace(sandbox, masked=_masked(assignment))
 
     return Course(
         {assignment.name: assignment for assignment in assignments},
@@ -49,6 +49,13 @@ def open_course(
         judge=lambda assignment: judge_behind(masked(assignment)),
         layers=sandbox.layers if sandbox else (),
     )
+
+
+def _masked(assignment: Assignment) -> tuple[str, ...]:
+    """The references of all exercises that are judged, whatever notebook they were made for."""
+    judged = {one.check.partition("/")[0] for one in assignment.graded.values() if one.check}
+    paths = [path for name in sorted(judged) for path in masked_paths(name)]
+    return tuple(dict.fromkeys(paths))
 
 
 def _sandbox(limits: Limits, mode: str) -> Sandbox | None:

@@ -23,6 +23,13 @@ def of_limit(limit: str, limits: Limits, error: str = "") -> str:
     return f"{said} ({error})" if error else said
 
 
+def of_output(printed: int, left_out: int, limits: Limits) -> str:
+    """The sentence for a cell that printed so many bytes, or of whose outputs some were left out."""
+    if left_out:
+        return f"the cell showed more than is kept; {left_out:,} outputs were left out"
+    return f"the cell printed {printed:,} bytes; {limits.output:,} are kept"
+
+
 def of_end(exit_code: int | None) -> str:
     """The sentence for a process that ended by itself; None: it only stopped talking."""
     if exit_code is None:

@@ -40,7 +40,7 @@ class Transcript:
     @property
     def cut(self) -> bool:
         """Whether something was left out."""
-        return bool(self.dropped or self.left_out)
+        return bool(self.dropped or self.left_out or self._in_tail > self.half)
 
     def write(self, stream: str, data: bytes) -> None:
         """Take in what was printed to "stdout" or "stderr"."""

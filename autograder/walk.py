@@ -209,7 +209,7 @@ class Walk:
         if match is None:
             return ""
         for past, why in reversed(self.trouble):
-            if re.search(rf"\b{match[1]}\b", past.source):
+            if re.search(rf"\b{match[1]}\b", f"{past.where}\n{past.source}"):
                 return f" {past.where} is where it stands: {why}."
         return ""
 
