@@ -519,3 +519,18 @@ def test_right_values_without_messages_earn_nothing() -> None:
 
     report = check(RING, ring_all_reduce, cases="hidden")
     assert report.score == 0.0
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, [0] * 5000, 1 << 5000, {"x" * 5000: 1}])
+def test_what_a_rank_sends_in_a_recipes_name_is_bounded(value) -> None:
+    assert judge.plain_data({"answers": [{"value": 1.5}, None, True, 1 << 60]})
+    with pytest.raises(ValueError):
+        judge.plain_data({"answers": [value]})
+
+
+def test_what_a_rank_sends_in_a_recipes_name_is_not_deep() -> None:
+    deep: list = []
+    for _ in range(50):
+        deep = [deep]
+    with pytest.raises(ValueError, match="deep"):
+        judge.plain_data(deep)

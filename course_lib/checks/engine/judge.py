@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from course_lib.checks.engine import faults, traffic
 from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
@@ -28,6 +29,8 @@ from course_lib.runtime.sandbox.spec import Sandbox
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
 OUTPUT_LINES = 4
+LONGEST = 4_000  # characters of a text, entries of a list: more than the recipes send
+LONGEST_TYPE = 80  # characters
 HEADER = 4 << 20  # bytes of an answer beside its tensors
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
 COUNTS_LATER = "(counts once another value is right)"
@@ -203,7 +206,8 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
         header, buffers = reply or ({}, [])
         try:
             found = wire.unpack_tensors(header["tensors"], buffers)
-            others, plain = dict(header["others"]), header["values"]
+            others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
+            plain = plain_data(header["values"])
         except (wire.WireError, KeyError, TypeError, ValueError):
             return wrong(f"what came back from rank {rank} does not have the agreed form.")
         if not isinstance(plain, dict) or set(found) | set(others) != set(side.outputs):
@@ -218,6 +222,24 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
         tensors.append(found)
         values.append(plain)
     return Observed(case, tensors, values, outcome.ledger, operations_of(outcome.ledger))
+
+
+def plain_data(value: Any, depth: int = 16) -> Any:
+    """`value`, if it is data as the recipes send it. ValueError for what is too long or too deep.
+
+    A rank's code may send in a recipe's name whatever JSON holds, and sentences are made of it.
+    """
+    if isinstance(value, str | list | dict) and len(value) > LONGEST:
+        raise ValueError("too long")
+    if isinstance(value, int) and value.bit_length() > 4096:
+        raise ValueError("too large a number")
+    if isinstance(value, list | dict) and not depth:
+        raise ValueError("too deep")
+    if isinstance(value, list):
+        return [plain_data(one, depth - 1) for one in value]
+    if isinstance(value, dict):
+        return {plain_data(k): plain_data(one, depth - 1) for k, one in value.items()}
+    return value
 
 
 def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) -> Finding:
