@@ -3,10 +3,10 @@
     python -m benchmarks.plain_nbgrader [--write] [row ...]
 
 A temporary course in nbgrader's own layout and with its own configuration: the notebook with its hidden
-tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. The
-only settings are a time-out of ten seconds a cell and the layout. nbgrader knows no statuses, so a row is
-right when its score is (no score is as good as 0) and nothing of it got through; honest rows are graded
-first, and once more when all the others are through.
+tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. Nothing
+else is set. nbgrader knows no statuses, so a row is right when its score is (no score is as good as 0)
+and, where all exercises are done, nothing of it got through. Honest rows are graded first, and once more
+when all the others are through.
 
 Rows that would harm the machine are not run. The others run in a process namespace of their own, under
 limits of memory and file size and with a temporary home: that protects this machine, not the scores.
@@ -30,7 +30,7 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.faults import ROWS
 from autograder.faults.desk import ASSIGNMENT, Course, desks
-from autograder.faults.row import HONEST, Row
+from autograder.faults.row import FULL, HONEST, Row
 from autograder.faults.witnesses import Listener, signs_of_success
 from autograder.kernels import prefer_this_environment
 from autograder.result import Result, write_whole
@@ -39,12 +39,14 @@ STORED = Path(__file__).resolve().parent.parent / "autograder" / "faults" / "pla
 CONFIG = """
 c = get_config()
 c.CourseDirectory.course_id = "plain"
-c.ExecutePreprocessor.timeout = 10
+c.ExecutePreprocessor.timeout = 30
 """
 SECONDS = 120.0  # for one submission; then its processes are ended
 LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 16 << 30
 NOT_RUN = "not run, unsafe without a sandbox"
 RIGHT, WRONG = "right", "wrong"
+# Runs the command as the second process of a namespace; then the first counts what is left in there.
+COUNTING = '"$@"; code=$?; sleep 0.5; set -- /proc/[0-9]*; echo $# > processes; exit $code'
 VERSIONS = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
 
 
@@ -53,6 +55,7 @@ def contained(command: Sequence[str]) -> list[str]:
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return [
         "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child",
+        "sh", "-c", COUNTING, "sh",
         "prlimit", f"--as={ADDRESS_SPACE}", f"--fsize={LARGEST_FILE}", "--nofile=1024", "--core=0",
         *command,
     ]  # fmt: skip
@@ -88,6 +91,13 @@ class PlainCourse:
         if check and code:
             raise subprocess.CalledProcessError(code, command)
 
+    def left_running(self) -> list[str]:
+        """What was still running when nbgrader had finished."""
+        count = self.root / "processes"
+        more = int(count.read_text()) - 1 if count.exists() else 0
+        count.unlink(missing_ok=True)
+        return [f"{more} processes were left running"] if more else []
+
     def grade(self, student: str) -> float | None:
         """The automatic score of a submission that is graded now; None where nbgrader gave none."""
         self.run("autograde", ASSIGNMENT, "--student", student, "--force")
@@ -121,10 +131,18 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
             else:
                 heard = len(listener.callers)
                 score = plain.grade(row.name)
-                got = [f"by {one}" for one in listener.callers[heard:]]
-                got += signs_of_success(course, row.name, Result(row.name, ASSIGNMENT, ""))
-                right = row.points is not None and (score or 0.0) == row.points and not got
-                yield row.name, {"outcome": RIGHT if right else WRONG, "score": score}
+                signs = [f"{one}: a connection was made" for one in listener.callers[heard:]]
+                signs += plain.left_running()
+                signs += signs_of_success(course, row.name, Result(row.name, ASSIGNMENT, ""))
+                yield row.name, outcome_of(row, score, signs)
+
+
+def outcome_of(row: Row, score: float | None, signs: list[str]) -> dict:
+    """Right or wrong, with what it is by: the score, and what else the row got."""
+    right = row.points is None or abs((score or 0.0) - row.points) < 1e-9
+    if row.points == FULL and signs:
+        right = False
+    return {"outcome": RIGHT if right else WRONG, "score": score, "got": signs}
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from autograder.faults.row import (
     FULL,
     LOST,
     MARK_TELLS,
+    NAMED,
     POINTS_TELL,
     Row,
     instead,
@@ -28,7 +29,7 @@ WITHOUT_ANSWERS = 5.0
 
 def forging(name: str, code: str, *, quick: bool = False) -> Row:
     return Row(
-        name, CHEATING, unsolved(code), "graded", LOST, UNEARNED, POINTS_TELL, "circle", quick=quick
+        name, CHEATING, unsolved(code), "graded", LOST, UNEARNED, POINTS_TELL, NAMED, quick=quick
     )
 
 
@@ -210,7 +211,7 @@ ROWS = [
                 return tensor
             """
         ),
-        "graded", LOST, UNEARNED, POINTS_TELL, "circle",
+        "graded", LOST, UNEARNED, POINTS_TELL, NAMED,
     ),
     forging("printed-result", "print('circle: 3 of 3')\nprint({'score': 6, 'max_score': 6})"),
     forging("displayed-result", "display({'text/plain': '3'}, raw=True)\n6.0"),
@@ -263,7 +264,7 @@ ROWS = [
                 return tensor
             """
         ),
-        "graded", LOST, "what is expected can be found in the ranks", POINTS_TELL, "circle",
+        "graded", LOST, "what is expected can be found in the ranks", POINTS_TELL, NAMED,
     ),
     Row(
         "modules-beside-the-notebook", CHEATING, modules_beside, "graded", FULL,
@@ -273,13 +274,13 @@ ROWS = [
     alone("gradebook-beside-the-notebook", book_beside),
     Row(
         "built-in-behind-the-recorder", CHEATING, instead(BEHIND_THE_RECORDER), "graded", LOST,
-        "a built-in collective earns the points of one made from messages", POINTS_TELL, "circle",
+        "a built-in collective earns the points of one made from messages", POINTS_TELL, NAMED,
         quick=True,
     ),
     Row(
         "messages-for-show", CHEATING, instead(FOR_SHOW), "graded", LOST,
         "messages that carry nothing of the result earn the points of those that do", POINTS_TELL,
-        "circle",
+        NAMED,
     ),
     Row(
         "forged-ledger", CHEATING, instead(FORGED), "graded", None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autograder.faults.desk import CIRCLE, Desk, new_cell
-from autograder.faults.row import FULL, HONEST, LOST, POINTS_TELL, Row
+from autograder.faults.row import FULL, HONEST, LOST, NAMED, POINTS_TELL, Row
 
 NOT_THEIRS = "another submission's fault costs points"
 
@@ -44,7 +44,7 @@ ROWS = [
     Row("honest-own-cells", HONEST, cells_of_their_own, "graded", FULL, NOT_THEIRS, POINTS_TELL, quick=True),
     Row(
         "honest-but-wrong", HONEST, wrong, "graded", LOST, "a wrong answer earns points", POINTS_TELL,
-        says="circle", quick=True,
+        says=NAMED, quick=True,
     ),
     Row("honest-blank", HONEST, blank, "blank", 0.0, "a stub earns points", POINTS_TELL, quick=True),
     Row("zz-honest-last", HONEST, perfect, "graded", FULL, NOT_THEIRS, POINTS_TELL, quick=True),

@@ -6,6 +6,7 @@ from autograder.faults.row import (
     FULL,
     KERNEL,
     LOST,
+    NAMED,
     POINTS_TELL,
     PROCESSES,
     Row,
@@ -24,7 +25,7 @@ BY_LIST = "by the list of processes afterwards"
 def dying(name: str, code: str, *, quick: bool = False) -> Row:
     return Row(
         name, KERNEL, before(code), "kernel died", LOST, COSTS_ONE, POINTS_TELL,
-        says="circle", quick=quick,
+        says=NAMED, quick=quick,
     )  # fmt: skip
 
 
@@ -46,11 +47,19 @@ def flooding(name: str, code: str, *, unsafe: bool = False, quick: bool = False)
     )  # fmt: skip
 
 
+def spilling(name: str, code: str) -> Row:
+    """Output of which it is open whose limit it counts towards."""
+    return Row(
+        name, KERNEL, before(code), "graded", FULL, CUT, BY_SIZE,
+        or_status=("too much output",), unsafe=True,
+    )  # fmt: skip
+
+
 def greedy(name: str, status: str, code: str, *needs: str, quick: bool = False) -> Row:
     return Row(
         name, KERNEL, before(code), status, LOST, "the machine or a neighbour runs short of it",
         "by what the machine has left, and by the honest submissions' points",
-        says="circle", needs=needs, unsafe=True, quick=quick,
+        says=NAMED, needs=needs, unsafe=True, quick=quick,
     )  # fmt: skip
 
 
@@ -64,7 +73,7 @@ ROWS = [
     dying("exits-at-once", "import os\nos._exit(0)", quick=True),
     dying("closes-every-descriptor", "import os\nos.closerange(0, 512)"),
     failing("sys-exit", "import sys\nsys.exit(0)", "SystemExit|exit"),
-    failing("asks-for-input", "name = input('Your name? ')", "input"),
+    failing("asks-for-input", "name = input('Your name? ')", "input|EOFError"),
     failing(
         "error-that-cannot-be-printed",
         """
@@ -74,7 +83,7 @@ ROWS = [
 
         raise Unspeakable
         """,
-        "circle",
+        NAMED,
     ),
     hanging("busy-loop", "while True:\n    pass"),
     hanging(
@@ -95,10 +104,13 @@ ROWS = [
         "endless-printing", KERNEL, before("while True:\n    print('and again ' * 1_000)"),
         "too much output", LOST, GOES_ON, BY_SIZE, says="output|print", unsafe=True,
     ),
-    flooding("a-million-lines", "for i in range(1_000_000):\n    print('line', i)"),
+    flooding("a-million-lines", "print('line\\n' * 1_000_000)", quick=True),
     flooding("a-line-of-200-mb", "print('x' * 200_000_000)", unsafe=True),
-    flooding("a-display-of-50-mb", "from IPython.display import HTML\ndisplay(HTML('x' * 50_000_000))"),
-    flooding(
+    spilling(
+        "a-display-of-50-mb",
+        "from IPython.display import HTML\ndisplay(HTML('x' * 50_000_000))",
+    ),
+    spilling(
         "threads-that-go-on-printing",
         """
         import threading
@@ -110,7 +122,6 @@ ROWS = [
         for _ in range(3):
             threading.Thread(target=chatter, daemon=True).start()
         """,
-        unsafe=True,
     ),
     harmless(
         "prints-before-and-after",
@@ -172,12 +183,23 @@ ROWS = [
         "fork-bomb",
         "too many processes",
         """
-        import os
+        import os, time
 
+        notebook = os.getpid()
         while True:
-            os.fork()
+            try:
+                os.fork()
+            except OSError:
+                if os.getpid() == notebook:
+                    raise
+                time.sleep(600)
         """,
         PROCESSES,
+    ),
+    Row(
+        "fork-bomb-that-never-rests", KERNEL, before("import os\n\nwhile True:\n    os.fork()"),
+        "timed out", LOST, "the machine or a neighbour has no processor left", BY_TIME, says=NAMED,
+        or_status=("too many processes", "out of memory"), needs=(PROCESSES,), unsafe=True,
     ),
     greedy(
         "too-many-sleepers",

@@ -13,6 +13,7 @@ from autograder.faults.row import (
     FULL,
     LOST,
     MARK_TELLS,
+    NAMED,
     NETWORK,
     POINTS_TELL,
     Row,
@@ -49,7 +50,7 @@ def borrowing(name: str, code: str, *, quick: bool = False) -> Row:
     must_not = "the course's own solution of an exercise is found where it is judged"
     return Row(
         name, CHEATING, instead(code + WITH_THE_REFERENCE), "graded", LOST, must_not, POINTS_TELL,
-        "circle", needs=(FILES,), quick=quick,
+        NAMED, needs=(FILES,), quick=quick,
     )  # fmt: skip
 
 

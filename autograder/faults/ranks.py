@@ -6,6 +6,7 @@ from autograder.faults.row import (
     FULL,
     LOST,
     MARK_TELLS,
+    NAMED,
     POINTS_TELL,
     RANKS,
     Row,
@@ -18,7 +19,7 @@ COSTS_NOTHING = "it costs points"
 BY_LIST = "by the list of processes afterwards"
 
 
-def losing(name: str, code: str, says: str = "circle", *, quick: bool = False) -> Row:
+def losing(name: str, code: str, says: str = NAMED, *, quick: bool = False) -> Row:
     return Row(
         name, RANKS, in_the_ranks(code), "graded", LOST, COSTS_ONE, POINTS_TELL,
         says=says, quick=quick,

@@ -24,8 +24,7 @@ class Row:
     """A submission and the grade that it must get.
 
     name: of the student who hands it in. make: writes the submission's folder. status, points: what
-    grading must give; None for points where no outside witness can tell (then `says` must be told).
-    says: a pattern that the result's sentences match, "" where they need say nothing. must_not: what must
+    XX says: a pattern that the result's sentences match, "" where they need say nothing. must_not: what must
     not happen. noticed: how it would be noticed. needs: of FILES, NETWORK, PROCESSES. unsafe: with plain
     nbgrader it would harm the machine. quick: belongs to the reduced matrix of `make test`.
     """
@@ -38,10 +37,14 @@ class Row:
     must_not: str
     noticed: str
     says: str = ""
+    or_status: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unsafe: bool = False
     quick: bool = False
 
+
+# The exercise that the fault sits in is named, as the notebook's cell or as the function.
+NAMED = "circle|neighbour_sum"
 
 POINTS_TELL = "by its points"
 MARK_TELLS = "by a file left outside the sandbox"

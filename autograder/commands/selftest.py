@@ -1,0 +1,153 @@
+"""`python -m autograder selftest`: grade broken and hostile notebooks on this machine, print the table."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from autograder import grading, session
+from autograder.config import ROOT, log_to_file
+from autograder.faults import ROWS
+from autograder.faults.desk import ASSIGNMENT, Course
+from autograder.faults.row import FILES, GROUPS, NETWORK, PROCESSES, Row, chosen
+from autograder.intake import find_submissions
+from autograder.jobs import LocalWorkers
+from autograder.kernels import prefer_this_environment
+from autograder.limits import Limits
+from autograder.result import Result
+from autograder.sandboxed import MODES
+from autograder.selftest import LIMITS, Outcome, as_text, selftest
+from autograder.store import Store
+from course_lib.runtime.sandbox import spec
+
+SECRET = b"of no class"
+WATCHED = (
+    "course_lib",
+    "notebooks",
+    "solutions",
+)  # folders of the repository, besides the run's own
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add `selftest` to the commands."""
+    parser = subparsers.add_parser(
+        "selftest", help="grade broken and hostile notebooks here, and say what is wrong"
+    )
+    parser.add_argument("rows", nargs="*", metavar="row", help="some rows or groups; default: all")
+    parser.add_argument("--quick", action="store_true", help="the reduced matrix, about a minute")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="side by side (%(default)s)"
+    )
+    parser.add_argument("--sandbox", choices=MODES, default="auto")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what grading wrote there")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: every row is right; 1: some are not; 2: nothing could be graded."""
+    known = {*GROUPS, *(row.name for row in ROWS)}
+    if unknown := sorted(set(options.rows) - known):
+        print(f"There is no row or group {', '.join(unknown)}.", file=sys.stderr)
+        return 2
+    rows = [row for row in ROWS if wanted(row, options.rows, options.quick)]
+    try:
+        outcome = run_rows(
+            rows, jobs=options.jobs, sandbox=options.sandbox, keep=options.keep, stream=sys.stdout
+        )
+    except session.NotReadyError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
+    print(f"\n{as_text(outcome)}")
+    return 0 if outcome.right else 1
+
+
+def wanted(row: Row, names: list[str], quick: bool) -> bool:
+    """Whether a row is asked for: by its name or its group, or because none is named."""
+    named = not names or row.name in names or row.group in names
+    return named and (row.quick or not quick)
+
+
+def run_rows(
+    rows: list[Row],
+    *,
+    jobs: int = 2,
+    sandbox: str = "auto",
+    keep: Path | None = None,
+    limits: Limits = LIMITS,
+    stream: TextIO | None = None,
+) -> Outcome:
+    """Grade the rows as a class, as `python -m autograder grade` does, and judge the grades.
+
+    Rows that this machine's sandbox cannot hold back are left out. keep: a folder that must not exist,
+    for what grading writes. Raises NotReadyError where a sandbox is required and cannot be had.
+    """
+    prefer_this_environment()
+    with tempfile.TemporaryDirectory(prefix="selftest-") as scratch:
+        log_to_file(Path(scratch) / "nbgrader.log")
+        graded, omitted = chosen(rows, held_back(limits, sandbox))
+        folder = Path(scratch) / "course"
+        outcome = selftest(
+            graded,
+            lambda course, used: grade_class(course, used, jobs, sandbox, stream or io.StringIO()),
+            folder,
+            limits=limits,
+            untouchable=[ROOT / name for name in WATCHED],
+        )
+        outcome.omitted = omitted
+        if keep is not None:
+            shutil.copytree(folder, keep, symlinks=True, ignore=shutil.ignore_patterns("class"))
+    return outcome
+
+
+def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
+    """What the sandbox of this machine holds back: of FILES, NETWORK, PROCESSES.
+
+    Asked of a worker, as grading does. Raises NotReadyError as grading does.
+    """
+    workers = LocalWorkers(1)
+    try:
+        layers = workers.submit(grading.layers, SECRET, limits, sandbox).result()
+    except session.TaskError as error:
+        raise session.NotReadyError(error.args[0]) from None
+    finally:
+        workers.shutdown()
+    has = spec.Sandbox(layers=tuple(layers))
+    held = {
+        FILES: has.isolates_files,
+        NETWORK: has.isolates_network,
+        # a limit on the number binds no root, and without a namespace nobody can end them all
+        PROCESSES: has.has(spec.PID, spec.LIMITS),
+    }
+    return frozenset(name for name, holds in held.items() if holds)
+
+
+def grade_class(
+    course: Course, limits: Limits, jobs: int, sandbox: str, stream: TextIO
+) -> list[Result]:
+    """The results of what lies in the course's class, graded by a session of its own."""
+    submissions, notes = find_submissions(course.submissions, [ASSIGNMENT])
+    for note in notes:
+        print(note, file=stream)
+    session.grade_class(
+        submissions,
+        session.Course(
+            solutions=course.solutions,
+            out=course.out,
+            secret=SECRET,
+            grade=grading.grade,
+            ready=grading.layers,
+            page=grading.page_without_notebook,
+            limits=limits,
+            sandbox=sandbox,
+        ),
+        lambda: LocalWorkers(jobs),
+        stream=stream,
+    )
+    store = Store(course.out)
+    found = [store.find(one.assignment, one.student) for one in submissions]
+    return [result for result in found if result is not None]
