@@ -73,7 +73,12 @@ def test_names_comments_and_layout_do_not_count(assignment: str, seed: int) -> N
 
 def test_what_a_program_does_counts() -> None:
     text = "def f(a, b):\n    return dist.send(a, b)"
-    for change in (("send", "recv"), ("dist", "torch"), ("return ", ""), ("(a, b)", "(a, 1)")):
+    for change in (
+        ("send", "recv"),
+        ("dist", "torch"),
+        ("return ", ""),
+        ("send(a, b)", "send(a, 1)"),
+    ):
         assert shape(text.replace(*change)).whole != shape(text).whole
 
 

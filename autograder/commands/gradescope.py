@@ -1,0 +1,97 @@
+"""`python -m autograder gradescope`: make the autograder's zip; inside it, grade one submission."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autograder import status as statuses
+from autograder.commands.grading import grading
+from autograder.config import OUT, ROOT, assignments
+from autograder.intake import Submission
+from autograder.limits import Limits
+from autograder.report.bundle import RESERVE, SECONDS, make_bundle
+from autograder.report.bundle import run as run_bundle
+from autograder.result import Exercise, Result
+from autograder.secret import SecretError, course_secret
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("gradescope", help="a Gradescope autograder for one assignment")
+    steps = parser.add_subparsers(dest="step", required=True)
+    make = steps.add_parser("bundle", help="write the zip to upload")
+    make.add_argument(
+        "--out", type=Path, default=OUT, help="folder with the course's secret (%(default)s)"
+    )
+    make.add_argument("--to", type=Path, help="the zip (default: in --out)")
+    make.add_argument("--secret", type=Path, help="the file with the course's secret")
+    grade = steps.add_parser("run", help="grade one submission, in Gradescope's container")
+    grade.add_argument("--root", type=Path, default=Path("/autograder"), help="(%(default)s)")
+    for step in (make, grade):
+        step.add_argument("assignment")
+        step.add_argument(
+            "--seconds", type=int, default=SECONDS, help="Gradescope's limit (%(default)s)"
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: done; 1: a submission got no grade; 2: what was asked for cannot be done."""
+    if options.assignment not in assignments():
+        print(
+            f"There is no assignment {options.assignment}; there are {', '.join(assignments())}.",
+            file=sys.stderr,
+        )
+        return 2
+    if options.seconds <= RESERVE:
+        print(
+            f"--seconds must be more than {RESERVE}, which starting and writing may take.",
+            file=sys.stderr,
+        )
+        return 2
+    return _bundle(options) if options.step == "bundle" else _grade(options)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    target = options.to or options.out / f"gradescope-{options.assignment}.zip"
+    try:
+        secret = course_secret(options.out, options.secret)
+    except SecretError as error:
+        print(error, file=sys.stderr)
+        return 2
+    make_bundle(options.assignment, target, secret=secret, seconds=options.seconds)
+    print(
+        f"{target} is ready to be uploaded. It holds the solutions and the course's secret: keep it private."
+    )
+    return 0
+
+
+def _grade(options: argparse.Namespace) -> int:
+    result = run_bundle(
+        options.root, options.assignment, _grader(options.assignment, options.seconds)
+    )
+    print(f"{result.status}: {result.score:g}")
+    return 1 if result.status == statuses.UNGRADED else 0
+
+
+def _grader(assignment: str, seconds: int) -> Callable[[Path, Callable[[Result], None]], Result]:
+    """What grades the one submission of a class, ending in time for its result to be written."""
+    limits = Limits()
+    limits = replace(limits, submission=min(limits.submission, float(seconds - RESERVE)))
+
+    def grade(folder: Path, so_far: Callable[[Result], None]) -> Result:
+        (student,) = (path.name for path in folder.iterdir())
+        secret = course_secret(ROOT, ROOT / "secret")
+        known = Result(student, assignment, statuses.GRADED)
+
+        def seen(exercise: Exercise) -> None:
+            known.exercises.append(exercise)
+            so_far(known)
+
+        with grading(assignment, secret, limits, seen=seen) as mark_one:
+            result, _ = mark_one(Submission(student, assignment, folder / student / assignment))
+        return result
+
+    return grade

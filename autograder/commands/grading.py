@@ -1,0 +1,75 @@
+"""One submission after the other, graded in this process: for commands that need no class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from nbformat import NotebookNode
+
+from autograder import verdict
+from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.exercises import Assignment, read_assignment
+from autograder.intake import HandedIn, Submission
+from autograder.limits import Limits
+from autograder.marking import mark
+from autograder.result import Exercise, Result
+from autograder.sandboxed import open_course
+from autograder.walk import Judge
+from course_lib.runtime import pool, wire
+
+NOWHERE = Path("nowhere")  # of a submission whose notebook is given, and not read from a folder
+
+
+class MarkOne(Protocol):
+    """handed_in: the notebook's bytes, when they do not lie in the submission's folder."""
+
+    def __call__(
+        self, submission: Submission, handed_in: HandedIn | None = None
+    ) -> tuple[Result, NotebookNode | None]: ...
+
+
+@contextmanager
+def grading(
+    assignment: str,
+    secret: bytes,
+    limits: Limits,
+    sandbox: str = "auto",
+    seen: Callable[[Exercise], None] | None = None,
+) -> Iterator[MarkOne]:
+    """Within, the function that grades submissions of `assignment`; afterwards its processes are ended.
+
+    seen: is told each exercise as soon as it is judged, before the submission's result is there.
+    BuildError where the assignment cannot be graded, SandboxError where a required sandbox is not to be had.
+    """
+    known = read_assignment(assignment, SOLUTIONS, NOTEBOOKS)
+    course = open_course([known], secret, limits, sandbox)
+    if seen is not None:
+        judge_of = course.judge
+        course = replace(course, judge=lambda one: telling(judge_of(one), one, seen))
+
+    def mark_one(
+        submission: Submission, handed_in: HandedIn | None = None
+    ) -> tuple[Result, NotebookNode | None]:
+        return mark(submission, course, limits, handed_in)
+
+    try:
+        yield mark_one
+    finally:
+        pool.close()
+
+
+def telling(judge: Judge, assignment: Assignment, seen: Callable[[Exercise], None]) -> Judge:
+    """`judge`, which also tells `seen` what came of each exercise."""
+    graded = {one.check: one for one in assignment.graded.values()}
+
+    def judged(exercise: str, payload: Sequence[wire.Buffer], seed: int, seconds: float) -> dict:
+        report = judge(exercise, payload, seed, seconds)
+        if exercise in graded:
+            seen(verdict.of_report(graded[exercise], report))
+        return report
+
+    return judged

@@ -1,0 +1,45 @@
+"""`python -m autograder release`: the student versions in a folder and a zip, with links to Colab."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.config import OUT, assignments
+from autograder.drift import differences
+from autograder.release import ReleaseError, release
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("release", help="hand out student versions: a folder and a zip")
+    parser.add_argument("assignment", nargs="*", help="all when none is named")
+    parser.add_argument("--into", type=Path, default=OUT / "handout", help="folder (%(default)s)")
+    parser.add_argument(
+        "--repository", default="", metavar="OWNER/NAME", help="on GitHub, for links to Colab"
+    )
+    parser.add_argument("--branch", default="main", help="of the repository (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: written; 2: not, and why is said."""
+    known = assignments()
+    chosen = options.assignment or known
+    if unknown := sorted(set(chosen) - set(known)):
+        print(
+            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
+            file=sys.stderr,
+        )
+        return 2
+    stale = [line for name in chosen for line in differences(name)]
+    if stale:
+        print("\n".join(stale), file=sys.stderr)
+        return 2
+    try:
+        made = release(chosen, options.into, repository=options.repository, branch=options.branch)
+    except ReleaseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(made.readme.read_text(encoding="utf-8"))
+    print(f"{len(made.notebooks)} notebooks are in {options.into}, all of them in {made.archive}.")
+    return 0

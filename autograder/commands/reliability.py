@@ -1,0 +1,55 @@
+"""`python -m autograder reliability`: does the reference solution get full points every time?"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.commands.grading import NOWHERE, grading
+from autograder.config import assignments
+from autograder.intake import HandedIn, Submission
+from autograder.limits import Limits
+from autograder.report.reliability import TIMES, Unreliable, reliability
+from autograder.result import Result
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "reliability", help="before a release: grade the reference solution several times"
+    )
+    parser.add_argument("assignment", nargs="*", help="all when none is named")
+    parser.add_argument("--times", type=int, default=TIMES, help="rounds (%(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: full points every time; 1: some check is named; 2: nothing could be graded."""
+    known = assignments()
+    chosen = options.assignment or known
+    if unknown := sorted(set(chosen) - set(known)):
+        print(
+            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
+            file=sys.stderr,
+        )
+        return 2
+    found = [one for name in chosen for one in _try(name, options.times)]
+    for one in found:
+        print(one)
+    if not found:
+        print(f"{', '.join(chosen)}: full points in all of {options.times} rounds.")
+    return 1 if found else 0
+
+
+def _try(assignment: str, times: int) -> list[Unreliable]:
+    with grading(assignment, secrets.token_bytes(32), Limits()) as mark_one:
+
+        def mark(student: str, notebook: NotebookNode) -> Result:
+            handed_in = HandedIn(nbformat.writes(notebook).encode())
+            result, _ = mark_one(Submission(student, assignment, NOWHERE), handed_in)
+            print(f"{assignment} {student}: {result.score:g}, {result.seconds:.1f} s", flush=True)
+            return result
+
+        return reliability(assignment, mark, times)

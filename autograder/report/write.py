@@ -1,0 +1,133 @@
+"""The pages and files of a graded class, from what lies in its output folder.
+
+    class.html                                             the page for the instructor
+    gradescope/<student>/<assignment>/results.json         for Gradescope
+    feedback/<student>/<assignment>/<assignment>.html      again, where a person added something
+
+A worker has written each feedback page when its submission was graded (`page_of`); what is added in
+formgrader afterwards comes in here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.report import wording
+from autograder.report.alike import Likeness, answers, compare, originals, reference_modules
+from autograder.report.class_page import write_class_page
+from autograder.report.feedback import feedback_page
+from autograder.report.gradescope import write_results
+from autograder.report.standing import Standing, final_score, standings
+from autograder.result import Result, write_whole
+
+
+@dataclass
+class Class:
+    """A graded class: its results, and what people added to them, by (student, assignment)."""
+
+    out: Path
+    results: list[Result]
+    standings: dict[tuple[str, str], Standing] = field(default_factory=dict)
+
+    @property
+    def assignments(self) -> list[str]:
+        return sorted({one.assignment for one in self.results})
+
+    def of(self, assignment: str) -> list[Result]:
+        return [one for one in self.results if one.assignment == assignment]
+
+    def standing(self, result: Result) -> Standing:
+        return self.standings.get((result.student, result.assignment), Standing())
+
+    def scores(self, assignment: str) -> dict[str, float | None]:
+        """The points that count, by student; None where there is no grade."""
+        return {one.student: final_score(one, self.standing(one)) for one in self.of(assignment)}
+
+    def maximum(self, assignment: str) -> float:
+        """The assignment's points, which a notebook that could not be read does not tell."""
+        return max((wording.maximum(one) for one in self.of(assignment)), default=0.0)
+
+    def notebook(self, result: Result) -> NotebookNode | None:
+        """The notebook as it was run; None where there is none."""
+        name = f"{result.assignment}.ipynb"
+        path = self.out / "autograded" / result.student / result.assignment / name
+        return nbformat.read(path, as_version=4) if path.is_file() else None
+
+
+def read_class(out: Path, results: Iterable[Result]) -> Class:
+    """The class whose results these are, with what its gradebook in `out` adds."""
+    found = Class(out, list(results))
+    for name in found.assignments:
+        for student, one in standings(out / "gradebook.db", name).items():
+            found.standings[student, name] = one
+    return found
+
+
+def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNode) -> str:
+    """A submission's feedback page as it is right after grading."""
+    points = (cell.metadata.get("nbgrader", {}).get("points", 0.0) for cell in released.cells)
+    maximum = float(sum(points))
+    return feedback_page(result, notebook, released=released, maximum=maximum)
+
+
+def write_reports(found: Class, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS) -> int:
+    """Write everything that this module's first lines name; returns how many feedback pages changed."""
+    alike = {}
+    for name in found.assignments:
+        file = f"{name}/{name}.ipynb"
+        if (solutions / file).is_file() and (notebooks / file).is_file():
+            source = nbformat.read(solutions / file, as_version=4)
+            released = nbformat.read(notebooks / file, as_version=4)
+            alike[name] = likenesses(found, name, source, released)
+    write_class_page(found.results, found.out / "class.html", alike=alike)
+    for result in found.results:
+        folder = found.out / "gradescope" / result.student / result.assignment
+        write_results(result, folder / "results.json")
+    return _write_feedback(found, notebooks)
+
+
+def likenesses(
+    found: Class, assignment: str, source: NotebookNode, released: NotebookNode
+) -> list[Likeness]:
+    """Solutions of one assignment that are alike: see `autograder.report.alike`."""
+    against = originals(
+        source, released, reference_modules(f"{assignment}/{name}" for name in answers(source))
+    )
+    submitted = {}
+    for result in found.of(assignment):
+        notebook = found.notebook(result)
+        if notebook is not None:
+            submitted[result.student] = answers(notebook)
+    return compare(submitted, against)
+
+
+def _write_feedback(found: Class, notebooks: Path) -> int:
+    """Write the pages of submissions to which a person added something, or of which points were taken."""
+    released: dict[str, NotebookNode | None] = defaultdict(lambda: None)
+    for name in found.assignments:
+        path = notebooks / name / f"{name}.ipynb"
+        if path.is_file():
+            released[name] = nbformat.read(path, as_version=4)
+    count = 0
+    for result in found.results:
+        standing, name = found.standing(result), result.assignment
+        page = found.out / "feedback" / result.student / name / f"{name}.html"
+        if page.is_file() and standing == Standing():
+            continue
+        text = feedback_page(
+            result,
+            found.notebook(result),
+            released=released[name],
+            standing=standing,
+            maximum=found.maximum(name) or None,
+        )
+        write_whole(page, text)
+        count += 1
+    return count

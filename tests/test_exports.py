@@ -1,0 +1,533 @@
+"""Grades on their way out: Gradescope, Canvas, Moodle; what people added; a release and what precedes it."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook
+
+from autograder.commands import export, gradescope, reliability, report
+from autograder.commands import release as release_command
+from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
+from autograder.release import ReleaseError, colab_link, release
+from autograder.report import bundle
+from autograder.report.exports import ExportError, canvas, moodle, read_table
+from autograder.report.gradescope import results_json
+from autograder.report.reliability import reference_submission
+from autograder.report.reliability import reliability as try_often
+from autograder.report.standing import ByHand, Standing, final_maximum, final_score, standings
+from autograder.report.write import page_of, read_class, write_reports
+from autograder.result import Exercise, Result
+from autograder.store import Store
+from course_lib.checks.engine.report import Report, ReportLine
+
+NAME = "00_first_ranks"
+
+
+def report_of(share: float, *sentences: str) -> dict:
+    lines = [ReportLine("4 ranks", share == 1.0, sentences=list(sentences), output=["secret"])]
+    return Report(f"{NAME}/hello", share, lines, cases="hidden", seed=-1).to_json()
+
+
+def result_of(student: str = "anna", points: float = 1.0, **fields) -> Result:
+    said = () if points == 4 else ("f(17) raised ValueError: secret 17",)
+    exercises = [
+        Exercise(
+            "hello_check",
+            "hello",
+            points,
+            4,
+            "" if points == 4 else "r",
+            report=report_of(points / 4, *said),
+        ),
+        Exercise("essay", "essay", 0, 3, "points are given by a person"),
+    ]
+    return Result(
+        student,
+        NAME,
+        **{"status": "graded", "exercises": exercises, "sandbox": ["limits"], **fields},
+    )
+
+
+# --- Gradescope ----------------------------------------------------------------------------------
+
+
+def test_gradescope_gets_a_test_for_each_exercise() -> None:
+    data = results_json(result_of(seconds=12.6, fingerprint="f"))
+    assert json.loads(json.dumps(data)) == data
+    assert (data["score"], data["execution_time"], data["visibility"]) == (1.0, 13, "visible")
+    first, second = data["tests"]
+    assert (first["name"], first["number"], first["score"], first["max_score"]) == (
+        "hello",
+        "1",
+        1.0,
+        4,
+    )
+    assert (first["status"], first["output_format"], first["visibility"]) == (
+        "failed",
+        "text",
+        "visible",
+    )
+    assert "✗ 4 ranks" in first["output"] and "f raised ValueError." in first["output"]
+    assert "secret" not in json.dumps(data) and "17" not in first["output"]
+    assert second["output"] == "points are given by a person"
+    assert data["extra_data"]["status"] == "graded" and data["extra_data"]["sandbox"] == ["limits"]
+    assert results_json(result_of(points=4))["tests"][0]["status"] == "passed"
+
+
+def test_no_grade_is_no_zero_for_gradescope() -> None:
+    data = results_json(Result("a", NAME, "ungraded", "the ranks could not be started"))
+    assert "score" not in data and data["tests"] == []
+    assert "the ranks could not be started" in data["output"]
+    assert results_json(Result("a", NAME, "missing", "not handed in"))["score"] == 0
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Path:
+    """Gradescope's folders with one notebook handed in."""
+    (tmp_path / "submission").mkdir()
+    (tmp_path / "submission" / f"{NAME}.ipynb").write_text("{}")
+    (tmp_path / "submission_metadata.json").write_text('{"users": [{"id": 8}, {"id": "../7"}]}')
+    return tmp_path
+
+
+def results_of(container: Path) -> dict:
+    return json.loads((container / "results/results.json").read_text("utf-8"))
+
+
+def test_results_are_there_from_the_first_moment(container: Path) -> None:
+    seen = []
+
+    def grade(folder: Path, so_far: Callable[[Result], None]) -> Result:
+        seen.append(results_of(container))
+        (path,) = folder.rglob("*.ipynb")
+        assert path.relative_to(folder) == Path("student-7-8", NAME, f"{NAME}.ipynb")
+        so_far(result_of("student-7-8", exercises=result_of().exercises[:1]))
+        seen.append(results_of(container))
+        return result_of("student-7-8", 4)
+
+    assert bundle.run(container, NAME, grade).score == 4
+    begun, partial, done = *seen, results_of(container)
+    assert begun["score"] == 0 and begun["tests"] == [] and "not come to its end" in begun["output"]
+    assert partial["score"] == 1 and "not come to its end" in partial["output"]
+    assert done["score"] == 4 and len(done["tests"]) == 2 and "its end" not in done["output"]
+
+
+def test_a_failure_of_the_grader_is_no_grade(container: Path) -> None:
+    def grade(folder: Path, so_far: Callable[[Result], None]) -> Result:
+        so_far(result_of())
+        raise OSError("no space")
+
+    assert bundle.run(container, NAME, grade).status == "ungraded"
+    assert "score" not in results_of(container) and "no space" in results_of(container)["output"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"users": 3}', '{"users": [{}]}'])
+def test_without_gradescopes_file_the_student_has_a_name_too(text: str, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text(text)
+    assert bundle.student_of(tmp_path / "m.json") == "student-unknown"
+
+
+def test_only_notebooks_are_taken_in_and_no_links(tmp_path: Path) -> None:
+    handed_in, secret = tmp_path / "in", tmp_path / "secret.ipynb"
+    (handed_in / "deep").mkdir(parents=True)
+    secret.write_text("secret")
+    (handed_in / "a.ipynb").write_text("top")
+    (handed_in / "deep" / "a.ipynb").write_text("deep")
+    (handed_in / "deep" / "b.ipynb").write_text("b")
+    (handed_in / "torch.py").write_text("")
+    (handed_in / "c.ipynb").symlink_to(secret)
+    (handed_in / "linked").symlink_to(tmp_path)
+    os.mkfifo(handed_in / "d.ipynb")
+    bundle.take_in(handed_in, tmp_path / "out")
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
+        "a.ipynb": "top",
+        "b.ipynb": "b",
+    }
+
+
+def test_the_bundle_holds_what_grading_takes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.zip", tmp_path / "two.zip"
+    for path in (one, two):
+        bundle.make_bundle(NAME, path, secret=b"s" * 32, seconds=1200)
+    assert one.read_bytes() == two.read_bytes()
+    with zipfile.ZipFile(one) as archive:
+        modes = {info.filename: info.external_attr >> 16 & 0o777 for info in archive.infolist()}
+        texts = {name: archive.read(name) for name in modes}
+    assert modes["setup.sh"] == modes["run_autograder"] == 0o755 and modes["secret"] == 0o600
+    assert one.stat().st_mode & 0o777 == 0o600, "it holds the solutions and the secret"
+    for needed in (
+        "autograder/__main__.py",
+        "autograder/report/pages/feedback.html.j2",
+        "course_lib/checks/engine/judge.py",
+        f"solutions/{NAME}/{NAME}.ipynb",
+        f"notebooks/{NAME}/{NAME}.ipynb",
+        "requirements.lock",
+        "tools/make_venv.py",
+    ):
+        assert texts[needed] == (ROOT / needed).read_bytes()
+    assert not [
+        name
+        for name in texts
+        if "__pycache__" in name or name.startswith(("autograder/out/", "tests/"))
+    ]
+    assert not [
+        name
+        for name in texts
+        if "02_collectives" in name and name.startswith(("solutions", "notebooks"))
+    ]
+    assert b"--seconds 1200" in texts["run_autograder"]
+    for script in ("setup.sh", "run_autograder"):
+        (tmp_path / script).write_bytes(texts[script])
+        subprocess.run(["bash", "-n", tmp_path / script], check=True)
+
+
+# --- Canvas --------------------------------------------------------------------------------------
+
+ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,00_first_ranks (11),02_collectives (12),Final
+Points Possible,,,,,9,60,
+"Ng, Anna",101,s1,anna@uni.example,A,3,,x
+"=Ben",102,s2,BEN,A,,,
+Carla,103,s3,,B,,,
+,,,,,Manual Posting,,
+"""
+
+
+def rows_of(text: str, delimiter: str = ",") -> list[list[str]]:
+    return list(
+        csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter)
+    )
+
+
+def test_canvas_gets_its_columns_back() -> None:
+    scores = {
+        NAME: {"anna": 7.25, "ben": None, "103": 9.0},
+        "02_collectives": {"ben": 0.0, "zoe": 3.0},
+    }
+    text, notes = canvas(scores, {NAME: 9.0, "02_collectives": 60.0}, ROSTER)
+    assert rows_of(text) == [
+        [
+            "Student",
+            "ID",
+            "SIS User ID",
+            "SIS Login ID",
+            "Section",
+            "00_first_ranks (11)",
+            "02_collectives (12)",
+        ],
+        ["    Points Possible", "", "", "", "", "9", "60"],
+        ["Ng, Anna", "101", "s1", "anna@uni.example", "A", "7.25", ""],
+        ["=Ben", "102", "s2", "BEN", "A", "", "0"],
+        ["Carla", "103", "s3", "", "B", "9", ""],
+    ]
+    assert notes == ["zoe has a grade in 02_collectives and is not in the roster."]
+
+
+def test_an_assignments_id_in_canvas_can_be_given() -> None:
+    text, _ = canvas({"03_x": {"anna": 1.0}}, {"03_x": 2.0}, ROSTER, {"03_x": 77})
+    assert rows_of(text)[0][-1] == "03_x (77)"
+    with pytest.raises(ExportError, match="'03_x \\(<id>\\)'"):
+        canvas({"03_x": {}}, {"03_x": 2.0}, ROSTER)
+
+
+@pytest.mark.parametrize("roster", ["", "Student\nx\n", "Student,ID\nx,1\n"])
+def test_a_roster_that_is_none_is_refused(roster: str) -> None:
+    with pytest.raises(ExportError):
+        canvas({NAME: {}}, {NAME: 1.0}, roster, {NAME: 1})
+
+
+# --- Moodle --------------------------------------------------------------------------------------
+
+WORKSHEET = (
+    "\ufeffIdentifier,Full name,Email address,Status,Grade,Maximum Grade,Grade can be changed,"
+    "Feedback comments\r\n"
+    'Participant 1,Anna Ng,anna@uni.example,"Submitted, late",,9.00,Yes,\r\n'
+    "Participant 2,Ben,ben@uni.example,,5.00,9.00,Yes,well done\r\n"
+    "Participant 3,Carla,carla@uni.example,,4.00,9.00,No,\r\n"
+    "Participant 4,Dora,dora@uni.example,,2.00,9.00,Yes,\r\n"
+)
+
+
+def test_moodles_worksheet_is_filled_in_and_nothing_else() -> None:
+    text, notes = moodle({"anna": 7.25, "ben": None, "carla": 9.0, "zoe": 1.0}, 9.0, WORKSHEET)
+    before, after = rows_of(WORKSHEET), rows_of(text)
+    assert text.startswith("\ufeff") and before[0] == after[0]
+    assert [row[4] for row in after[1:]] == ["7.25", "5.00", "4.00", "2.00"]
+    assert [row[:4] + row[5:] for row in before] == [row[:4] + row[5:] for row in after]
+    assert len(notes) == 2 and "cannot be changed" in notes[0] and notes[1].startswith("zoe")
+
+
+def test_worksheets_in_another_language_are_filled_in() -> None:
+    worksheet = "Kennung;ID-Nummer;Bewertung\r\nTeilnehmer 1;s1;\r\nTeilnehmer 2;s2;1\r\n"
+    text, _ = moodle({"s1": 3.5}, 9.0, worksheet, grade="Bewertung", student="ID-Nummer")
+    assert rows_of(text, ";")[1:] == [["Teilnehmer 1", "s1", "3.5"], ["Teilnehmer 2", "s2", "1"]]
+    with pytest.raises(ExportError, match=r"'Grade'.*'Kennung'"):
+        moodle({"s1": 3.5}, 9.0, worksheet)
+
+
+def test_a_worksheet_of_something_else_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"maximum grade is 9.00, the assignment has 10 points"):
+        moodle({"anna": 1.0}, 10.0, WORKSHEET)
+    with pytest.raises(ExportError, match="no column"):
+        moodle({"nobody": 1.0}, 9.0, WORKSHEET)
+
+
+def test_tables_are_read_as_the_site_wrote_them() -> None:
+    table = read_table('a;b\r\n"1;\n2";3\r\n4\r\n')
+    assert (
+        table.rows == [["1;\n2", "3"], ["4", ""]]
+        and table.to_text() == 'a;b\r\n"1;\n2";3\r\n4;\r\n'
+    )
+
+
+# --- what people added ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A gradebook in which anna has points by hand, a comment and a penalty; ben has nothing."""
+    # nbgrader runs `alembic` by its name to make a new gradebook
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}", "course") as book:
+        for name in (NAME, "other"):
+            book.add_assignment(name)
+            book.add_notebook(name, name)
+            book.add_grade_cell("hello_check", name, name, max_score=4, cell_type="code")
+            book.add_grade_cell("essay", name, name, max_score=3, cell_type="markdown")
+            book.add_solution_cell("essay", name, name)
+            book.add_solution_cell("hello", name, name)
+        for student in ("anna", "ben"):
+            book.add_student(student)
+            book.add_submission(NAME, student)
+        book.find_grade("hello_check", NAME, NAME, "anna").auto_score = 99
+        book.find_grade("essay", NAME, NAME, "anna").manual_score = 2.5
+        book.find_grade("essay", NAME, NAME, "anna").extra_credit = 0.5
+        book.find_comment("hello", NAME, NAME, "anna").manual_comment = "Nice name."
+        book.find_submission_notebook(NAME, NAME, "anna").late_submission_penalty = 1
+        book.db.commit()
+    return tmp_path
+
+
+# nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the commands send them to a log.
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+def test_points_by_hand_are_read_from_the_gradebook(book: Path) -> None:
+    assert standings(book / "none.db", NAME) == {} and not (book / "none.db").exists()
+    before = (book / "gradebook.db").read_bytes()
+    found = standings(book / "gradebook.db", NAME)
+    assert found["anna"] == Standing(
+        {"essay": ByHand(2.5, 3, "", 0.5), "hello": ByHand(None, 0, "Nice name.")}, 1
+    )
+    assert found["ben"] == Standing()
+    assert standings(book / "gradebook.db", "other") == {}
+    assert (book / "gradebook.db").read_bytes() == before
+    assert final_score(result_of(points=4), found["anna"]) == 4 + 2.5 + 0.5 - 1
+    assert final_maximum(result_of(), found["anna"]) == 7
+    assert final_score(result_of(points=0), Standing(penalty=3)) == 0
+    assert final_score(Result("a", NAME, "ungraded"), found["anna"]) is None
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+def test_all_pages_and_files_of_a_class(book: Path) -> None:
+    tmp_path = book
+    store = Store(tmp_path)
+    notebook = nbformat.read(NOTEBOOKS / NAME / f"{NAME}.ipynb", as_version=4)
+    pages = {name: tmp_path / "feedback" / name / NAME / f"{NAME}.html" for name in ("anna", "ben")}
+    for student, page in pages.items():
+        store.write(result_of(student))
+        run = tmp_path / "autograded" / student / NAME / f"{NAME}.ipynb"
+        run.parent.mkdir(parents=True)
+        nbformat.write(notebook, run)
+        page.parent.mkdir(parents=True)
+        page.write_text(page_of(result_of(student), notebook, notebook))
+    ours = pages["ben"].read_text()
+    points = sum(cell.metadata.get("nbgrader", {}).get("points", 0) for cell in notebook.cells)
+    assert f"1 of {points:g}" in ours
+    found = read_class(tmp_path, store.all())
+    assert found.scores(NAME) == {"anna": 3.0, "ben": 1.0} and found.maximum(NAME) == 7
+    assert write_reports(found) == 1
+    assert "Nice name." in pages["anna"].read_text() and pages["ben"].read_text() == ours
+    assert 'href="feedback/ben/' in (tmp_path / "class.html").read_text()
+    written = json.loads((tmp_path / "gradescope/ben" / NAME / "results.json").read_text())
+    assert written["score"] == 1
+
+
+# --- release -------------------------------------------------------------------------------------
+
+
+def test_what_is_released_is_what_was_checked(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "old.txt").write_text("from before")
+    made = release(assignments(), tmp_path, repository="someone/course", branch="v1")
+    assert [path.parent.name for path in made.notebooks] == assignments()
+    with zipfile.ZipFile(made.archive) as archive:
+        for name in assignments():
+            built = (NOTEBOOKS / name / f"{name}.ipynb").read_bytes()
+            assert archive.read(f"{name}/{name}.ipynb") == built
+            assert [path.read_bytes() for path in (tmp_path / name).iterdir()] == [built]
+        assert len(archive.namelist()) == len(assignments()) + 1
+    readme = made.readme.read_text("utf-8")
+    link = f"https://colab.research.google.com/github/someone/course/blob/v1/notebooks/{NAME}/{NAME}.ipynb"
+    assert colab_link(NAME, "someone/course", "v1") == link and f"[open in Colab]({link})" in readme
+    assert "00 · First ranks" in readme and "git+https://github.com/someone/course@v1" in readme
+    first = made.archive.read_bytes()
+    assert (
+        release(
+            assignments(), tmp_path, repository="someone/course", branch="v1"
+        ).archive.read_bytes()
+        == first
+    )
+
+
+def test_without_a_repository_nothing_is_linked(tmp_path: Path) -> None:
+    assert "colab" not in release([NAME], tmp_path).readme.read_text("utf-8").lower()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repository": "https://github.com/a/b"}, {"repository": "a"}, {"repository": "a/b)c"},
+        {"repository": "a/b", "branch": "x y"}, {"repository": "a/b", "branch": "../x"},
+    ],
+)  # fmt: skip
+def test_a_name_that_is_none_releases_nothing(fields: dict, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError):
+        release([NAME], tmp_path / "out", **fields)
+    with pytest.raises(ReleaseError, match="make notebooks"):
+        release(["99_never"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- before a release ----------------------------------------------------------------------------
+
+
+def test_a_check_that_fails_now_and_then_is_named() -> None:
+    asked: list[str] = []
+
+    def mark(student: str, notebook: NotebookNode) -> Result:
+        asked.append(student)
+        notebook.cells.clear()  # each round has a notebook of its own
+        if len(asked) == 5:
+            return Result(student, NAME, "ungraded", "no memory")
+        return result_of(student, 4 if len(asked) % 4 else 3)
+
+    found = try_often(NAME, mark)
+    assert len(set(asked)) == 10, "every round draws other hidden cases"
+    assert [(one.exercise, one.failed, one.times) for one in found] == [
+        ("hello", 2, 10), ("the status 'ungraded'", 1, 10),
+    ]  # fmt: skip
+    assert str(found[1]) == f"{NAME}: the status 'ungraded' in 1 of 10 rounds: no memory"
+    assert try_often(NAME, lambda student, notebook: result_of(student, 4), times=3) == []
+
+
+def test_nothing_checked_is_not_all_well() -> None:
+    (found,) = try_often(NAME, lambda student, notebook: Result(student, NAME, "graded"), times=1)
+    assert found.said == "no exercise was checked"
+
+
+def test_the_reference_is_handed_in_like_a_students() -> None:
+    for name in assignments():
+        source, released = (
+            nbformat.read(folder / name / f"{name}.ipynb", as_version=4)
+            for folder in (SOLUTIONS, NOTEBOOKS)
+        )
+        made = reference_submission(source, released)
+        assert [cell.id for cell in made.cells] == [cell.id for cell in released.cells]
+        assert any(a.source != b.source for a, b in zip(made.cells, released.cells, strict=True))
+        assert not any(
+            "BEGIN SOLUTION" in cell.source or 'cases="hidden"' in cell.source
+            for cell in made.cells
+        )
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def command(*arguments: str | Path) -> int:
+    """The exit code of `python -m autograder ...`, for the commands that are tested here."""
+    modules = {
+        "release": release_command, "report": report, "export": export,
+        "gradescope": gradescope, "reliability": reliability,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    for module in modules.values():
+        module.add_parser(commands)
+    options = parser.parse_args([str(one) for one in arguments])
+    return modules[options.command].run(options)
+
+
+def test_commands_export_what_was_graded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    Store(tmp_path).write(result_of("anna"))
+    Store(tmp_path).write(result_of("zoe", 4))
+    (tmp_path / "roster.csv").write_text(ROSTER)
+    (tmp_path / "sheet.csv").write_text(WORKSHEET.replace("9.00", "7.00"), newline="")
+    assert command("export", "--out", tmp_path, "canvas", tmp_path / "roster.csv") == 0
+    assert rows_of((tmp_path / "canvas.csv").read_text())[2][-1] == "1"
+    assert "zoe has a grade" in capsys.readouterr().out
+    sheet = (
+        "moodle",
+        tmp_path / "sheet.csv",
+        "--assignment",
+        NAME,
+        "--to",
+        tmp_path / "filled.csv",
+    )
+    assert command("export", "--out", tmp_path, *sheet) == 0
+    assert rows_of((tmp_path / "filled.csv").read_text("utf-8"))[1][4] == "1"
+    assert command("report", "--out", tmp_path) == 0
+    assert (tmp_path / "class.html").is_file()
+
+
+def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for arguments, said in (
+        (("report", "--out", tmp_path), "run `make grade` first"),
+        (
+            ("export", "--out", tmp_path, "moodle", tmp_path / "no.csv", "--assignment", NAME),
+            "has been graded",
+        ),
+        (("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"), "No such file"),
+        (("release", "99_never"), "There is no assignment 99_never"),
+        (("release", NAME, "--repository", "x", "--into", tmp_path / "r"), "OWNER/NAME"),
+        (("reliability", "99_never"), "There is no assignment 99_never"),
+        (("gradescope", "bundle", "99_never"), "There is no assignment 99_never"),
+        (("gradescope", "run", NAME, "--seconds", "5"), "--seconds must be more than"),
+    ):
+        assert command(*arguments) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_bundle_is_made_with_the_courses_own_secret(tmp_path: Path) -> None:
+    assert command("gradescope", "bundle", NAME, "--out", tmp_path) == 0
+    with zipfile.ZipFile(tmp_path / f"gradescope-{NAME}.zip") as archive:
+        assert archive.read("secret").decode() == (tmp_path / "secret").read_text().strip()
+
+
+@pytest.mark.skipif(not os.environ.get("COURSE_ALL_TESTS"), reason="takes a minute: make test-all")
+def test_gradescope_and_reliability_grade_the_reference(
+    container: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    source, released = (
+        nbformat.read(folder / NAME / f"{NAME}.ipynb", as_version=4)
+        for folder in (SOLUTIONS, NOTEBOOKS)
+    )
+    nbformat.write(
+        reference_submission(source, released), container / "submission" / f"{NAME}.ipynb"
+    )
+    (container / "secret").write_text("s" * 32)
+    monkeypatch.setattr(gradescope, "ROOT", container)
+    assert command("gradescope", "run", NAME, "--root", container) == 0
+    data = results_of(container)
+    assert data["score"] == sum(test["max_score"] for test in data["tests"]) > 0
+    assert command("reliability", NAME, "--times", "2") == 0, capsys.readouterr().out
