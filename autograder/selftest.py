@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autograder.faults.desk import Course, desks
+from autograder.faults.plain import stored
 from autograder.faults.row import FULL, Row
 from autograder.faults.witnesses import (
     Listener,
@@ -129,17 +130,21 @@ def told(result: Result) -> str:
 
 
 def as_text(outcome: Outcome) -> str:
-    """The table: row, status, score, expected, verdict; problems below their row."""
-    head = ("row", "status", "score", "expected", "verdict")
+    """The table: row, status, score, expected, verdict, what plain nbgrader makes of it; problems below."""
+    plain = stored()
+    head = ("row", "status", "score", "expected", "verdict", "plain nbgrader")
     lines: list[tuple[str, ...]] = [head]
     notes: list[list[str]] = [[]]
     for verdict in outcome.verdicts:
         row, result = verdict.row, verdict.result
         status, score = (result.status, shown(result.score)) if result else ("-", "-")
         expected = f"{row.status}, {'any' if row.points is None else shown(row.points)}"
-        lines.append((row.name, status, score, expected, "right" if verdict.right else "WRONG"))
+        right = "right" if verdict.right else "WRONG"
+        lines.append((row.name, status, score, expected, right, plain.outcome(row.name)))
         notes.append(verdict.problems)
-    lines += [(row.name, "-", "-", "-", "not run") for row in outcome.omitted]
+    lines += [
+        (row.name, "-", "-", "-", "not run", plain.outcome(row.name)) for row in outcome.omitted
+    ]
     notes += [
         [f"this machine's sandbox does not hold back {', '.join(row.needs)}"]
         for row in outcome.omitted
@@ -153,7 +158,12 @@ def as_text(outcome: Outcome) -> str:
     text.insert(1, "-" * (sum(widths) + 2 * len(widths) - 2))
     if outcome.elsewhere:
         text += ["", "Left behind:", *(f"    {one}" for one in outcome.elsewhere)]
-    return "\n".join([*text, "", summary(outcome)])
+    beside = plain.said(row.name for row in rows_of(outcome))
+    return "\n".join([*text, "", summary(outcome), *([beside] if beside else [])])
+
+
+def rows_of(outcome: Outcome) -> list[Row]:
+    return [*(verdict.row for verdict in outcome.verdicts), *outcome.omitted]
 
 
 def summary(outcome: Outcome) -> str:

@@ -15,6 +15,7 @@ limits of memory and file size and with a temporary home: that protects this mac
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -30,12 +31,12 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.faults import ROWS
 from autograder.faults.desk import ASSIGNMENT, Course, desks
+from autograder.faults.plain import NOT_RUN, RIGHT, STORED, WRONG, Plain, stored
 from autograder.faults.row import FULL, HONEST, Row
 from autograder.faults.witnesses import Listener, signs_of_success
 from autograder.kernels import prefer_this_environment
 from autograder.result import Result, write_whole
 
-STORED = Path(__file__).resolve().parent.parent / "autograder" / "faults" / "plain_nbgrader.json"
 CONFIG = """
 c = get_config()
 c.CourseDirectory.course_id = "plain"
@@ -43,11 +44,9 @@ c.ExecutePreprocessor.timeout = 30
 """
 SECONDS = 120.0  # for one submission; then its processes are ended
 LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 16 << 30
-NOT_RUN = "not run, unsafe without a sandbox"
-RIGHT, WRONG = "right", "wrong"
 # Runs the command as the second process of a namespace; then the first counts what is left in there.
 COUNTING = '"$@"; code=$?; sleep 0.5; set -- /proc/[0-9]*; echo $# > processes; exit $code'
-VERSIONS = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
+PACKAGES = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
 
 
 def contained(command: Sequence[str]) -> list[str]:
@@ -154,22 +153,21 @@ def main() -> int:
     if unknown := sorted(set(options.row) - set(known)):
         parser.error(f"there is no row {', '.join(unknown)}")
     chosen = [known[name] for name in options.row] or ROWS
-    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-    outcomes = {
-        name: one for name, one in stored.get("rows", {}).items() if name in known
-    }  # measured before, in pieces
+    # what was measured before: a class of a hundred takes long, and may be measured in pieces
+    outcomes = {name: one for name, one in stored().rows.items() if name in known}
     began = time.monotonic()
     for name, outcome in measure(chosen):
         outcomes[name] = outcome
         print(f"{time.monotonic() - began:7.1f} s  {name}: {outcome}", flush=True)
-    versions = {name: version(name) for name in VERSIONS}
-    versions["python"] = sys.version.split()[0]
+    plain = Plain(versions(), dict(sorted(outcomes.items())))
     if options.write:
-        kept = {"versions": versions, "rows": dict(sorted(outcomes.items()))}
-        write_whole(STORED, json.dumps(kept, indent=1) + "\n")
-    right = sum(one["outcome"] == RIGHT for one in outcomes.values())
-    print(f"plain nbgrader {versions['nbgrader']} gets {right} of {len(outcomes)} rows right")
+        write_whole(STORED, json.dumps(dataclasses.asdict(plain), indent=1) + "\n")
+    print(plain.said(plain.rows))
     return 0
+
+
+def versions() -> dict[str, str]:
+    return {**{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0]}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 import course_lib
 from autograder import selftest, status
-from autograder.faults import ROWS, cheating, prying, row
+from autograder.commands import selftest as command
+from autograder.faults import ROWS, cheating, plain, prying, row
 from autograder.faults.desk import (
     ANSWERS,
     ASSIGNMENT,
@@ -41,9 +42,11 @@ from autograder.faults.witnesses import (
     watching_processes,
 )
 from autograder.result import Exercise, Result
+from benchmarks import plain_nbgrader
 from course_lib.checks import check
 from course_lib.runtime import pool
 
+EVERYTHING = bool(os.environ.get("COURSE_ALL_TESTS"))
 STATUSES = {*status.PRECEDENCE, status.UNREADABLE, status.MISSING}
 BY_NAME = {one.name: one for one in ROWS}
 
@@ -414,6 +417,45 @@ def test_a_secret_in_what_a_cell_printed_is_seen(course: Course) -> None:
 
 def test_rows_that_the_sandbox_cannot_hold_are_left_out() -> None:
     graded, left_out = row.chosen(ROWS, frozenset({row.FILES}))
-    assert {one.name for one in left_out} == {"network", "fork-bomb", "fork-bomb-that-never-rests", "too-many-sleepers"}
+    assert {one.name for one in left_out} == {
+        "network",
+        "fork-bomb",
+        "fork-bomb-that-never-rests",
+        "too-many-sleepers",
+    }
     assert len(graded) + len(left_out) == len(ROWS)
     assert row.chosen(ROWS, frozenset({row.FILES, row.NETWORK, row.PROCESSES}))[1] == []
+
+
+# ---- grading itself
+
+
+def test_grading_answers_every_row_as_stated(no_ranks: None, capsys: pytest.CaptureFixture) -> None:
+    """The reduced matrix; all of it with COURSE_ALL_TESTS."""
+    rows = ROWS if EVERYTHING else [one for one in ROWS if one.quick]
+    outcome = command.run_rows(rows)
+    with capsys.disabled():
+        print(f"\n{selftest.as_text(outcome) if EVERYTHING else selftest.summary(outcome)}")
+    assert outcome.right, selftest.as_text(outcome)
+    assert len(outcome.verdicts) + len(outcome.omitted) == len(rows)
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="plain nbgrader takes minutes: make test-all")
+def test_plain_nbgrader_is_as_it_was_measured() -> None:
+    stored = plain.stored()
+    if plain_nbgrader.versions() != stored.versions:
+        pytest.skip("measured with other versions: python -m benchmarks.plain_nbgrader --write")
+    measured = dict(plain_nbgrader.measure(ROWS))
+    assert {name: one["outcome"] for name, one in measured.items()} == {
+        name: stored.outcome(name) for name in measured
+    }
+
+
+def test_plain_nbgrader_was_measured_on_every_row() -> None:
+    stored = plain.stored()
+    assert set(stored.rows) == set(BY_NAME)
+    for one in ROWS:
+        assert (stored.outcome(one.name) == plain.NOT_RUN) == one.unsafe, one.name
+    for one in ROWS:
+        if one.group == row.HONEST:
+            assert stored.outcome(one.name) == plain.RIGHT, one.name
