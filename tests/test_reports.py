@@ -167,6 +167,11 @@ def test_honest_text_stays() -> None:
     assert "$a_1 < b$" in soup.text and len(soup("img")) == 2
 
 
+def test_a_picture_from_elsewhere_is_named_and_not_loaded() -> None:
+    shown = clean_html('<p>a <img src="https://example.org/b.png" alt="<b>c</b>"> d</p>')
+    assert shown == "<p>a (&lt;b&gt;c&lt;/b&gt;: not part of the notebook) d</p>"
+
+
 def test_rendering_again_changes_nothing(seed: int) -> None:
     """A cleaned cell is a Markdown cell again: what it shows must not be read as Markdown once more."""
     chance = random.Random(seed)

@@ -73,6 +73,9 @@ def clean_html(text: str) -> str:
     soup = BeautifulSoup(text, "html.parser")
     for element in soup(DROPPED):  # bleach, which has the last word, would leave their text
         element.decompose()
+    for picture in soup("img"):
+        if not PICTURE.fullmatch(str(picture.get("src", ""))):
+            picture.replace_with(f"({picture.get('alt') or 'a picture'}: not part of the notebook)")
     return bleach.clean(
         str(soup),
         tags=TAGS,
