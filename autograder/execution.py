@@ -75,7 +75,7 @@ class Executor:
         err, err_end = os.pipe()
         heard_end, self.heard = os.pipe()
         self.pipes = {out: "stdout", err: "stderr"}
-        self.receiver = messages.Messages(self.control)
+        self.receiver = messages.Messages(self.control, messages.HEADER)
         self.selector = selectors.DefaultSelector()
         try:
             self.child = start([its.fileno(), out_end, err_end, heard_end])
@@ -95,7 +95,6 @@ class Executor:
 
     def _wait_until_ready(self) -> None:
         said = Transcript(1 << 16)
-        self.receiver.limit = messages.HEADER
         try:
             self._answer(START, said, lambda header: header.get("ready") is True)
         except StoppedError as stopped:
@@ -171,6 +170,8 @@ class Executor:
         self, command: dict, seconds: float, said: Transcript, *keys: str
     ) -> tuple[dict, list[bytearray]]:
         """StoppedError when there is no answer; unless it only took too long, the process is ended."""
+        if not self.alive:
+            raise StoppedError(status.KERNEL_DIED, "the notebook's process has ended")
         self.asked += 1
         self.control.settimeout(seconds)
         try:

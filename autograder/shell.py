@@ -10,9 +10,11 @@ import base64
 import builtins
 import errno
 import json
+import os
 import random
 import signal
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -35,6 +37,7 @@ Send = Callable[[dict], None]
 
 LONGEST = 4 << 20  # characters of one shown object; what is longer is left out here already
 LONGEST_ERROR = 20_000  # characters of an error's text, and of each part of its traceback
+LINGER = 2.0  # seconds
 NO_INPUT = "input() has no answer here: nobody sits at the keyboard while a notebook is graded"
 
 
@@ -113,7 +116,7 @@ class Shell(InteractiveShell):
     system = InteractiveShell.system_raw  # a command's output goes where the cell's goes
 
     def __init__(self, send: Send):
-        self.send = send
+        self.send, self.owner = send, os.getpid()
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "nocolor"
@@ -123,6 +126,21 @@ class Shell(InteractiveShell):
         """Send an output, behind everything that was printed before it."""
         flush()
         self.send({"output": output, **about})
+
+    def showtraceback(self, *about: Any, **options: Any) -> None:
+        """Also the end of a child that a cell forked and that raised.
+
+        It writes nothing, and stays for a moment: the place of a fork bomb's child that ends at once is
+        taken by the next one, and the bomb never comes to its limit.
+        """
+        if os.getpid() != self.owner:
+            time.sleep(LINGER)
+            os._exit(1)
+        super().showtraceback(*about, **options)
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict:
+        """Nothing: IPython would make the whole traceback once more, for a history that nobody keeps."""
+        return {}
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         self.tell(

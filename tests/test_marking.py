@@ -272,10 +272,10 @@ STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile T
 @pytest.mark.parametrize("loop", ["while True: pass", STUBBORN], ids=["polite", "stubborn"])
 def test_a_cell_without_end_costs_one_exercise(course: Toy, loop: str, monkeypatch) -> None:
     monkeypatch.setattr(execution, "GRACE", 0.5)
-    limits = Limits(cell=1, check=20, submission=60)
+    limits = Limits(cell=3, check=20, submission=60)
     result = course.grade(answers(one=loop), limits=limits)
     assert (result.status, points(result)) == (status.TIMED_OUT, [0, 6])
-    assert result.reason.startswith("cell 'one': the cell ran longer than its time limit of 1 s")
+    assert result.reason.startswith("cell 'one': the cell ran longer than its time limit of 3 s")
 
 
 def test_the_submission_has_an_end(course: Toy) -> None:
@@ -546,9 +546,10 @@ def test_the_real_judge_behind_the_real_walls(real: Course) -> None:
     notebook.cells.insert(-3, fatal)
     content = nbformat.writes(notebook).encode()
     result, executed = mark(Submission("ann", NAME, Path()), real, Limits(), HandedIn(content))
-    assert (result.status, result.score) == (status.KERNEL_DIED, 9), result
+    assert result.status == status.KERNEL_DIED, result
     lost = [exercise for exercise in result.exercises if exercise.points < exercise.maximum]
-    assert [exercise.name for exercise in lost] == ["hello"]
+    assert [exercise.name for exercise in lost] == ["hello"], [one.report for one in lost]
+    assert result.score == 9
     told = lost[0].report["lines"][0]["sentences"]
     assert "ValueError" in str(told) and "inputs 42" not in str(told)
     assert "Cell In[2], line 2" in str(told)
