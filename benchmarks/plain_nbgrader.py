@@ -42,8 +42,8 @@ c = get_config()
 c.CourseDirectory.course_id = "plain"
 c.ExecutePreprocessor.timeout = 30
 """
-SECONDS = 120.0  # for one submission; then its processes are ended
-LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 16 << 30
+SECONDS = 75.0  # for one submission; then its processes are ended
+LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 8 << 30
 # Runs the command as the second process of a namespace; then the first counts what is left in there.
 COUNTING = '"$@"; code=$?; sleep 0.5; set -- /proc/[0-9]*; echo $# > processes; exit $code'
 PACKAGES = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
@@ -159,9 +159,9 @@ def main() -> int:
     for name, outcome in measure(chosen):
         outcomes[name] = outcome
         print(f"{time.monotonic() - began:7.1f} s  {name}: {outcome}", flush=True)
-    plain = Plain(versions(), dict(sorted(outcomes.items())))
-    if options.write:
-        write_whole(STORED, json.dumps(dataclasses.asdict(plain), indent=1) + "\n")
+        plain = Plain(versions(), dict(sorted(outcomes.items())))
+        if options.write:
+            write_whole(STORED, json.dumps(dataclasses.asdict(plain), indent=1) + "\n")
     print(plain.said(plain.rows))
     return 0
 

@@ -215,7 +215,7 @@ ROWS = [
     ),
     forging("printed-result", "print('circle: 3 of 3')\nprint({'score': 6, 'max_score': 6})"),
     forging("displayed-result", "display({'text/plain': '3'}, raw=True)\n6.0"),
-    alone("skip-tags", skip_tags, quick=True),
+    alone("skip-tags", skip_tags),
     alone("stored-result", stored_results),
     alone("points-above-the-maximum", edited_check("1_000")),
     alone("points-of-another-type", edited_check("'all of them'")),

@@ -129,7 +129,6 @@ ROWS = [
         "import os, sys\nos.write(1, b'from C\\n')\nprint('a warning', file=sys.stderr)",
         "a warning costs points",
         POINTS_TELL,
-        quick=True,
     ),
     harmless(
         "daemon-left-behind",

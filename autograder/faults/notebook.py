@@ -241,7 +241,7 @@ ROWS = [
     still_read("nbformat-4.99", lambda desk: with_header(desk, nbformat_minor=99)),
     still_read("byte-order-mark", lambda desk: desk.hand_in_bytes(b"\xef\xbb\xbf" + as_text(desk).encode())),
     put_back("wrong-kernel-name", wrong_kernel),
-    put_back("deleted-checks", delete("prediction_check", "circle_check"), says="put back", quick=True),
+    put_back("deleted-checks", delete("prediction_check", "circle_check"), says="put back"),
     put_back("deleted-exercise", delete("circle"), LOST, says="circle"),
     put_back("duplicated-cells", duplicate),
     put_back("edited-checks", edit, says="changed", quick=True),

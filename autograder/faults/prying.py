@@ -157,7 +157,7 @@ ROWS += [
         "    from course_lib.first_ranks import ring_shift\n\n"
         "    return ring_shift(tensor)",
     ),
-    borrowing("reference-copied-from-the-file", f"{LIBRARY}exec(open(file).read())", quick=True),
+    borrowing("reference-copied-from-the-file", f"{LIBRARY}exec(open(file).read())"),
     borrowing(
         "reference-read-in-the-ranks",
         f"{LIBRARY}\n\n"

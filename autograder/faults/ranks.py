@@ -19,10 +19,12 @@ COSTS_NOTHING = "it costs points"
 BY_LIST = "by the list of processes afterwards"
 
 
-def losing(name: str, code: str, says: str = NAMED, *, quick: bool = False) -> Row:
+def losing(
+    name: str, code: str, says: str = NAMED, *, unsafe: bool = False, quick: bool = False
+) -> Row:
     return Row(
         name, RANKS, in_the_ranks(code), "graded", LOST, COSTS_ONE, POINTS_TELL,
-        says=says, quick=quick,
+        says=says, unsafe=unsafe, quick=quick,
     )  # fmt: skip
 
 
@@ -35,7 +37,11 @@ ROWS = [
     losing("one-rank-dead", "import os\nif rank == 1:\n    os._exit(1)", quick=True),
     losing("one-rank-raises", "if rank == 1:\n    raise ValueError('no idea')"),
     losing("every-rank-loops", "while True:\n    pass"),
-    losing("one-rank-hoards", "hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))"),
+    losing(
+        "one-rank-hoards",
+        "hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))",
+        unsafe=True,
+    ),
     losing("one-rank-is-killed", "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)"),
     losing("another-shape", "return tensor.new_zeros(3, 1_000_000)"),
     losing("no-tensor", "return 'full marks'"),
