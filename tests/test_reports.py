@@ -17,7 +17,9 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
+from autograder import status as statuses
 from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.report import wording
 from autograder.report.class_page import class_page
 from autograder.report.disclosure import OWN_ERROR, first_loss, sentence, told
 from autograder.report.feedback import feedback_page, write_feedback
@@ -494,6 +496,34 @@ def test_a_feedback_page_shows_cases_points_and_cells() -> None:
     assert "What is a rank, what is a message" not in text, "the course's own text is left out"
     assert "99" not in soup.find("section").text, "the seed is not told"
     assert soup.find("a", href="#check-1") and soup.find(id="check-1")
+
+
+def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report() -> None:
+    result = result_of()
+    sentences = [
+        "rank 0 is in recv(src=1), at Cell In[3], line 2: forged",
+        "at Cell In[9], line 1: forged",
+    ]
+    result.exercises[0].report = report_of(0.5, *sentences)
+    cell = new_code_cell("a = 1\n    b = <2>", execution_count=3)
+    text = soup_of(feedback_page(result, new_notebook(cells=[cell]))).find("section").text
+    assert "at Cell In[3], line 2: b = <2>" in text and "at Cell In[9], line 1" in text
+    assert "forged" not in text
+
+
+def test_the_page_says_which_limit_was_reached() -> None:
+    reached = result_of(
+        status="out of memory", reason="cell In[4]: the notebook used more than 4 GB"
+    )
+    assert "cell In[4]: the notebook used more than 4 GB" in feedback_page(reached, None)
+
+
+def test_every_status_has_its_sentence() -> None:
+    names = {
+        value for name, value in vars(statuses).items() if name.isupper() and isinstance(value, str)
+    }
+    assert set(wording.SAID) == names
+    assert all(text.endswith(".") for name, text in wording.SAID.items() if name != statuses.GRADED)
 
 
 def test_nothing_runs_in_a_feedback_page() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from nbconvert.filters import Highlight2HTML
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
+from autograder import status as statuses
 from autograder.report import pages, wording
 from autograder.report.disclosure import Told, sentence, told
 from autograder.report.sanitise import clean_notebook
@@ -27,6 +30,8 @@ from autograder.result import Exercise, Result, write_whole
 from autograder.twin import SKIP_TAG
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+TOLD_BELOW = (statuses.GRADED, statuses.BLANK)  # the exercises say why points are missing
+PLACE = re.compile(r"at Cell In\[(\d+)\], line (\d+)$")
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -56,6 +61,7 @@ def feedback_page(
     do not know. standing: what a person added, and what was taken off for being late.
     """
     standing = standing or Standing()
+    lines = _lines(notebook)
     return pages.fill(
         "feedback.html.j2",
         policy=POLICY,
@@ -66,10 +72,10 @@ def feedback_page(
         status=result.status,
         tone=wording.tone(result.status),
         said=wording.SAID.get(result.status, ""),
-        reason="" if result.exercises else sentence(result.reason),
+        reason="" if result.status in TOLD_BELOW else sentence(result.reason),
         penalty=wording.shown(standing.penalty) if standing.penalty else "",
         changes=result.changes,
-        exercises=[_shown(one) for one in result.exercises],
+        exercises=[_shown(one, lines) for one in result.exercises],
         by_hand=[
             {"title": name.removesuffix("_check"), "points": _given(one), "comment": one.comment}
             for name, one in standing.by_hand.items()
@@ -103,16 +109,41 @@ def _given(one: ByHand) -> str:
     return ", and ".join([*parts, *([f"{wording.shown(one.extra)} extra"] if one.extra else [])])
 
 
-def _shown(exercise: Exercise) -> Shown:
+def _shown(exercise: Exercise, lines: Mapping[int, list[str]]) -> Shown:
     """An exercise without a report has a reason of its own: its cell never got that far."""
     rows = told(exercise.report) if exercise.report else []
+    quoted = [
+        replace(row, sentences=[_quoting(said, lines) for said in row.sentences]) for row in rows
+    ]
     return Shown(
         wording.title(exercise),
         wording.shown(exercise.points),
         wording.shown(exercise.maximum),
         "" if rows else exercise.reason,
-        rows,
+        quoted,
     )
+
+
+def _lines(notebook: NotebookNode | None) -> dict[int, list[str]]:
+    """The lines of the cells that were run, by the number under which they were run."""
+    cells = notebook.cells if notebook is not None else []
+    return {
+        number: cell.source.split("\n")
+        for cell in cells
+        if cell.cell_type == "code" and (number := cell.get("execution_count"))
+    }
+
+
+def _quoting(said: str, lines: Mapping[int, list[str]]) -> str:
+    """A sentence that ends with a place, and the line that stands there in the notebook.
+
+    What the report quotes is left out by `disclosure`, since a rank could have written it.
+    """
+    match = PLACE.search(said)
+    cell = lines.get(int(match[1]), []) if match else []
+    number = int(match[2]) if match else 0
+    text = cell[number - 1].strip() if 0 < number <= len(cell) else ""
+    return f"{said}: {text}" if text else said
 
 
 # ---- the notebook's cells

@@ -6,17 +6,17 @@ from autograder import status as statuses
 from autograder.result import Exercise, Result
 
 SAID = {
-    "graded": "",
-    "blank": "Nothing was written into any exercise.",
-    "timed out": "Something took longer than it may. What was finished in time keeps its points.",
-    "kernel died": "A cell ended the notebook's process. What it does not touch keeps its points.",
-    "out of memory": "More memory was needed than a submission may use. The rest keeps its points.",
-    "too many processes": "More processes were started than may run. The rest keeps its points.",
-    "disk full": "More was written to files than a submission may write. The rest keeps its points.",
-    "too much output": "More was printed than is kept. The beginning and the end are shown.",
-    "unreadable": "What was handed in could not be read as a notebook.",
-    "missing": "No notebook of the right name was handed in.",
-    "ungraded": "The grading itself failed: there is no score yet. This is no fault of the submission's.",
+    statuses.GRADED: "",
+    statuses.BLANK: "Nothing was written into any exercise.",
+    statuses.TIMED_OUT: "Something took longer than it may. What was finished in time keeps its points.",
+    statuses.KERNEL_DIED: "A cell ended the notebook's process. What it does not touch keeps its points.",
+    statuses.OUT_OF_MEMORY: "More memory was needed than there is for one. The rest keeps its points.",
+    statuses.TOO_MANY_PROCESSES: "More processes were started than may run. The rest keeps its points.",
+    statuses.DISK_FULL: "More was written to files than may be. The rest keeps its points.",
+    statuses.TOO_MUCH_OUTPUT: "More was printed than is kept. The beginning and the end are shown.",
+    statuses.UNREADABLE: "What was handed in could not be read as a notebook.",
+    statuses.MISSING: "No notebook of the right name was handed in.",
+    statuses.UNGRADED: "The grading itself failed: there is no score yet, and it is no fault of yours.",
 }
 FINE = (statuses.GRADED,)
 WITHOUT_NOTEBOOK = (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)
