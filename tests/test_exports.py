@@ -358,6 +358,10 @@ def test_all_pages_and_files_of_a_class(book: Path) -> None:
     assert found.scores(NAME) == {"anna": 3.0, "ben": 1.0} and found.maximum(NAME) == 7
     assert write_reports(found) == 1
     assert "Nice name." in pages["anna"].read_text() and pages["ben"].read_text() == ours
+    taken_back = read_class(tmp_path, store.all())
+    taken_back.standings.clear()
+    assert write_reports(taken_back) == 1 and "Nice name." not in pages["anna"].read_text()
+    assert write_reports(taken_back) == 0
     assert 'href="feedback/ben/' in (tmp_path / "class.html").read_text()
     written = json.loads((tmp_path / "gradescope/ben" / NAME / "results.json").read_text())
     assert written["score"] == 1

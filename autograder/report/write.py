@@ -27,6 +27,8 @@ from autograder.report.gradescope import write_results
 from autograder.report.standing import Standing, final_score, standings
 from autograder.result import Result, write_whole
 
+ADDED = "<body data-added>"  # how a page begins that shows what people added
+
 
 @dataclass
 class Class:
@@ -109,7 +111,10 @@ def likenesses(
 
 
 def _write_feedback(found: Class, notebooks: Path) -> int:
-    """Write the pages of submissions to which a person added something, or of which points were taken."""
+    """Write the pages of submissions to which a person added something, or of which points were taken.
+
+    Also when it was taken back since; and pages that are missing.
+    """
     released: dict[str, NotebookNode | None] = defaultdict(lambda: None)
     for name in found.assignments:
         path = notebooks / name / f"{name}.ipynb"
@@ -119,7 +124,7 @@ def _write_feedback(found: Class, notebooks: Path) -> int:
     for result in found.results:
         standing, name = found.standing(result), result.assignment
         page = found.out / "feedback" / result.student / name / f"{name}.html"
-        if page.is_file() and standing == Standing():
+        if standing == Standing() and page.is_file() and ADDED not in page.read_text("utf-8"):
             continue
         text = feedback_page(
             result,
