@@ -1,12 +1,17 @@
-"""nbgrader's configuration, found by `nbgrader` and formgrader when they start in this folder."""
+"""nbgrader's configuration, found by `nbgrader`, formgrader and `make grade`.
+
+What an instructor adds here counts in grading too. Marks for late submissions, with the due date set in
+formgrader:
+
+    c.LateSubmissionPlugin.penalty_method = "zero"
+"""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from autograder.config import OUT, SOLUTIONS, Limits
-from autograder.grade import grading_config
+from autograder.config import base_config
 
 c = get_config()  # noqa: F821  (nbgrader provides it)
-c.merge(grading_config(SOLUTIONS, OUT, Limits()))
+c.merge(base_config())

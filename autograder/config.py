@@ -7,13 +7,14 @@ grading writes lies under one output folder, by default `autograder/out`.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from nbgrader import preprocessors as nbgrader
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
 
+from autograder.preprocessors.refusing import RefuseToAutograde
 from autograder.preprocessors.release import ClearSolutions, ClearWidgets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,14 +44,6 @@ RELEASE_PREPROCESSORS = [
 ]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Wall time in seconds: of one cell, and of all cells of one submission together."""
-
-    cell: int = 120
-    submission: int = 600
-
-
 def assignments(solutions: Path = SOLUTIONS) -> list[str]:
     """The assignments, in order: every folder of `solutions` that holds a twin of its own name."""
     return sorted(twin.stem for twin in solutions.glob("*/*.py") if twin.stem == twin.parent.name)
@@ -71,9 +64,20 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
     # nbgrader copies what lies beside the source, and the twin holds the solutions.
     course.ignore = [*CourseDirectory().ignore, "*.py"]
     config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
-    config.OverwriteCells.add_missing_cells = True
+    # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
+    config.Autograde.sanitize_preprocessors = [RefuseToAutograde]
     # Kernels hold nothing worth a farewell: a polite shutdown costs half a second each.
     config.ExecutePreprocessor.shutdown_kernel = "immediate"
+    return config
+
+
+def course_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
+    """`base_config` with what the instructor has added to `nbgrader_config.py`, such as late penalties.
+
+    That file is run; what it raises is raised.
+    """
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
+    config.merge(base_config(solutions, out))
     return config
 
 

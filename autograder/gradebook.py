@@ -1,4 +1,4 @@
-"""nbgrader's gradebook: enter assignments, clear what is old, read the totals."""
+"""nbgrader's gradebook: its file, the assignments in it, and the student versions that belong to it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from autograder.config import COURSE_ID
 from autograder.release import generate
 from autograder.twin import grade_id, read_twin
 
+PATIENCE = 30
+
 
 class ClassBook:
     """The gradebook `out/gradebook.db`, with the student versions that belong to it beside it."""
@@ -27,7 +29,8 @@ class ClassBook:
     @contextmanager
     def open(self) -> Iterator[Any]:
         """nbgrader's Gradebook, whose rows are typed as columns and not as values."""
-        with Gradebook(f"sqlite:///{self.file}", COURSE_ID) as book:
+        # another program (formgrader) may be writing: seconds until it has finished
+        with Gradebook(f"sqlite:///{self.file}?timeout={PATIENCE}", COURSE_ID) as book:
             yield book
 
     def register(self, assignments: Iterable[str]) -> str:
@@ -63,33 +66,3 @@ class ClassBook:
             known = {student.id for student in book.students}
             for student in known & set(students):
                 book.remove_student(student)
-
-    def clear(self, student: str, assignment: str, score: float | None = None) -> None:
-        """Set every automatic score of this submission to `score`; None: not graded (yet).
-
-        So an old score never outlives a grading that failed. Manual scores stay.
-        """
-        with self.open() as book:
-            book.update_or_create_student(student)
-            submission = book.update_or_create_submission(assignment, student)
-            for grade in _grades(submission):
-                grade.auto_score = score
-                grade.needs_manual_grade = score is None
-            book.db.commit()
-
-    def total(self, student: str, assignment: str) -> tuple[float, float]:
-        """(score, maximum) of a submission, manual scores and late penalties included."""
-        with self.open() as book:
-            submission = book.find_submission(assignment, student)
-            score = submission.score - submission.late_submission_penalty
-            return max(0.0, score), submission.max_score
-
-    def maximum(self, assignment: str) -> float:
-        with self.open() as book:
-            return book.find_assignment(assignment).max_score
-
-
-def _grades(submission: Any) -> Iterator[Any]:
-    """The grades of a SubmittedAssignment; its columns are typed as columns, not as values."""
-    for notebook in submission.notebooks:
-        yield from notebook.grades

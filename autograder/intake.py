@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -266,27 +265,3 @@ def _tidy(cell: NotebookNode) -> None:
     else:
         cell.pop("outputs", None)
         cell.pop("execution_count", None)
-
-
-# ---- for nbgrader's own pipeline
-
-
-def stage(submission: Submission, folder: Path) -> None:
-    """Copy the submission's notebook, in nbformat 4, and its time stamp into `folder`.
-
-    Raises what `collect` and `parse` raise.
-    """
-    handed_in = collect(submission)
-    notebook = parse(handed_in.content)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    nbformat.write(notebook, folder / submission.notebook.name)
-    if handed_in.stamp:
-        (folder / STAMP).write_text(handed_in.stamp)
-
-
-def read_submission(path: Path) -> NotebookNode:
-    """The notebook at `path`. Raises MissingError or UnreadableError."""
-    folder = path.parent
-    return parse(collect(Submission(folder.parent.name, path.stem, folder)).content)

@@ -32,16 +32,16 @@ class Progress:
         self.running[student, assignment] = self.clock()
         self.refresh()
 
-    def finished(self, row: Row) -> None:
-        """A submission has its row."""
-        began = self.running.pop((row.student, row.assignment), self.clock())
+    def finished(self, row: Row, seconds: float) -> None:
+        """A submission has its row; grading it took so many seconds."""
+        self.running.pop((row.student, row.assignment), None)
         self.done += 1
         self.failed += row.status == statuses.UNGRADED
         if not self.live:
             points = f"{shown(row.score)} of {shown(row.max_score)}"
             self.say(
                 f"[{self.done}/{self.total}] {row.student} {row.assignment}: {points}, "
-                f"{row.status} ({self.clock() - began:.1f} s)"
+                f"{row.status} ({seconds:.1f} s)"
             )
         self.refresh()
 

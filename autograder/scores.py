@@ -1,5 +1,8 @@
 """From an executed graded cell to its points and the sentence that says why points are missing.
 
+This is how a notebook that was just built is held to full points, where all that ran is the course's own.
+What a submission's cells show decides nothing: see `autograder.marking`.
+
 nbgrader's own rule is kept (an error is 0, a number as the cell's result is partial credit, else
 full points) with its pitfalls taken out: text on stderr costs nothing, the last result counts and
 not the first, a check without a result earns nothing, and a result beyond the maximum or that is
@@ -15,9 +18,6 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-# Names of the errors that grading itself writes into a cell's outputs.
-DIED, TIME_LIMIT, NOT_RUN = "KernelDied", "TimeLimit", "NotRun"
-
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 REASON_LENGTH = 240
 
@@ -31,19 +31,9 @@ class Score:
     reason: str = ""
 
 
-def own_error(cell: NotebookNode, kinds: tuple[str, ...] = (DIED, TIME_LIMIT, NOT_RUN)) -> str:
-    """The sentence that grading wrote into the cell, or "" where it wrote none of these kinds."""
-    for output in cell.get("outputs", []):
-        if output.output_type == "error" and output.ename in kinds:
-            return output.evalue
-    return ""
-
-
 def score_cell(cell: NotebookNode) -> Score:
     """The score of an executed, automatically graded code cell."""
     maximum = float(cell.metadata["nbgrader"]["points"])
-    if sentence := own_error(cell):
-        return Score(0.0, maximum, one_line(sentence))
     errors = [output for output in cell.outputs if output.output_type == "error"]
     if errors:
         return Score(0.0, maximum, one_line(f"{errors[0].ename}: {errors[0].evalue}"))

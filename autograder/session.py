@@ -7,9 +7,7 @@ the gradebook whatever it does not hold yet (see `autograder.records`).
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +21,9 @@ from autograder import status as statuses
 from autograder.entries import Entries
 from autograder.gradebook import ClassBook
 from autograder.intake import HandedIn, MissingError, Submission, UnreadableError, collect
-from autograder.jobs import TaskError
+from autograder.jobs import TaskError, WorkerDiedError
 from autograder.limits import Limits
+from autograder.lock import only_one
 from autograder.progress import Progress
 from autograder.records import Records
 from autograder.result import Result
@@ -35,8 +34,8 @@ from autograder.work import Done, Work
 REFRESH = 0.5  # seconds between two looks at the clock while nothing happens
 
 
-class BusyError(Exception):
-    """Another run is grading into the same folder."""
+class NotReadyError(Exception):
+    """The workers cannot grade, none of them anything; the text says why."""
 
 
 class Workers(Protocol):
@@ -53,16 +52,19 @@ class Workers(Protocol):
 class Course:
     """What all submissions have in common.
 
-    grade: called in a worker with a Work, returns `Done.to_json()`. page: the feedback page of a
-    submission that never reached a worker. library: the hash that the workers' library must have, ""
-    where they are of this machine. config: nbgrader's, for late penalties.
+    grade: called in a worker with a Work, returns `Done.to_json()`. ready: called in a worker before
+    anything is touched, with (secret, limits, sandbox, library); what it raises ends the run, and it
+    returns the names of the sandbox's layers. page: the feedback page of a submission that never
+    reached a worker, from its result and its points. library: the hash that the workers' library must
+    have, "" where they are of this machine. config: nbgrader's, for late penalties.
     """
 
     solutions: Path
     out: Path
     secret: bytes
     grade: Callable[[Work], dict[str, Any]]
-    page: Callable[[Result], str] | None = None
+    ready: Callable[[bytes, Limits, str, str], list[str]] | None = None
+    page: Callable[[Result, float], str] | None = None
     limits: Limits = field(default_factory=Limits)
     sandbox: str = "auto"
     library: str = ""
@@ -71,7 +73,11 @@ class Course:
 
 @dataclass
 class Summary:
-    """How a run ended. changes: sentences on grades that are not what the last complete run gave."""
+    """How a run ended.
+
+    graded: how many were due. changes: sentences on grades that are not what the last complete run
+    gave. notes: sentences for the person at the terminal.
+    """
 
     rows: list[Row]
     graded: int = 0
@@ -96,7 +102,8 @@ def grade_class(
 
     workers: makes the executor; called only when something is due. stream: for the progress. again:
     grade everything. strangers: students whose grades are removed unless they are among these: the
-    sample class does not stay among real students. BusyError when another run has the folder.
+    sample class does not stay among real students. BusyError when another run has the folder,
+    NotReadyError when the workers cannot grade.
     """
     with only_one(course.out):
         book = ClassBook(course.out, course.solutions)
@@ -108,27 +115,10 @@ def grade_class(
             for student in gone:
                 records.store.forget(student)
             session = Session(course, records, book.released)
-            due = session.plan(submissions, again)
-            if due:
-                session.run(due, workers(), Progress(stream, len(due)))
+            due = session.run(submissions, workers, stream, again)
             changes = records.changes()
     notes = [begun] if begun else []
     return Summary(list(records.rows.values()), len(due), changes, notes + records.notes)
-
-
-@contextlib.contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Keep a second run out of `out`, which would grade everything twice. Raises BusyError.
-
-    The lock is the process's own: it is free again however the process ends.
-    """
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(out / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"another run is grading into {out}; wait for it, or end it") from None
-        yield
 
 
 class Session:
@@ -141,21 +131,52 @@ class Session:
         )
         self._notebooks: dict[str, tuple[str, str]] = {}
 
+    def run(
+        self,
+        submissions: list[Submission],
+        workers: Callable[[], Workers],
+        stream: TextIO,
+        again: bool = False,
+    ) -> list[Submission]:
+        """Grade what is due, and return it. Raises NotReadyError before anything was touched."""
+        kept = {} if again else self.kept(submissions)
+        if len(kept) == len(submissions):
+            return self.records.begin(submissions, kept)
+        executor = workers()
+        try:
+            self._make_ready(executor, stream)
+            due = self.records.begin(submissions, kept)
+            self.grade(due, executor, Progress(stream, len(due)))
+        except BaseException:  # Ctrl-C too: what was finished by then is written
+            executor.kill()
+            raise
+        executor.shutdown()
+        return due
+
+    def _make_ready(self, executor: Workers, stream: TextIO) -> None:
+        course = self.course
+        if course.ready is None:
+            return
+        asked = (course.secret, course.limits, course.sandbox, course.library)
+        try:
+            layers = executor.submit(course.ready, *asked).result()
+        except (TaskError, WorkerDiedError) as error:
+            raise NotReadyError(error.args[0]) from None
+        held = ", ".join(layers) or "none: submissions run with the rights of whoever grades"
+        print(f"Sandbox: {held}.", file=stream, flush=True)
+
     # ---- what is due
 
-    def plan(self, submissions: list[Submission], again: bool = False) -> list[Submission]:
-        """The submissions that have to be graded; the others have their rows and grades as before.
-
-        Afterwards no old score of those that are due is anywhere to be seen.
-        """
+    def kept(self, submissions: list[Submission]) -> dict[tuple[str, str], tuple[Result, str]]:
+        """What need not be graded again: (result, time stamp) by (student, assignment)."""
         kept: dict[tuple[str, str], tuple[Result, str]] = {}
         store = self.records.store
-        for one in submissions if not again else ():
+        for one in submissions:
             mark, stamp = self._fingerprint(one)
             result = store.find(one.assignment, one.student)
             if result is not None and store.holds(one.assignment, one.student, mark):
                 kept[one.student, one.assignment] = result, stamp
-        return self.records.begin(submissions, kept)
+        return kept
 
     def _fingerprint(self, submission: Submission) -> tuple[str, str]:
         """(fingerprint, time stamp) of what lies there now."""
@@ -185,11 +206,8 @@ class Session:
 
     # ---- grading
 
-    def run(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
-        """Grade what is due, and end the workers: at once when this is ended by an exception.
-
-        KeyboardInterrupt is one. What was finished by then is written.
-        """
+    def grade(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
+        """Give what is due to the workers, and write each grade when it comes."""
         waiting = iter(due)
         running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
         try:
@@ -198,24 +216,21 @@ class Session:
                 while len(running) <= workers.count and (one := next(waiting, None)):
                     progress.started(one.student, one.assignment)
                     if isinstance(begun := self._begin(one, workers), Done):
-                        progress.finished(self.records.finish(begun, ""))
+                        progress.finished(self.records.finish(begun, ""), 0.0)
                     else:
                         future, handed_in, mark = begun
                         running[future] = one, handed_in, mark
                 if not running:
-                    break
+                    return
                 done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
                 for future in done:
                     one, handed_in, mark = running.pop(future)
                     outcome = self._outcome(future, one, mark)
-                    progress.finished(self.records.finish(outcome, handed_in.stamp))
+                    row = self.records.finish(outcome, handed_in.stamp)
+                    progress.finished(row, outcome.result.seconds)
                 progress.refresh()
-        except BaseException:
-            workers.kill()
-            raise
         finally:
             progress.close()
-        workers.shutdown()
 
     def _begin(
         self, submission: Submission, workers: Workers
@@ -270,7 +285,8 @@ class Session:
     def _alone(self, submission: Submission, status: str, reason: str, mark: str) -> Done:
         """A result without a notebook, with a page that says why."""
         result = Result(submission.student, submission.assignment, status, reason, fingerprint=mark)
-        return Done(result, page=self.course.page(result) if self.course.page else "")
+        maximum = self.records.entries.maximum(submission.assignment)
+        return Done(result, page=self.course.page(result, maximum) if self.course.page else "")
 
 
 def nothing(error: UnreadableError) -> HandedIn:

@@ -1,7 +1,8 @@
 """Stands in for the grading of one submission: the exercises of the toy say what is to happen.
 
-A line `# share: 0.5` gives half of an exercise's points, `# sleep: 0.2` takes so long, and others are
-failures of the grader itself: `# raise`, `# die`, `# die once: <file>`, `# hang`.
+A line `# share: 0.5` gives half of an exercise's points, `# sleep: 0.2` takes so long, `# log: <file>`
+writes the student's name into a file, and others are failures of the grader itself: `# raise`, `# die`,
+`# die once: <file>`, `# hang`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def grade(work: Work) -> dict:
     for cell in released.cells:
         own = cell.metadata.get("nbgrader", {})
         if own.get("solution"):
-            share = _obey(texts[cell["id"]])
+            share = _obey(texts[cell["id"]], work.student)
         elif own.get("grade"):
             name, points = own["grade_id"], float(own["points"])
             reason = "" if share == 1 else f"{name}: a share of {share}"
@@ -45,10 +46,13 @@ def grade(work: Work) -> dict:
     return Done(result, nbformat.writes(notebook), page).to_json()
 
 
-def _obey(source: str) -> float:
+def _obey(source: str, student: str = "") -> float:
     """The share of the points that the exercise's text asks for, after what else it asks for."""
-    said = dict(re.findall(r"^# (share|sleep|die once|die|raise|hang):? *(.*)$", source, re.M))
+    said = dict(re.findall(r"^# (share|sleep|log|die once|die|raise|hang):? *(.*)$", source, re.M))
     time.sleep(float(said.get("sleep", 0)))
+    if "log" in said:
+        with open(said["log"], "a") as log:
+            log.write(f"{student}\n")
     once = Path(said.get("die once", "/"))
     if "die" in said or not once.exists():
         once.touch()
@@ -78,12 +82,3 @@ def die() -> None:
 
 def unserialisable() -> object:
     return object()
-
-
-def start_a_child(file: str) -> int:
-    """A process that outlives its parent unless somebody ends it; its id."""
-    import subprocess
-
-    started = subprocess.Popen(["sleep", "1000"])
-    Path(file).write_text(str(started.pid))
-    return started.pid

@@ -1,281 +1,227 @@
-"""A class is graded: every submission has its row, and one that breaks costs no other anything."""
+"""A class is graded from the folder to the table, with real checks behind real walls."""
 
 from __future__ import annotations
 
-import copy
 import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat import NotebookNode
+from nbgrader.converters import Autograde, NbGraderException
+from nbgrader.coursedir import CourseDirectory
 
-from autograder import status
-from autograder.build import build
-from autograder.config import NOTEBOOKS, ROOT, Limits, assignments, log_to_file
-from autograder.grade import grade_class
+from autograder import grading, status
+from autograder.config import NOTEBOOKS, ROOT, assignments, course_config
+from autograder.entries import Entries
 from autograder.gradebook import ClassBook
-from autograder.intake import UnreadableError, find_submissions, read_submission
+from autograder.intake import find_submissions
+from autograder.jobs import LocalWorkers
 from autograder.kernels import prefer_this_environment
+from autograder.limits import Limits
 from autograder.mutants import read_mutants
-from autograder.restore import restore
-from autograder.sample_class import STUDENTS
+from autograder.sample_class import STUDENTS, without_markers
 from autograder.scores import score_cell
+from autograder.secret import seed
+from autograder.session import Course, NotReadyError, Summary, grade_class
+from autograder.store import Store
 from autograder.table import COLUMNS, Row, as_text, write_csv
+from autograder.twin import read_twin
 
-TOY = Path(__file__).resolve().parent / "toy"
-LIMITS = Limits(cell=4, submission=30)
+SMALL = ROOT / "autograder/faults/course/00_selftest/00_selftest.py"
+NAME = SMALL.stem
+SECRET = b"a secret for the tests"
+LIMITS = Limits(cell=20, check=30, submission=60)
 
 prefer_this_environment()
 # nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the command sends them to its log.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 
 
-# --- a toy class: everything that can go wrong beside the ranks ----------------------------------
+# --- a small class, graded by the real thing -----------------------------------------------------
 
 
 @dataclass
-class Course:
-    """The toy assignment, built in a temporary folder, and a class that handed it in."""
+class SmallClass:
+    """The small assignment of the self-test, in a temporary folder, and a class that hands it in."""
 
     folder: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
 
     @property
     def solutions(self) -> Path:
         return self.folder / "solutions"
 
-    @property
-    def released(self) -> NotebookNode:
-        return nbformat.read(self.folder / "notebooks/00_toy/00_toy.ipynb", as_version=4)
+    def hand_in(self, student: str, content: bytes | None = None, **answers: str) -> None:
+        """Hand in these bytes, or the reference with other texts in some of the exercises."""
+        folder = self.folder / "class" / student / NAME
+        folder.mkdir(parents=True)
+        notebook = nbformat.read(self.out / f"release/{NAME}/{NAME}.ipynb", as_version=4)
+        for cell, reference in zip(notebook.cells, read_twin(SMALL).cells, strict=True):
+            if "### BEGIN SOLUTION" in reference.source:
+                cell.source = answers.get(cell["id"], without_markers(reference.source))
+        path = folder / f"{NAME}.ipynb"
+        path.write_bytes(nbformat.writes(notebook).encode() if content is None else content)
 
-    def hand_in(self, student: str, content: bytes | NotebookNode | None) -> None:
-        folder = self.folder / "class" / student / "00_toy"
-        folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            (folder / "00_toy.ipynb").write_bytes(content)
-        elif content is not None:
-            nbformat.write(content, folder / "00_toy.ipynb")
-
-    def answers(self, one: str | None = None, two: str | None = None) -> NotebookNode:
-        """The student version with these texts in its two exercises."""
-        notebook = self.released
-        for name, text in (("one", one), ("two", two)):
-            if text is not None:
-                cell_of(notebook, name).source = text
-        return notebook
-
-    def grade(self, *students: str) -> dict[str, Row]:
-        """Grade the class, or these students only; the rows by student."""
-        submissions, _ = find_submissions(self.folder / "class", ["00_toy"])
-        chosen = [s for s in submissions if not students or s.student in students]
-        rows = grade_class(chosen, solutions=self.solutions, out=self.folder / "out", limits=LIMITS)
-        return {row.student: row for row in rows}
-
-
-def cell_of(notebook: NotebookNode, name: str) -> NotebookNode:
-    return next(cell for cell in notebook.cells if cell["id"] == name)
-
-
-ONE, TWO = "def one():\n    return []", "def two():\n    return []"
+    def grade(self, **options: str) -> Summary:
+        submissions, _ = find_submissions(self.folder / "class", [NAME])
+        course = Course(
+            self.solutions,
+            self.out,
+            SECRET,
+            grading.grade,
+            ready=grading.layers,
+            page=grading.page_without_notebook,
+            limits=LIMITS,
+            config=course_config(self.solutions, self.out),
+            **options,
+        )
+        return grade_class(submissions, course, lambda: LocalWorkers(1), stream=StringIO())
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    folder = tmp_path_factory.mktemp("course")
-    shutil.copytree(TOY / "solutions", folder / "solutions")
-    build("00_toy", solutions=folder / "solutions", notebooks=folder / "notebooks")
-    log_to_file(folder / "out" / "nbgrader.log")
-    return Course(folder)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallClass]:
+    made = SmallClass(tmp_path_factory.mktemp("small"))
+    source = made.solutions / NAME
+    source.mkdir(parents=True)
+    shutil.copy(SMALL, source)
+    nbformat.write(read_twin(SMALL), source / f"{NAME}.ipynb")
+    ClassBook(made.out, made.solutions).register([NAME])
+    with pytest.MonkeyPatch.context() as patch:
+        # somebody may be editing the library while its tests run
+        patch.setattr("autograder.fingerprint.of_library", lambda *_: "the library")
+        yield made
+
+
+WRONG_COUNT = """
+def exchange_messages(n):
+    return n
+
+def ring_shift_messages(n):
+    return n if n > 1 else 0
+"""
 
 
 @pytest.fixture(scope="module")
-def toy_rows(course: Course) -> dict[str, Row]:
-    hand_in, answers = course.hand_in, course.answers
-    hand_in("perfect", answers(ONE, TWO))
-    hand_in("partial", answers(ONE, "def two():\n    return ['bytes']"))
-    hand_in("blank", answers())
-    hand_in("raises", answers("def one():\n    raise ValueError('no idea')", TWO))
-    hand_in("no-python", answers("def one(:", TWO))
-    hand_in("dies-late", answers(ONE, "import os\nos._exit(3)"))
-    hand_in("dies-early", answers("import os\nos._exit(3)", TWO))
-    hand_in("hangs", answers("def one():\n    while True:\n        pass", TWO))
-    hand_in("hangs-in-a-loop", answers(STUBBORN, TWO))
-    hand_in("warns", answers(WARNING, TWO))
-    hand_in("too-many-points", answers(f"{ONE}\nReport.points = lambda self, n: 100", TWO))
-    hand_in("broken", b"{")
-    hand_in("not-utf8", b"\xff\xfe{}")
-    hand_in("a-list", b"[1, 2]")
-    hand_in("nothing", None)
-    hand_in("mangled", mangled(answers(ONE, TWO)))
-    hand_in("removed", removed(answers(ONE, TWO)))
-    hand_in("old-format", old_format(answers(ONE, TWO)))
-    return course.grade()
-
-
-STUBBORN = """
-def one():
-    while True:
-        try:
-            while True:
-                pass
-        except BaseException:
-            pass
-"""
-
-WARNING = """
-import os, sys, warnings
-def one():
-    warnings.warn("careful")
-    print("to stderr", file=sys.stderr)
-    os.write(2, b"from C code\\n")
-    return []
-"""
-
-
-def mangled(notebook: NotebookNode) -> NotebookNode:
-    """Retyped, retagged, edited, duplicated and renamed cells."""
-    notebook.cells.append(copy.deepcopy(cell_of(notebook, "two_check")))
-    cell_of(notebook, "one_check").cell_type = "markdown"
-    cell_of(notebook, "one").metadata = {"tags": ["skip-in-grading", "skip-execution"]}
-    cell_of(notebook, "two_check").source = "6"
-    cell_of(notebook, "two").metadata.nbgrader["grade_id"] = "renamed"
-    return notebook
-
-
-def removed(notebook: NotebookNode) -> NotebookNode:
-    """Without the first exercise, its check, and the second's check."""
-    gone = {"one", "one_check", "two_check"}
-    notebook.cells = [cell for cell in notebook.cells if cell["id"] not in gone]
-    return notebook
-
-
-def old_format(notebook: NotebookNode) -> bytes:
-    """As an old editor writes it: nbformat 4.0, without cell ids."""
-    for cell in notebook.cells:
-        del cell["id"]
-    notebook.nbformat_minor = 0
-    return nbformat.v4.writes(notebook).encode()
+def graded(small: SmallClass) -> dict[str, Row]:
+    """The rows of a class of six, by student."""
+    small.hand_in("ann")
+    small.hand_in("bob", prediction=WRONG_COUNT)
+    small.hand_in("cem", circle="import os\nos._exit(3)")
+    small.hand_in("dot", b"{")
+    small.hand_in("eve", circle="def neighbour_sum(tensor):\n    raise ValueError('no idea')")
+    (small.folder / "class/fay" / NAME).mkdir(parents=True)
+    return {row.student: row for row in small.grade().rows}
 
 
 EXPECTED = {
-    "perfect": (10, status.GRADED, ""),
-    "partial": (8.5, status.GRADED, "two: bytes: the bytes is wrong"),
-    "blank": (0, status.BLANK, "nothing was written"),
-    "raises": (6, status.GRADED, "one: ValueError: no idea"),
-    "no-python": (6, status.GRADED, "one: NameError: name 'one' is not defined"),
-    "dies-late": (4, status.KERNEL_DIED, "the kernel died in cell 'two'"),
-    "dies-early": (0, status.KERNEL_DIED, "the kernel died in cell 'one'"),
-    "hangs": (6, status.TIMED_OUT, "one: the cell ran longer than its time limit of 4 s"),
-    "hangs-in-a-loop": (0, status.TIMED_OUT, "4 s and could not be interrupted"),
-    "warns": (10, status.GRADED, ""),
-    "too-many-points": (0, status.GRADED, "the check's result is '100'"),
-    "broken": (0, status.UNREADABLE, "not valid JSON"),
-    "not-utf8": (0, status.UNREADABLE, "not UTF-8"),
-    "a-list": (0, status.UNREADABLE, "no notebook"),
-    "nothing": (0, status.MISSING, "00_toy.ipynb was not handed in"),
-    "mangled": (10, status.GRADED, ""),
-    "removed": (6, status.GRADED, "one: value: the value is wrong"),
-    "old-format": (10, status.GRADED, ""),
+    "ann": (6, status.GRADED, ""),
+    "cem": (3, status.KERNEL_DIED, "cell 'circle'"),
+    "dot": (0, status.UNREADABLE, "not valid JSON"),
+    "eve": (3, status.GRADED, "neighbour_sum"),
+    "fay": (0, status.MISSING, "was not handed in"),
 }
 
 
 @pytest.mark.parametrize("student", EXPECTED)
-def test_each_submission_gets_its_row(toy_rows: dict[str, Row], student: str) -> None:
+def test_each_submission_gets_what_is_due(graded: dict[str, Row], student: str) -> None:
     score, expected, said = EXPECTED[student]
-    row = toy_rows[student]
-    assert (row.score, row.max_score, row.status) == (score, 10, expected), row
+    row = graded[student]
+    assert (row.score, row.max_score, row.status) == (score, 6, expected), row
     assert said in row.reason
     assert bool(row.reason) == bool(said), row
 
 
-def test_the_gradebook_says_the_same(course: Course, toy_rows: dict[str, Row]) -> None:
-    book = ClassBook(course.folder / "out", course.solutions)
-    for student, row in toy_rows.items():
-        assert book.total(student, "00_toy") == (row.score, row.max_score)
+def test_partial_credit_is_the_judges(graded: dict[str, Row]) -> None:
+    row = graded["bob"]
+    assert row.score is not None and 4 <= row.score < 6
+    assert row.status == status.GRADED
+    assert row.reason.startswith("message_prediction: ")
 
 
-def test_there_is_feedback_for_everybody(course: Course, toy_rows: dict[str, Row]) -> None:
-    for student, row in toy_rows.items():
-        page = course.folder / "out/feedback" / student / "00_toy" / "00_toy.html"
-        text = page.read_text()
-        assert "00_toy" in text
-        if row.status in (status.UNREADABLE, status.MISSING):
-            assert row.status in text
-
-
-def test_a_cell_that_does_not_count_is_not_run(course: Course, toy_rows: dict[str, Row]) -> None:
-    path = course.folder / "out/autograded/perfect/00_toy/00_toy.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    assert cell_of(notebook, "start-3").execution_count is None
-    assert cell_of(notebook, "one_check-1").execution_count is not None
-
-
-def test_a_better_submission_replaces_the_old_score(
-    course: Course, toy_rows: dict[str, Row]
+def test_the_gradebook_and_the_table_say_the_same(
+    small: SmallClass, graded: dict[str, Row]
 ) -> None:
-    course.hand_in("partial", course.answers(ONE, TWO))
-    assert course.grade("partial")["partial"].score == 10
-    course.hand_in("partial", b"{")
-    row = course.grade("partial")["partial"]
-    assert (row.score, row.status) == (0, status.UNREADABLE)
-    book = ClassBook(course.folder / "out", course.solutions)
-    assert book.total("partial", "00_toy") == (0, 10)
-    assert book.total("perfect", "00_toy") == (10, 10)
+    with open(small.out / "grades.csv", newline="") as file:
+        table = {row["student"]: float(row["score"]) for row in csv.DictReader(file)}
+    assert table == {student: row.score for student, row in graded.items()}
+    with ClassBook(small.out, small.solutions).open() as book:
+        entries = Entries(book)
+        assert {name: entries.total(name, NAME).score for name in graded} == table
 
 
-def test_a_failure_of_the_grading_leaves_no_score(
-    course: Course, toy_rows: dict[str, Row], monkeypatch: pytest.MonkeyPatch
+def test_there_is_a_page_for_everybody_and_a_notebook_for_formgrader(
+    small: SmallClass, graded: dict[str, Row]
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("autograder.preprocessors.grading.SaveScores.preprocess", fail)
-    row = course.grade("perfect")["perfect"]
-    assert (row.score, row.status) == (None, status.UNGRADED)
-    assert "no space left on device" in row.reason
-    with ClassBook(course.folder / "out", course.solutions).open() as book:
-        grades = book.find_submission("00_toy", "perfect").notebooks[0].grades
-        assert [grade.auto_score for grade in grades] == [None, None]
+    for student, row in graded.items():
+        page = (small.out / f"feedback/{student}/{NAME}/{NAME}.html").read_text()
+        assert NAME in page and "Content-Security-Policy" in page
+        notebook = small.out / f"autograded/{student}/{NAME}/{NAME}.ipynb"
+        assert notebook.exists() == (row.status not in (status.UNREADABLE, status.MISSING))
+    nbformat.validate(nbformat.read(small.out / f"autograded/ann/{NAME}/{NAME}.ipynb", 4))
 
 
-def test_the_submission_has_a_time_limit(course: Course, toy_rows: dict[str, Row]) -> None:
-    slow = "import time\ntime.sleep(3)\n"
-    course.hand_in("slow", course.answers(slow + ONE, slow + TWO))
-    submissions, _ = find_submissions(course.folder / "class", ["00_toy"])
-    (row,) = grade_class(
-        [submission for submission in submissions if submission.student == "slow"],
-        solutions=course.solutions,
-        out=course.folder / "out",
-        limits=Limits(cell=10, submission=5),
-    )
-    assert (row.score, row.status) == (4, status.TIMED_OUT)
-    assert "the submission's time limit of 5 s was reached" in row.reason
+def test_the_seed_of_the_hidden_cases_is_told_to_nobody(
+    small: SmallClass, graded: dict[str, Row]
+) -> None:
+    drawn = str(seed(SECRET, "bob", "00_first_ranks/message_prediction"))
+    told = [path for path in small.out.rglob("*") if path.is_file() and "bob" in str(path)]
+    assert len(told) >= 4  # result, page, both notebooks
+    assert not [path for path in told if drawn in path.read_text()]
 
 
-def test_changed_exercises_begin_a_new_gradebook(course: Course, tmp_path: Path) -> None:
-    shutil.copytree(course.solutions, tmp_path / "solutions")
+def test_a_second_run_grades_nothing_and_a_grade_is_the_same_again(
+    small: SmallClass, graded: dict[str, Row]
+) -> None:
+    before = [(one.student, one.exercises) for one in Store(small.out).all()]
+    summary = small.grade()
+    assert summary.graded == 0
+    assert {row.student: row for row in summary.rows} == graded
+    (small.out / "results" / NAME / "bob.json").unlink()
+    assert small.grade().graded == 1
+    assert [(one.student, one.exercises) for one in Store(small.out).all()] == before
+
+
+def test_a_sandbox_that_is_no_mode_touches_nothing(
+    small: SmallClass, graded: dict[str, Row]
+) -> None:
+    with pytest.raises(NotReadyError, match="the sandbox is one of auto, require, off"):
+        small.grade(sandbox="a bucket")
+    assert small.grade().graded == 0
+
+
+def test_changed_exercises_begin_a_new_gradebook(small: SmallClass, tmp_path: Path) -> None:
+    shutil.copytree(small.solutions, tmp_path / "solutions")
     book = ClassBook(tmp_path / "out", tmp_path / "solutions")
-    assert book.register(["00_toy"]) == ""
-    book.clear("somebody", "00_toy", score=1.0)
-    assert book.register(["00_toy"]) == ""
-    twin = tmp_path / "solutions/00_toy/00_toy.py"
-    twin.write_text(twin.read_text().replace('"two', '"second'))
-    build("00_toy", solutions=tmp_path / "solutions", notebooks=tmp_path / "notebooks")
-    assert "a new gradebook is begun" in book.register(["00_toy"])
+    assert book.register([NAME]) == ""
+    with book.open() as opened:
+        opened.update_or_create_student("ann")
+        opened.update_or_create_submission(NAME, "ann")
+    assert book.register([NAME]) == ""
+    twin = tmp_path / f"solutions/{NAME}/{NAME}.py"
+    twin.write_text(twin.read_text().replace('"circle', '"round'))
+    nbformat.write(read_twin(twin), twin.with_suffix(".ipynb"))
+    assert "a new gradebook is begun" in book.register([NAME])
     assert len(list((tmp_path / "out").glob("gradebook-until-*.db"))) == 1
-    assert book.maximum("00_toy") == 10
+    with book.open() as opened:
+        assert Entries(opened).maximum(NAME) == 6
 
 
-def test_students_of_the_sample_do_not_stay_among_real_ones(course: Course) -> None:
-    book = ClassBook(course.folder / "out", course.solutions)
-    book.register(["00_toy"])
-    book.clear("sample-perfect", "00_toy", score=4.0)
+def test_students_of_the_sample_do_not_stay_among_real_ones(small: SmallClass) -> None:
+    book = ClassBook(small.out, small.solutions)
+    with book.open() as opened:
+        opened.update_or_create_student("sample-perfect")
     book.forget(STUDENTS)
     with book.open() as opened:
         assert "sample-perfect" not in {student.id for student in opened.students}
@@ -340,16 +286,6 @@ def test_the_reason_is_the_first_failing_case() -> None:
     )
 
 
-def test_restoring_keeps_what_the_student_added(course: Course) -> None:
-    submission = course.answers(ONE, TWO)
-    submission.cells.insert(3, nbformat.v4.new_code_cell("helper = 1"))
-    cell_of(submission, "two_check").source = "6"
-    changes = restore(submission, course.released)
-    assert changes == ["cell 'two_check' had been changed"]
-    assert "helper = 1" in [cell.source for cell in submission.cells]
-    assert cell_of(submission, "one").source == ONE
-
-
 def test_a_folder_that_is_no_submission_is_named(tmp_path: Path) -> None:
     (tmp_path / "ann" / "00_toy").mkdir(parents=True)
     (tmp_path / "ann" / "99_other").mkdir()
@@ -358,13 +294,6 @@ def test_a_folder_that_is_no_submission_is_named(tmp_path: Path) -> None:
     assert [(one.student, one.assignment) for one in submissions] == [("ann", "00_toy")]
     assert "no assignment '99_other'" in notes[0]
     assert "bob holds no assignment" in notes[1]
-
-
-def test_a_notebook_under_another_name_is_named(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"00_toy ({number}).ipynb").write_text("{}")
-    with pytest.raises(UnreadableError, match=r"holds 00_toy \(1\).ipynb, 00_toy \(2\).ipynb"):
-        read_submission(tmp_path / "00_toy.ipynb")
 
 
 def test_the_table_wraps_long_reasons() -> None:
@@ -493,6 +422,21 @@ def test_what_is_no_class_is_refused(tmp_path: Path) -> None:
         )
         assert done.returncode == 2
         assert "A class is laid out as FOLDER/<student>/<assignment>" in done.stderr
+
+
+def test_nbgrader_does_not_autograde_behind_our_back(small: SmallClass, tmp_path: Path) -> None:
+    config = course_config(small.solutions, tmp_path)
+    ran = tmp_path / "ran"
+    folder = tmp_path / "submitted" / "ann" / NAME
+    folder.mkdir(parents=True)
+    code = nbformat.v4.new_code_cell(f"open({str(ran)!r}, 'w')")
+    nbformat.write(nbformat.v4.new_notebook(cells=[code]), folder / f"{NAME}.ipynb")
+    ClassBook(tmp_path, small.solutions).register([NAME])
+    directory = CourseDirectory(config=config)
+    directory.student_id, directory.assignment_id = "ann", NAME
+    with pytest.raises(NbGraderException):
+        Autograde(coursedir=directory, config=config).start()
+    assert not ran.exists()
 
 
 def test_nbgrader_itself_finds_its_configuration(tmp_path: Path) -> None:

@@ -25,13 +25,14 @@ from autograder.entries import Entries
 from autograder.fingerprint import of_course, of_library, of_submission
 from autograder.gradebook import ClassBook
 from autograder.intake import HandedIn, find_submissions
-from autograder.jobs import LocalWorkers
+from autograder.jobs import LocalWorkers, TaskError
 from autograder.kernels import prefer_this_environment
 from autograder.limits import Limits
+from autograder.lock import BusyError, only_one
 from autograder.progress import Progress
 from autograder.result import Exercise, Result
 from autograder.secret import SecretError, course_secret, seed
-from autograder.session import BusyError, Course, Summary, grade_class, only_one
+from autograder.session import Course, NotReadyError, Summary, grade_class
 from autograder.store import Store
 from autograder.table import Row
 from autograder.twin import read_twin
@@ -153,6 +154,8 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     (folder / "class").mkdir()
     # The gradebook has been made; its own test lets it be made again.
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
+    # Somebody may be editing the library while its tests run.
+    monkeypatch.setattr("autograder.session.fingerprint.of_library", lambda *_: "the library")
     return Class(folder)
 
 
@@ -388,6 +391,21 @@ def test_only_one_run_writes_into_a_folder(toy: Class) -> None:
     assert toy.scores() == {"ann": 10}
 
 
+def test_workers_that_cannot_grade_touch_nothing(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.hand_in("ann", HALF, HALF)
+
+    def not_ready(*_: Any) -> list[str]:
+        raise TaskError("SandboxError: none is to be had", "its traceback")
+
+    with pytest.raises(NotReadyError, match="none is to be had"):
+        toy.grade(ready=not_ready)
+    assert [row["score"] for row in toy.table()] == ["10"]
+    assert toy.scores(ready=lambda *_: ["user", "net"]) == {"ann": 5}
+    assert "Sandbox: user, net." in toy.said.getvalue()
+
+
 # ---- the gradebook
 
 
@@ -566,7 +584,7 @@ def test_progress_is_one_line_on_a_terminal() -> None:
     progress.started("ann", "00_toy")
     now[0] = 30.0
     assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
-    progress.finished(Row("ann", "00_toy", None, 10, status.UNGRADED, ""))
+    progress.finished(Row("ann", "00_toy", None, 10, status.UNGRADED, ""), 30.0)
     assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
     progress.close()
     assert "\n" not in stream.getvalue()
@@ -577,11 +595,11 @@ def test_progress_is_plain_lines_elsewhere() -> None:
     stream = io.StringIO()
     progress = Progress(stream, 2, clock=lambda: 0.0)
     progress.started("ann", "00_toy")
-    progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""))
+    progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""), 1.25)
     progress.say("a note")
     progress.close()
     assert stream.getvalue().splitlines() == [
-        "[1/2] ann 00_toy: 2.5 of 10, graded (0.0 s)",
+        "[1/2] ann 00_toy: 2.5 of 10, graded (1.2 s)",
         "a note",
     ]
 

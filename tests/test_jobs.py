@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,13 +13,18 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 import marking_double
+import nbformat
 import pytest
 
 from autograder import capacity
 from autograder.cluster import ClusterWorkers, SchedulerError
 from autograder.jobs import LocalWorkers, TaskError, WorkerDiedError
+from autograder.limits import Limits
+from autograder.twin import read_twin
+from autograder.work import Work
 
 ROOT = Path(__file__).resolve().parent.parent
+TOY = ROOT / "tests/toy/solutions/00_toy/00_toy.py"
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +232,25 @@ def test_a_cluster_answers_as_the_machine_itself_does(cluster: str) -> None:
         with pytest.raises(WorkerDiedError, match="exit code 7"):
             deadly.result(60)
         assert workers.submit(marking_double.double, 4).result(60) == 8
+
+
+def test_a_submission_gets_the_same_grade_on_a_cluster(cluster: str, seed: int) -> None:
+    released = nbformat.writes(read_twin(TOY))
+    draw = random.Random(seed)
+    works = []
+    for number in range(6):
+        notebook = read_twin(TOY)
+        for cell in notebook.cells:
+            if cell["id"] in ("one", "two"):
+                cell.source = f"# share: {draw.random():.3f}"
+        content = nbformat.writes(notebook).encode()
+        works.append(
+            Work(f"student-{number}", "00_toy", content, released, released, Limits(), b"secret")
+        )
+    with connect(cluster, 2) as workers:
+        futures = [workers.submit(marking_double.grade, work) for work in works]
+        found = [future.result(60) for future in futures]
+    assert found == [marking_double.grade(work) for work in works]
 
 
 def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

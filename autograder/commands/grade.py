@@ -1,0 +1,221 @@
+"""`grade`: grade the sample class, or a real one; print one table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autograder.limits import GB, KB, MB, Limits
+
+if TYPE_CHECKING:
+    from autograder.intake import Submission
+    from autograder.session import Course, Summary, Workers
+
+LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb."
+OUT = Path(__file__).resolve().parent.parent / "out"
+# A worker that is busy for longer than its submission may take, and then some, is ended.
+PATIENCE, SLACK = 2.0, 120.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command and its options."""
+    parser = subparsers.add_parser("grade", help="grade the sample class, or --submissions FOLDER")
+    parser.set_defaults(run=run)
+    parser.add_argument("--submissions", type=Path, help=LAYOUT)
+    parser.add_argument("--out", type=Path, default=OUT, help="where results go (%(default)s)")
+    parser.add_argument("--again", action="store_true", help="grade also what has not changed")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="submissions side by side (default: what fits)"
+    )
+    parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
+    parser.add_argument(
+        *("--sandbox", "-s"),
+        choices=("auto", "require", "off"),
+        default="auto",
+        help="auto: all that this machine allows; require: refuse without isolated files and network",
+    )
+    parser.add_argument("--secret", type=Path, metavar="FILE", help="the course's secret")
+    _add_limits(parser)
+
+
+LIMITS = {
+    "cell": ("--cell-timeout", "SECONDS", 1.0),
+    "check": ("--check-timeout", "SECONDS", 1.0),
+    "submission": ("--submission-timeout", "SECONDS", 1.0),
+    "memory": ("--memory", "GB", GB),
+    "processes": ("--processes", "N", 1),
+    "descriptors": ("--descriptors", "N", 1),
+    "output": ("--output", "KB", KB),
+    "disk": ("--disk", "MB", MB),
+    "notebook": ("--notebook-size", "MB", MB),
+    "payload": ("--payload-size", "MB", MB),
+}
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits of a submission")
+    defaults = Limits().to_json()
+    for name, (option, unit, size) in LIMITS.items():
+        default = f"{defaults[name] / size:g}"
+        group.add_argument(
+            option, type=float, metavar=unit, dest=f"limit_{name}", help=f"(default: {default})"
+        )
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    """The limits that the options ask for."""
+    defaults = Limits().to_json()
+    asked = {
+        name: type(defaults[name])(value * size)
+        for name, (_, _, size) in LIMITS.items()
+        if (value := getattr(options, f"limit_{name}")) is not None
+    }
+    return Limits(**{**defaults, **asked})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
+    from autograder.cluster import SchedulerError
+    from autograder.config import NOTEBOOKS, assignments, log_to_file
+    from autograder.kernels import prefer_this_environment
+    from autograder.lock import BusyError
+    from autograder.secret import SecretError
+    from autograder.session import NotReadyError
+
+    options.out = options.out.resolve()
+    prefer_this_environment()
+    log_to_file(options.out / "nbgrader.log")
+    known = assignments()
+    if unbuilt := [name for name in known if not (NOTEBOOKS / name / f"{name}.ipynb").is_file()]:
+        print(f"There is no student version of {', '.join(unbuilt)}: run `make notebooks` first.")
+        return 2
+    submissions = _submissions(options, known)
+    if not submissions:
+        return 2
+    try:
+        return _grade(submissions, options)
+    except (BusyError, NotReadyError, SchedulerError, SecretError) as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
+
+
+def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:
+    """What is there to grade; nothing, and a sentence on stderr, where that is no class."""
+    from autograder.intake import find_submissions
+    from autograder.sample_class import make_sample_class
+
+    if options.submissions is None:
+        print("No submissions were named: making the sample class from solutions and mutants.")
+        folder = options.out / "sample"
+        make_sample_class(folder, known)
+    else:
+        folder = options.submissions
+        if not folder.is_dir():
+            print(f"{folder} is not a folder. {LAYOUT}", file=sys.stderr)
+            return []
+    submissions, notes = find_submissions(folder, known)
+    for note in notes:
+        print(note)
+    if not submissions:
+        print(f"{folder} holds no submissions. {LAYOUT}", file=sys.stderr)
+    return submissions
+
+
+def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
+    from autograder.sample_class import STUDENTS
+    from autograder.session import grade_class
+    from autograder.table import as_text
+
+    summary = grade_class(
+        submissions,
+        course_of(options),
+        lambda: workers_of(options),
+        stream=sys.stdout,
+        again=options.again,
+        strangers=STUDENTS,
+    )
+    for note in [*summary.notes, *_reports(submissions, options)]:
+        print(note)
+    print(f"\n{as_text(summary.rows)}\n")
+    for line in _said(summary, options.out):
+        print(line)
+    return 1 if summary.ungraded else 0
+
+
+def course_of(options: argparse.Namespace) -> Course:
+    """What the options say about all submissions."""
+    from autograder import fingerprint, grading
+    from autograder.config import SOLUTIONS, course_config
+    from autograder.secret import course_secret
+    from autograder.session import Course
+
+    return Course(
+        SOLUTIONS,
+        options.out,
+        course_secret(options.out, options.secret),
+        grading.grade,
+        ready=grading.layers,
+        page=grading.page_without_notebook,
+        limits=limits_of(options),
+        sandbox=options.sandbox,
+        library=fingerprint.of_library() if options.scheduler else "",
+        config=course_config(SOLUTIONS, options.out),
+    )
+
+
+def workers_of(options: argparse.Namespace) -> Workers:
+    """Workers of a cluster, or of this machine. Raises SchedulerError."""
+    from autograder.capacity import default_jobs
+    from autograder.cluster import ClusterWorkers
+    from autograder.jobs import LocalWorkers
+
+    seconds = PATIENCE * limits_of(options).submission + SLACK
+    if options.scheduler:
+        return ClusterWorkers(options.scheduler, seconds=seconds)
+    count = options.jobs if options.jobs and options.jobs > 0 else default_jobs()
+    return LocalWorkers(count, seconds=seconds, log=options.out / "workers.log")
+
+
+def _reports(submissions: list[Submission], options: argparse.Namespace) -> list[str]:
+    """Make the pages of the class; a sentence where that failed, which costs nobody a grade."""
+    from traitlets.log import get_logger
+
+    from autograder.report.write import read_class, write_reports
+    from autograder.store import Store
+
+    store = Store(options.out)
+    found = [store.find(one.assignment, one.student) for one in submissions]
+    results = [result for result in found if result is not None]
+    try:
+        write_reports(read_class(options.out, results))
+    except Exception as error:
+        get_logger().exception("the class page")
+        return [
+            f"The class page could not be made ({type(error).__name__}: {error}); the grades are "
+            "complete."
+        ]
+    return []
+
+
+def _said(summary: Summary, out: Path) -> list[str]:
+    """What follows the table."""
+    kept = len(summary.rows) - summary.graded
+    lines = []
+    if kept:
+        lines.append(
+            f"{summary.graded} graded; {kept} had not changed since they were (--again grades all)."
+        )
+    if summary.changes:
+        lines += [
+            "Changed since the last complete run:",
+            *(f"  {line}" for line in summary.changes),
+        ]
+    lines.append(f"Class page, feedback pages, gradebook.db and grades.csv are in {out}")
+    if summary.ungraded:
+        lines.append(
+            f"{summary.ungraded} of {len(summary.rows)} submissions got no grade; "
+            f"{out / 'nbgrader.log'} says more."
+        )
+    return lines
