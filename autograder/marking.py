@@ -135,7 +135,8 @@ def _loss(exercise: Exercise) -> str:
 
 
 def _crashes(events: list[Event]) -> list[str]:
-    return list(dict.fromkeys(str(event) for event in events if event.status in CRASHES))
+    said = [verdict.one_line(str(event)) for event in events if event.status in CRASHES]
+    return list(dict.fromkeys(said))
 
 
 def _references(assignment: Assignment) -> frozenset[str]:

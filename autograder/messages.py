@@ -13,14 +13,14 @@ from typing import Any
 from autograder import status
 from course_lib.runtime import wire
 
-HEADER = 32 << 20  # bytes of a message without its buffers
+HEADER = 16 << 20  # bytes of a message without its buffers
 TEXT, ERROR_TEXT = 1 << 20, 20_000  # characters that are kept of one text
 LINES = 100  # parts of a traceback
-IMAGE = 4 << 20  # characters of an image, in base64
+IMAGE = 2 << 20  # characters of an image, in base64
 NAME = 100
 IMAGES = ("image/png", "image/jpeg", "image/gif")
 TEXTS = ("text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml")
-BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
+BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -73,7 +73,7 @@ def _representations(data: dict) -> dict[str, str]:
     for kind, value in data.items():
         if not isinstance(value, str):
             continue
-        image = kind in IMAGES and len(value) <= IMAGE and BASE64.fullmatch(value)
+        image = kind in IMAGES and len(value) <= IMAGE and BASE64.fullmatch(value.replace("\n", ""))
         if image or (kind in TEXTS and len(value) <= TEXT):
             found[kind] = sound(value)
         elif kind == "text/plain":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import builtins
 import errno
+import importlib
 import json
 import os
 import random
@@ -26,6 +27,8 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.pylabtools import find_gui_and_backend
+from IPython.core.ultratb import AutoFormattedTB
 from matplotlib import pyplot  # noqa: F401  (imported before the fork: it takes long)
 from matplotlib_inline import backend_inline  # noqa: F401
 from traitlets import Type
@@ -35,8 +38,12 @@ from autograder import status
 
 Send = Callable[[dict], None]
 
-LONGEST = 4 << 20  # characters of one shown object; what is longer is left out here already
+LONGEST = 2 << 20  # characters of one shown object; what is longer is left out here already
 LONGEST_ERROR = 20_000  # characters of an error's text, and of each part of its traceback
+LATE = (
+    "IPython.core.application", "IPython.core.completer", "IPython.core.completerlib",
+    "IPython.core.logger", "IPython.core.magics.execution", "PIL.PngImagePlugin",
+)  # fmt: skip
 LINGER = 2.0  # seconds
 NO_INPUT = "input() has no answer here: nobody sits at the keyboard while a notebook is graded"
 
@@ -178,6 +185,19 @@ def make(send: Send) -> Shell:
     numpy.random.seed(0)
     torch.manual_seed(0)
     return shell
+
+
+def warm() -> None:
+    """Import and read, before the fork, what IPython would when it is first needed, in each notebook."""
+    for module in LATE:
+        importlib.import_module(module)
+    find_gui_and_backend("inline")
+    try:
+        raise LookupError
+    except LookupError as error:
+        AutoFormattedTB(mode="Context").structured_traceback(
+            type(error), error, error.__traceback__
+        )
 
 
 def refuse_input(prompt: object = "", /) -> str:

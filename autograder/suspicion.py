@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from nbformat import NotebookNode
 
 from autograder.twin import grade_id
+from autograder.verdict import one_line
 
 MODULES = (
     "autograder", "course_lib.checks.engine", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
@@ -20,7 +21,7 @@ MODULES = (
 GUARDED = ("check", "launch", "Report")
 # Attributes of these are not a student's to set.
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
-MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
+MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
 MOST = 10  # sentences about one submission
 
 
@@ -40,7 +41,7 @@ def suspicious(
             continue
         where = f"cell {grade_id(cell)!r}" if grade_id(cell) else f"cell {index + 1}"
         new = [one for one in _reaches(cell, references) if one not in given]
-        found += [f"{where} {one}" for one in dict.fromkeys(new)]
+        found += [one_line(f"{where} {one}") for one in dict.fromkeys(new)]
     return found[:MOST]
 
 
@@ -95,10 +96,10 @@ def _single(target: ast.expr) -> list[ast.expr]:
 
 def _dotted(node: ast.expr) -> str:
     """ "torch.allclose" for the expression of that name; subscripts are left out."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Subscript):
-        return _dotted(node.value)
-    return ""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):  # a student may nest them deeply
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+        node = node.value
+    root = node.id if isinstance(node, ast.Name) else ""
+    return ".".join([root, *reversed(names)])

@@ -89,7 +89,8 @@ class Walk:
         self.deadline = time.monotonic() + self.limits.submission
         self.executor: Executor | None = None
         self.again: list[Past] = []
-        self.trouble: list[tuple[Past, str]] = []  # cells that did not come to a good end, and why
+        # cells that did not come to a good end: why, and the status of a limit that they reached
+        self.trouble: list[tuple[Past, str, str]] = []
         self.number = 0
 
     def visit(self, cell: NotebookNode) -> None:
@@ -128,7 +129,7 @@ class Walk:
         if ran.kind in AGAIN and ran.finished:
             self.again.append(past)
             if ran.kind == ERROR:
-                self.trouble.append((past, f"it ended with {ran.error}"))
+                self.trouble.append((past, f"it ended with {ran.error}", ""))
         if ran.kind in status.LIMITS:
             if not (ran.kind == status.TOO_MUCH_OUTPUT and ran.finished):
                 cell.outputs.append(verdict.note(ran.kind, ran.sentence))
@@ -168,7 +169,7 @@ class Walk:
 
     def _happened(self, kind: str, past: Past, sentence: str) -> None:
         self.events.append(Event(kind, past.where, sentence))
-        self.trouble.append((past, sentence))
+        self.trouble.append((past, sentence, kind))
 
     # ---- exercises
 
@@ -188,7 +189,8 @@ class Walk:
         payload = executor.submit(graded.expressions, seconds, graded.functions)
         if isinstance(payload, Refusal):
             if payload.kind == ERROR:
-                return verdict.of_refusal(graded, payload.sentence + self._because(payload))
+                why, limit = self._because(payload)
+                return verdict.of_refusal(graded, payload.sentence + why, limit)
             self._happened(payload.kind, past, payload.sentence)
             if payload.kind in RESTART:
                 executor.close()
@@ -203,15 +205,18 @@ class Walk:
             self.events.append(Event(status.TIMED_OUT, graded.name, said))
         return exercise
 
-    def _because(self, refusal: Refusal) -> str:
-        """Why a name is missing, where a cell that speaks of it did not come to a good end."""
+    def _because(self, refusal: Refusal) -> tuple[str, str]:
+        """Why a name is missing, where a cell that speaks of it did not come to a good end.
+
+        Returns the rest of the sentence, and the status of the limit that the cell reached, or "".
+        """
         match = re.match(r"(\w+) is not defined\.", refusal.sentence)
         if match is None:
-            return ""
-        for past, why in reversed(self.trouble):
+            return "", ""
+        for past, why, limit in reversed(self.trouble):
             if re.search(rf"\b{match[1]}\b", f"{past.where}\n{past.source}"):
-                return f" {past.where} is where it stands: {why}."
-        return ""
+                return f" {past.where} is where it stands: {why}.", limit
+        return "", ""
 
     # ---- time and names
 

@@ -487,6 +487,16 @@ def test_only_known_kinds_of_data_are_passed_on() -> None:
     assert messages.limit_of("graded") == messages.limit_of(5) == ""
 
 
+def test_pictures_are_read_in_no_time_whatever_they_are() -> None:
+    hostile = " " * (messages.IMAGE - 1) + "!"
+    assert (
+        messages.output_of({"output_type": "display_data", "data": {"image/png": hostile}}) is None
+    )
+    lines = {"image/png": "aGVs\nbG8=\n"}
+    shown = messages.output_of({"output_type": "display_data", "data": lines})
+    assert shown is not None and shown["data"] == lines
+
+
 def test_long_texts_are_cut() -> None:
     long = "x" * (messages.TEXT + 10)
     shown = messages.output_of({"output_type": "display_data", "data": {"text/plain": long}})

@@ -227,6 +227,7 @@ def test_a_death_costs_one_exercise(course: Toy) -> None:
     assert result.reason == "cell 'one': the notebook's process ended itself (exit code 3)"
     assert result.reason in result.eyes
     assert "one is not defined. cell 'one' is where it stands" in result.exercises[0].reason
+    assert [exercise.limit for exercise in result.exercises] == [status.KERNEL_DIED, ""]
     assert course.outputs("one")[-1].ename == "KernelDied"
 
 
@@ -436,7 +437,13 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         assert f"cell 8 {said}" in found, source
     honest = "import torch\nfrom course_lib import check, launch\ntorch.manual_seed(0)\nx = [1]\nx[0] = 2"
     assert suspicious(answers(two_check=honest), toy(False)) == []
-    assert suspicious(answers(two_check="def broken(:"), toy(False)) == []
+    for hostile in (
+        "def broken(:",
+        "\n" * 300_000 + "x",
+        "-" * 100_000 + "1",
+        f"{'a.' * 2000}a = 1",
+    ):
+        assert suspicious(answers(two_check=hostile), toy(False)) == []
     given = toy(False)
     cell_of(given, "imports").source += "\nimport autograder"
     assert suspicious(answers(two_check="import autograder"), given) == []
