@@ -1,6 +1,6 @@
 """The fault matrix under plain nbgrader: which rows get the right score there?
 
-    python -m benchmarks.plain_nbgrader [--write] [row ...]
+    python -m benchmarks.plain_nbgrader [--write] [--rest | row ...]
 
 A temporary course in nbgrader's own layout and with its own configuration: the notebook with its hidden
 tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. Nothing
@@ -138,7 +138,8 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
 
 def outcome_of(row: Row, score: float | None, signs: list[str]) -> dict:
     """Right or wrong, with what it is by: the score, and what else the row got."""
-    right = row.points is None or abs((score or 0.0) - row.points) < 1e-9
+    expected = row.points if row.unlimited is None else row.unlimited
+    right = expected is None or abs((score or 0.0) - expected) < 1e-9
     if row.points == FULL and signs:
         right = False
     return {"outcome": RIGHT if right else WRONG, "score": score, "got": signs}
@@ -148,13 +149,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plain_nbgrader")
     parser.add_argument("row", nargs="*", help="rows to measure; all when none is named")
     parser.add_argument("--write", action="store_true", help=f"keep the outcome in {STORED.name}")
+    parser.add_argument("--rest", action="store_true", help="rows of which no outcome is kept")
     options = parser.parse_args()
     known = {row.name: row for row in ROWS}
     if unknown := sorted(set(options.row) - set(known)):
         parser.error(f"there is no row {', '.join(unknown)}")
-    chosen = [known[name] for name in options.row] or ROWS
-    # what was measured before: a class of a hundred takes long, and may be measured in pieces
+    # what was measured before: a hundred submissions take long, and may be measured in pieces
     outcomes = {name: one for name, one in stored().rows.items() if name in known}
+    chosen = [known[name] for name in options.row] or ROWS
+    if options.rest:  # and the honest ones, whose points what is measured now may have changed
+        chosen = [row for row in ROWS if row.name not in outcomes or row.group == HONEST]
     began = time.monotonic()
     for name, outcome in measure(chosen):
         outcomes[name] = outcome

@@ -27,8 +27,11 @@ class Plain:
         outcomes = [outcome for row in rows if (outcome := self.outcome(row))]
         if not outcomes:
             return ""
-        right, unsafe = outcomes.count(RIGHT), outcomes.count(NOT_RUN)
-        said = f"Plain nbgrader {self.versions['nbgrader']} gets {right} of {len(outcomes)} right"
+        unsafe = outcomes.count(NOT_RUN)
+        said = (
+            f"Plain nbgrader {self.versions['nbgrader']} gets {outcomes.count(RIGHT)} of the "
+            f"{len(outcomes) - unsafe} right on which it was measured"
+        )
         return said + (f"; {unsafe} would harm the machine and were not run." if unsafe else ".")
 
 

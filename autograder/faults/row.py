@@ -24,9 +24,12 @@ class Row:
     """A submission and the grade that it must get.
 
     name: of the student who hands it in. make: writes the submission's folder. status, points: what
-    XX says: a pattern that the result's sentences match, "" where they need say nothing. must_not: what must
-    not happen. noticed: how it would be noticed. needs: of FILES, NETWORK, PROCESSES. unsafe: with plain
-    nbgrader it would harm the machine. quick: belongs to the reduced matrix of `make test`.
+    grading must give; None for points where no outside witness can tell (then `says` must be told).
+    must_not: what must not happen. noticed: how it would be noticed. says: a pattern that the result's
+    sentences match, "" where they need say nothing. or_status: as right as `status`, where it is a race
+    which limit is reached first. needs: of FILES, NETWORK, PROCESSES. unsafe: with plain nbgrader it would
+    harm the machine. unlimited: the score that is right for a grader without the limit that the row
+    reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Row:
     or_status: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unsafe: bool = False
+    unlimited: float | None = None
     quick: bool = False
 
 
