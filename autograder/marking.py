@@ -23,6 +23,7 @@ from autograder.intake import HandedIn, MissingError, Submission, UnreadableErro
 from autograder.limits import Limits
 from autograder.preprocessors.executing import RestoreReleased, RunAndJudge
 from autograder.result import Exercise, Result
+from autograder.scores import one_line
 from autograder.secret import seed
 from autograder.suspicion import suspicious
 from autograder.twin import grade_id
@@ -71,7 +72,7 @@ def mark(
         result.reason = str(error)
     except Exception as error:  # the grader's: this submission has no grade, others do
         get_logger().error(traceback.format_exc())
-        said = verdict.one_line(f"the grading failed ({type(error).__name__}: {error})")
+        said = one_line(f"the grading failed ({type(error).__name__}: {error})")
         notebook = None
         result = Result(
             submission.student, submission.assignment, status.UNGRADED, said,
@@ -99,7 +100,7 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
     result.exercises = resources["exercises"]
     blank = untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
-    result.reason = verdict.one_line(_reason(result, events))
+    result.reason = one_line(_reason(result, events))
     result.changes += resources["changes"]
     result.eyes = [*_crashes(events), *resources["changes"]]
     result.eyes += suspicious(notebook, assignment.released, _references(assignment))
@@ -135,7 +136,7 @@ def _loss(exercise: Exercise) -> str:
 
 
 def _crashes(events: list[Event]) -> list[str]:
-    said = [verdict.one_line(str(event)) for event in events if event.status in CRASHES]
+    said = [one_line(str(event)) for event in events if event.status in CRASHES]
     return list(dict.fromkeys(said))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from nbformat import NotebookNode
 
+from autograder.scores import one_line
 from autograder.twin import grade_id
-from autograder.verdict import one_line
 
 MODULES = (
     "autograder", "course_lib.checks.engine", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",

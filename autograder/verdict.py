@@ -9,10 +9,9 @@ from nbformat import NotebookNode
 
 from autograder.exercises import Graded
 from autograder.result import Exercise
+from autograder.scores import one_line
 from course_lib.checks.engine.report import Report, refusal
 
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-REASON_LENGTH = 240
 BY_HAND = "points are given by a person"
 
 
@@ -55,12 +54,6 @@ def first_sentence(text: str) -> str:
     flat = " ".join(text.split())
     match = re.match(r".*?[.!?](?= |$)", flat)
     return match[0] if match else flat
-
-
-def one_line(text: str) -> str:
-    """`text` without colours and line breaks, cut to what a table can show."""
-    flat = " ".join(ANSI.sub("", text).split())
-    return flat if len(flat) <= REASON_LENGTH else flat[: REASON_LENGTH - 3] + "..."
 
 
 def outputs(exercise: Exercise, number: int) -> list[NotebookNode]:
