@@ -101,6 +101,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                # else course_lib would start a preloaded process that the sandbox's would replace
+                env={**os.environ, "COURSE_ROLE": "grader"},
             )
         self.connection = Connection(here.detach())
 
