@@ -103,6 +103,11 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
     result.reason = one_line(_reason(result, events))
     result.changes += resources["changes"]
     result.eyes = [*_crashes(events), *resources["changes"]]
+    result.eyes += [
+        f"{one.name}: the record of its messages and the network contradict each other"
+        for one in result.exercises
+        if one.report is not None and one.report["tampered"]
+    ]
     result.eyes += suspicious(notebook, assignment.released, _references(assignment))
 
 

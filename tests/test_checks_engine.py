@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 import course_lib
 from course_lib.checks import check
-from course_lib.checks.engine import harness, judge
+from course_lib.checks.engine import harness, judge, traffic
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
 
 SHIFT = "00_first_ranks/ring_shift"
 RING = "02_collectives/ring_all_reduce"
@@ -534,3 +536,29 @@ def test_what_a_rank_sends_in_a_recipes_name_is_not_deep() -> None:
         deep = [deep]
     with pytest.raises(ValueError, match="deep"):
         judge.plain_data(deep)
+
+
+def ledger_of(*sent: int) -> Ledger:
+    """A ledger of one rank that sent messages of these sizes, and one that received them."""
+    sends = [operation(0, "send", 1, nbytes, k) for k, nbytes in enumerate(sent)]
+    return Ledger(2, [sends, []])
+
+
+def operation(rank: int, op: str, peer: int, nbytes: int, index: int) -> Operation:
+    return Operation(
+        rank=rank, index=index, op=op, peer=peer, group=(0, 1), tag=0, dtype="uint8", shape=(nbytes,),
+        nbytes=nbytes, bytes_sent=nbytes, issued=0.0, blocked=0.0, completed=0.0, waited=True,
+        line="", source="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "on_the_wire, said",
+    [(None, None), (10_000, None), (10_900, None), (13_000, None), (9_999, "only 9,999 went over"),
+     (30_000, "Something else was sent besides")],
+)  # fmt: skip
+def test_a_record_that_the_network_contradicts(on_the_wire, said) -> None:
+    found = traffic.contradicted(ledger_of(4_000, 6_000), on_the_wire)
+    assert (found is None) == (said is None)
+    if found is not None:
+        assert said in " ".join(found.sentences)

@@ -171,8 +171,11 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     called = traffic.used(operations_of(outcome.ledger), case.forbidden)
     if called is not None:
         return called
-    if failure is None:
+    counted = outcome.backend == "gloo"  # NCCL has ways between GPUs that no network sees
+    if failure is None and counted and case.forbidden >= traffic.BUILT_IN:
         return traffic.contradicted(outcome.ledger, outcome.wire_bytes)
+    if failure is None:
+        return None
     return faults.told(session.exercise, case, failure, session.hidden)
 
 
@@ -278,6 +281,10 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     for one in judged:
         if one.line.trivial and one.finding.ok and not good and not only_trivial:
             one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
+    tampered = next((one for one in judged if one.finding.cause == traffic.TAMPERED), None)
+    if tampered is not None:  # small cases do not show it: none of them proves anything now
+        for one in judged:
+            one.finding, one.note = tampered.finding, ""
     possible = sum(one.line.weight for one in judged)
     earned = sum(one.line.weight for one in judged if one.finding.ok)
     all_right = all(one.finding.ok for one in judged)
@@ -288,6 +295,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
         possible=exercise.points,
         seed=seed,
         cases=cases,
+        tampered=tampered is not None,
     )
 
 

@@ -34,7 +34,10 @@ class ReportLine:
 
 @dataclass
 class Report:
-    """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader."""
+    """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader.
+
+    tampered: what the ranks recorded and what went over the network contradict each other.
+    """
 
     name: str
     score: float
@@ -42,6 +45,7 @@ class Report:
     possible: float = 1.0
     seed: int = 0
     cases: str = "visible"
+    tampered: bool = False
 
     @property
     def passed(self) -> bool:
