@@ -1,8 +1,9 @@
-"""The sample class: seven students made from the solutions and the mutants, so never out of date.
+"""The sample class: ten students made from the solutions and the mutants, so never out of date.
 
 Each hands in the student version with the exercises filled in by the reference, but for what the
 student is here to show. A new assignment joins the class by itself: what goes wrong is looked up
-among its mutants by their titles.
+among its mutants by their titles. The last three are broken or hostile, one of each kind; many more
+are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 
 from autograder.config import NOTEBOOKS, SOLUTIONS
 from autograder.mutants import MUTANTS, Mutant, wrong_answers
@@ -115,6 +117,56 @@ def dead_rank(assignment: Assignment) -> Answers:
     return assignment.reference | {exercise: text}
 
 
+def touched(assignment: Assignment) -> Answers:
+    """Nothing is written, but not quite as it was handed out."""
+    return {name: f"{text}\n# mine" for name, text in assignment.empty.items()}
+
+
+# What is done to a notebook besides its answers: another notebook, or the bytes of a file.
+Change = Callable[[NotebookNode], NotebookNode | bytes]
+
+
+def kernel_dies(notebook: NotebookNode) -> NotebookNode:
+    """A cell of the student's own, behind the first exercise, ends the notebook's process."""
+    first = next(i for i, cell in enumerate(notebook.cells) if _is_exercise(cell))
+    notebook.cells.insert(first + 1, nbformat.v4.new_code_cell("import os\n\nos._exit(1)"))
+    return notebook
+
+
+def broken_file(notebook: NotebookNode) -> bytes:
+    """Half of a file."""
+    whole = nbformat.writes(notebook).encode()
+    return whole[: len(whole) // 2]
+
+
+def forged(notebook: NotebookNode) -> NotebookNode:
+    """Every check says that all is right, and every graded cell says so too."""
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(FORGERY))
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            cell.source = f"{cell.metadata['nbgrader']['points']}.0"
+            cell.metadata["tags"] = ["skip-execution"]
+    return notebook
+
+
+FORGERY = """\
+import course_lib.checks
+
+
+class Right:
+    score = 1.0
+
+    def points(self, maximum):
+        return maximum
+
+
+course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
+
+CHANGES: dict[str, Change] = {
+    "sample-broken-file": broken_file,
+    "sample-forged-checks": forged,
+    "sample-kernel-dies": kernel_dies,
+}
 STUDENTS: dict[str, Student] = {
     "sample-perfect": perfect,
     "sample-partial": partial,
@@ -125,6 +177,9 @@ STUDENTS: dict[str, Student] = {
     "sample-built-in": with_mutant(r"built-in", r"gathered"),
     "sample-dead-rank": dead_rank,
     "sample-blank": blank,
+    "sample-broken-file": perfect,
+    "sample-forged-checks": touched,
+    "sample-kernel-dies": perfect,
 }
 
 
@@ -154,7 +209,11 @@ def make_sample_class(
                     cell["source"] = without_markers(text)
             path = folder / student / name / f"{name}.ipynb"
             path.parent.mkdir(parents=True)
-            nbformat.write(notebook, path)
+            made = CHANGES[student](notebook) if student in CHANGES else notebook
+            if isinstance(made, bytes):
+                path.write_bytes(made)
+            else:
+                nbformat.write(made, path)
 
 
 def _exercises(path: Path) -> Answers:
@@ -162,5 +221,9 @@ def _exercises(path: Path) -> Answers:
     return {
         cell.metadata["nbgrader"]["grade_id"]: cell.source
         for cell in nbformat.read(path, as_version=4).cells
-        if cell.metadata.get("nbgrader", {}).get("solution")
+        if _is_exercise(cell)
     }
+
+
+def _is_exercise(cell: NotebookNode) -> bool:
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
