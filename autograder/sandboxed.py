@@ -15,7 +15,7 @@ from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import places, pool, wire
 from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
-from course_lib.runtime.sandbox.spec import Sandbox
+from course_lib.runtime.sandbox.spec import APART, Sandbox
 
 MODULES = ("course_lib.checks.engine.harness", "autograder.executor")
 MODES = ("auto", "require", "off")
@@ -45,10 +45,15 @@ def open_course(
     return Course(
         {assignment.name: assignment for assignment in assignments},
         secret,
-        start=lambda assignment: spawner(pool.preloaded(), masked(assignment)),
+        start=lambda assignment: spawner(pool.preloaded(), together(masked(assignment))),
         judge=lambda assignment: judge_behind(masked(assignment)),
         layers=sandbox.layers if sandbox else (),
     )
+
+
+def together(sandbox: Sandbox | None) -> Sandbox | None:
+    """For the notebook and the ranks that it launches: they may share files, and earn nothing by it."""
+    return sandbox and sandbox.without(APART)
 
 
 def _masked(assignment: Assignment) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -9,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
+from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
@@ -114,6 +118,75 @@ def test_masked_files_are_empty_and_stay_so(full: Sandbox) -> None:
         return tried
 
     assert result(inside(full, body)) == ["empty", "empty", "empty", "", "", ""]
+
+
+def hand_over(folder: str) -> dict[str, str]:
+    """Rank 0 leaves a word wherever it can, rank 1 looks for it: {way: what it found}."""
+    word, rank = b"handed over", dist.get_rank()
+    note, name = f"{folder}/note", "\0course-test"
+    libc, pids = ctypes.CDLL(None), [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    kept = []
+    if rank == 0:
+        for path in (note, "/dev/shm/note"):
+            with contextlib.suppress(OSError), open(path, "wb") as file:
+                file.write(word)
+                os.chmod(path, 0o777)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(name)
+        listening.listen()
+        libc.shmget(4242, 4096, 0o1666)
+        open_file = tempfile.TemporaryFile()  # noqa: SIM115  (it is to stay open)
+        open_file.write(word)
+        open_file.flush()
+        kept += [listening, open_file]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    found = {}
+    if rank == 1:
+        other = int(pids[0])
+        for path in (note, "/dev/shm/note", f"/proc/{other}/environ", f"/proc/{other}/comm"):
+            found[path.replace(str(other), "0")] = attempt(path)
+        fds = f"/proc/{other}/fd"
+        found["descriptors"] = attempt(fds)
+        with socket.socket(socket.AF_UNIX) as calling:
+            try:
+                calling.connect(name)
+                found["socket"] = "connected"
+            except OSError as error:
+                found["socket"] = type(error).__name__
+        found["shared memory"] = "found" if libc.shmget(4242, 4096, 0) >= 0 else "none"
+        try:
+            os.kill(other, 0)
+            found["signal"] = "sent"
+        except OSError as error:
+            found["signal"] = type(error).__name__
+    dist.barrier()
+    return found
+
+
+def test_ranks_of_a_case_cannot_hand_values_over_beside_the_network(full: Sandbox) -> None:
+    """Every way that `hand_over` knows, and that is open where ranks are not kept apart, is shut."""
+    if not full.has(spec.APART):
+        pytest.skip("this machine does not allow to keep ranks apart")
+    together = result(inside(full.without(spec.APART), hand_over, "/tmp", world_size=2), rank=1)
+    apart = result(inside(full, hand_over, "/tmp", world_size=2), rank=1)
+    open_before = {
+        "/tmp/note": "read", "/dev/shm/note": "read", "shared memory": "found", "socket": "connected",
+        "signal": "sent",
+    }  # fmt: skip
+    assert {way: together[way] for way in open_before} == open_before
+    scoped = {"socket", "signal"} if kernel.landlock_version() < kernel.SCOPED_SINCE else set()
+    still_open = {"read", "listed", "connected", "found", "sent"}
+    assert {way for way, seen in apart.items() if seen in still_open} <= scoped, apart
+
+
+def test_the_file_over_which_ranks_met_is_shut_before_a_students_code(seed: int) -> None:
+    def told(tensor: torch.Tensor) -> torch.Tensor:
+        dist.distributed_c10d._get_default_store().set("mine", b"handed over")
+        return tensor
+
+    report = judge("00_first_ranks/ring_shift", wire.dumps((told,)), seed)
+    assert report["score"] == 0.0
+    assert "Operation not permitted" in str(report)
 
 
 def test_the_machinery_of_the_checks_is_not_masked() -> None:

@@ -7,6 +7,7 @@ receiving from it, would break with it and hide the cause.
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import importlib
 import io
 import linecache
@@ -16,6 +17,7 @@ import random
 import signal
 import socket
 import sys
+import time
 import traceback
 import types
 import warnings
@@ -32,11 +34,14 @@ from course_lib.runtime import wire
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
+_store_fd = -1  # the file over which the ranks of this process's group met
 
 
 def start(order: dict, fds: list[int]) -> NoReturn:
     """The entry of a rank's process. `fds`: as `pool.Pool` hands them over."""
+    global _store_fd
     store_fd, board_fd, control, out, err, rows_fd, texts_fd, stack = fds
+    _store_fd = store_fd
     redirect_output(out, err)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2, all_threads=False)
@@ -76,6 +81,22 @@ def start(order: dict, fds: list[int]) -> NoReturn:
             os._exit(0)
         if message is not None:
             perform(sock, recorder, rank, *message)
+
+
+def close_the_store(world_size: int) -> None:
+    """After this nobody writes into the file over which the ranks met: values could pass through it.
+
+    Called by every rank before a check runs a student's code. The last one to come seals the file for
+    all, since the others may still be making the check's groups. NCCL needs it longer: it meets anew
+    for each pair of ranks. Without memory files (`rows.anonymous_file`) there are no seals.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_backend() != "gloo" or not hasattr(os, "memfd_create"):
+        return
+    if store.add("course: groups are made", 1) == world_size:
+        fcntl.fcntl(_store_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW)
+    while not fcntl.fcntl(_store_fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+        time.sleep(0.0005)
 
 
 def redirect_output(out: int, err: int) -> None:

@@ -21,7 +21,7 @@ from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import ONE_THREAD, Pool
-from course_lib.runtime.sandbox.spec import Sandbox
+from course_lib.runtime.sandbox.spec import APART, Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
 from course_lib.runtime.watch import Reply, Watch
 
@@ -69,6 +69,10 @@ def run_ranks(
     _tasks += 1
     backend = choose(world_size, backend)
     record = os.environ.get("COURSE_LEDGER", "on") != "off"
+    if sandbox is not None and backend == "nccl":
+        sandbox = sandbox.without(
+            APART
+        )  # NCCL's ranks pass buffers on by sockets and shared memory
     pool = pools.pool(world_size, backend, record, sandbox)
     watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
     kept = False

@@ -19,7 +19,8 @@ from course_lib.runtime.sandbox import kernel, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 ROOT = "/proc"  # where the new root is put together: no path that may be seen lies in there
-TEMPORARY = "/tmp"
+TEMPORARY, SHARED_MEMORY = "/tmp", "/dev/shm"
+PRIVATE = (TEMPORARY + "/", SHARED_MEMORY + "/")
 HOME = "/tmp/home"
 PRIVATE_SHARED_MEMORY = 64 << 20
 FLAGS = {
@@ -87,14 +88,17 @@ def show(path: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(os.readlink(path), target)
         return
-    if os.path.isdir(path):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "wb"):
-            pass
+    point(target, is_folder=os.path.isdir(path))
     kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
     kernel.make_read_only(target)
+
+
+def point(target: str, *, is_folder: bool) -> None:
+    """An empty folder or file: something to mount on."""
+    os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+    if not is_folder:
+        with open(target, "wb"):
+            pass
 
 
 def devices() -> None:
@@ -115,14 +119,18 @@ def devices() -> None:
 
 def private_folders(sandbox: Sandbox) -> None:
     """/tmp and /dev/shm: memory, so that nothing is left of them, and bounded."""
-    for path, size in ((TEMPORARY, sandbox.disk), ("/dev/shm", PRIVATE_SHARED_MEMORY)):
+    for path, size in ((TEMPORARY, sandbox.disk), (SHARED_MEMORY, PRIVATE_SHARED_MEMORY)):
         os.makedirs(ROOT + path, exist_ok=True)
-        options = f"size={size},nr_inodes=20000,mode=1777"
-        kernel.mount("private", ROOT + path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        private_folder(ROOT + path, size)
     for path in spec.outermost(sandbox.visible):
         # a Python below /tmp would be hidden by the private folder: shown there once more
-        if path.startswith((TEMPORARY + "/", "/dev/shm/")):
+        if path.startswith(PRIVATE):
             show(path)
+
+
+def private_folder(target: str, size: int) -> None:
+    options = f"size={size},nr_inodes=20000,mode=1777"
+    kernel.mount("private", target, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
 def mask(sandbox: Sandbox) -> None:
@@ -141,23 +149,46 @@ def process_folder(sandbox: Sandbox) -> None:
     os.makedirs(f"{ROOT}/proc", exist_ok=True)
     if sandbox.has(spec.PID):
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        kernel.mount("proc", f"{ROOT}/proc", "proc", flags)
+        # hidepid=2: whom a process may not trace, it does not see
+        kernel.mount("proc", f"{ROOT}/proc", "proc", flags, "hidepid=2")
         # the kernel's settings belong to user 0, whatever its capabilities
         settings = f"{ROOT}/proc/sys"
         kernel.mount(settings, settings, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.make_read_only(settings)
 
 
-def give_up_rights(sandbox: Sandbox) -> None:
-    """In the child: everything that it may not do is impossible from here on."""
-    place(sandbox)
+def leave_siblings(sandbox: Sandbox) -> None:
+    """In the child: temporary folders and shared memory that the other children of the sandbox have not.
+
+    Ranks that could hand their tensors over in a file could send a ring's messages for show.
+    """
+    if not sandbox.has(spec.MOUNT):
+        return  # `place` makes a folder for each, and Landlock allows no other
+    kernel.unshare(kernel.NEWNS | (kernel.NEWIPC if sandbox.has(spec.IPC) else 0))
+    below = [path for path in spec.outermost(sandbox.visible) if path.startswith(PRIVATE)]
+    kept = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
+    for path, size in ((TEMPORARY, sandbox.disk), (SHARED_MEMORY, PRIVATE_SHARED_MEMORY)):
+        private_folder(path, size)
+    for path, fd in kept.items():
+        point(path, is_folder=os.path.isdir(f"/proc/self/fd/{fd}"))
+        kernel.mount(f"/proc/self/fd/{fd}", path, None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.make_read_only(path)
+        os.close(fd)
+
+
+def give_up_rights(sandbox: Sandbox, number: int) -> None:
+    """In child `number`: everything that it may not do is impossible from here on."""
+    if sandbox.has(spec.APART):
+        leave_siblings(sandbox)
+    place(sandbox, number)
     limit(sandbox)
     if sandbox.has(spec.LOW_PRIVILEGE) and sandbox.user is not None:
         os.setgroups([])
         os.setresgid(sandbox.user, sandbox.user, sandbox.user)
         os.setresuid(sandbox.user, sandbox.user, sandbox.user)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # changing the user ends it, and with it /proc/self
-    if sandbox.has(spec.USER) and in_initial_user_namespace():
+    if sandbox.has(spec.USER) and (sandbox.has(spec.APART) or in_initial_user_namespace()):
+        # of its own: whom it could trace, it could read and write
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.NEWUSER)
         map_to_itself(user, group)
@@ -165,6 +196,8 @@ def give_up_rights(sandbox: Sandbox) -> None:
     kernel.no_new_privileges()
     if sandbox.has(spec.LANDLOCK):
         kernel.landlock([*sandbox.visible, *MACHINE], [os.getcwd(), "/dev/null"])
+    if sandbox.has(spec.APART):
+        kernel.landlock_scope()
     # last: until here the user was another, or the limit another namespace's
     resource.setrlimit(resource.RLIMIT_NPROC, (sandbox.processes, sandbox.processes))
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd())
@@ -189,12 +222,15 @@ def harmless_environment() -> dict[str, str]:
     }
 
 
-def place(sandbox: Sandbox) -> None:
+def place(sandbox: Sandbox, number: int) -> None:
     """A private working folder, and nothing of the grader's environment."""
     kept = harmless_environment()
     os.environ.clear()
     os.environ.update(kept)
     folder = HOME if sandbox.has(spec.MOUNT) else os.getcwd()
+    if sandbox.has(spec.APART) and not sandbox.has(spec.MOUNT):
+        os.chmod(folder, 0o711)  # to be passed through, not looked at
+        folder = f"{folder}/{number}"
     os.makedirs(folder, mode=0o777, exist_ok=True)
     os.chdir(folder)
     tempfile.tempdir = None  # it may remember the machine's

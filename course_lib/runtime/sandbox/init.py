@@ -99,7 +99,7 @@ class Init:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             os.setsid()
-            enter.give_up_rights(self.sandbox)
+            enter.give_up_rights(self.sandbox, number)
             die_with_parent()  # changing the user ended it
             start(number)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.sandbox import kernel, spec
+from course_lib.runtime.sandbox.bounds import bounds_hold, writable
 from course_lib.runtime.sandbox.spec import Sandbox
 
 if TYPE_CHECKING:
     from course_lib.runtime.pool import Preloaded
 
 LOOK_AROUND = "course_lib.runtime.sandbox.probe:look_around"
+LEAVE_NOTE = "course_lib.runtime.sandbox.probe:leave_note"
 NAMESPACES = (spec.MOUNT, spec.PID, spec.NETWORK, spec.IPC)
 ALWAYS = (spec.NO_PRIVILEGES, spec.LIMITS)
 
@@ -28,8 +31,9 @@ def probe(preloaded: Preloaded, **options: object) -> Sandbox:
     Every layer that it names was seen to hold, in a sandbox that was really made.
     """
     base = Sandbox(visible=spec.visible_paths(), user=nobody(), **options)  # pyright: ignore[reportArgumentType]
+    bounds = (spec.CONTROL_GROUPS,) if bounds_hold(preloaded) else ()
     for layers in candidates(base.user is not None):
-        held = try_out(preloaded, Sandbox(**{**base.to_json(), "layers": layers}))
+        held = try_out(preloaded, Sandbox(**{**base.to_json(), "layers": (*layers, *bounds)}))
         if held is not None:
             return Sandbox(**{**base.to_json(), **tuples(base), "layers": held})
     return Sandbox(**{**base.to_json(), **tuples(base), "layers": ()})
@@ -43,12 +47,14 @@ def candidates(root: bool) -> Iterator[tuple[str, ...]]:
     """From the strongest to none. Landlock is for machines that forbid a mount namespace."""
     users = [(spec.LOW_PRIVILEGE,), ()] if root else [()]
     for low in users:
-        yield (*NAMESPACES, spec.USER, *low, *ALWAYS)
+        yield (*NAMESPACES, spec.USER, *low, *ALWAYS, spec.APART)
     for low in users:
+        yield (*NAMESPACES, *low, *ALWAYS, spec.APART)
         yield (*NAMESPACES, *low, *ALWAYS)
     for namespaces in ((spec.NETWORK, spec.IPC), ()):
         for low in users:
             if kernel.landlock_version():
+                yield (*namespaces, *low, spec.LANDLOCK, *ALWAYS, spec.APART)
                 yield (*namespaces, *low, spec.LANDLOCK, *ALWAYS)
             yield (*namespaces, *low, *ALWAYS)
 
@@ -64,17 +70,28 @@ def nobody() -> int | None:
 
 
 def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
-    """The layers that hold in such a sandbox, as far as they were asked for; None if it cannot be made."""
-    mine, its = socket.socketpair()
-    with mine, its, tempfile.NamedTemporaryFile(prefix="probe-") as own:
+    """The layers that hold in such a sandbox, as far as they were asked for; None if it cannot be made.
+
+    Two children are in it: one leaves a note, and the other looks around, for that note too.
+    """
+    ends = [socket.socketpair() for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(tempfile.NamedTemporaryFile(prefix="probe-"))
+        (writer, writers), (looker, lookers) = [tuple(map(stack.enter_context, p)) for p in ends]
         arguments = {"secret": own.name, "parent": os.getpid()}
-        children = preloaded.spawn([(LOOK_AROUND, arguments, [its.fileno()])], sandbox)
-        its.close()
+        entries = [
+            (LEAVE_NOTE, {}, [writers.fileno()]), (LOOK_AROUND, arguments, [lookers.fileno()])
+        ]  # fmt: skip
+        children = preloaded.spawn(entries, sandbox)
+        writers.close()
+        lookers.close()
         try:
             children.started()
-            mine.settimeout(30)
-            seen = json.loads(mine.recv(1 << 16) or b"null")
-        except (LaunchError, TimeoutError, ValueError):
+            for mine in (writer, looker):
+                mine.settimeout(30)
+            looker.sendall(writer.recv(1 << 12))
+            seen = json.loads(looker.recv(1 << 16) or b"null")
+        except (LaunchError, OSError, ValueError):
             return None
         finally:
             children.end()
@@ -83,8 +100,21 @@ def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
     return tuple(layer for layer in sandbox.layers if seen.get(layer, True))
 
 
+def leave_note(arguments: dict, fds: list[int]) -> NoReturn:
+    """In the sandbox: write a file, tell where and by whom, and stay until the end."""
+    path = os.path.join(tempfile.gettempdir(), "note")
+    with open(path, "w") as file:
+        file.write("from a sibling")
+    sock = socket.socket(fileno=fds[0])
+    sock.sendall(json.dumps({"note": path, "pid": os.getpid()}).encode())
+    sock.recv(1)
+    os._exit(0)
+
+
 def look_around(arguments: dict, fds: list[int]) -> NoReturn:
-    """In the sandbox: what of the machine is still there?"""
+    """In the sandbox: what of the machine, and of a sibling, is still there?"""
+    sock = socket.socket(fileno=fds[0])
+    sibling = json.loads(sock.recv(1 << 12))
     with open("/proc/self/status") as file:
         status = dict(line.split(":", 1) for line in file)
     with open("/proc/self/uid_map") as file:
@@ -98,9 +128,12 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
         spec.NETWORK: interfaces() == {"lo"},
         spec.USER: mapped == 1,
         spec.LOW_PRIVILEGE: os.getuid() != 0 and os.geteuid() != 0,
+        spec.CONTROL_GROUPS: not writable(),
         spec.NO_PRIVILEGES: int(status["CapEff"], 16) == 0 and int(status["NoNewPrivs"]) == 1,
+        spec.APART: not readable(sibling["note"])
+        and not readable(f"/proc/{sibling['pid']}/environ"),
     }
-    socket.socket(fileno=fds[0]).sendall(json.dumps(seen).encode())
+    sock.sendall(json.dumps(seen).encode())
     os._exit(0)
 
 

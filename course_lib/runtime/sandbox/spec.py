@@ -16,7 +16,21 @@ MOUNT, PID, NETWORK, IPC, USER = (
 )  # fmt: skip
 LOW_PRIVILEGE, LANDLOCK = "low-privilege user", "Landlock"
 NO_PRIVILEGES, LIMITS = "no privileges", "limits"
-LAYERS = (MOUNT, PID, NETWORK, IPC, USER, LOW_PRIVILEGE, LANDLOCK, NO_PRIVILEGES, LIMITS)
+CONTROL_GROUPS = "control groups"  # bound memory and processes of all together
+APART = "ranks apart"  # from each other: nothing but the network is common to them
+LAYERS = (
+    MOUNT,
+    PID,
+    NETWORK,
+    IPC,
+    USER,
+    LOW_PRIVILEGE,
+    LANDLOCK,
+    NO_PRIVILEGES,
+    LIMITS,
+    CONTROL_GROUPS,
+    APART,
+)
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/opt/cuda")
 SETTINGS = (  # of /etc no more than programs need
@@ -34,7 +48,8 @@ class Sandbox:
     visible: folders and files that can be read, and no others; masked: what inside them cannot.
     user: the user id without rights that root becomes; None where the grader is not root.
     memory: bytes of all processes together, above what they share with the preloaded process.
-    disk: bytes of the private folder. The rest are limits of one process, but for `processes`.
+    disk: bytes of the private folder (of each rank's, where ranks are kept apart). The rest are limits
+    of one process, but for `processes`.
     """
 
     layers: tuple[str, ...] = ()
