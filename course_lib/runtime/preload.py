@@ -20,9 +20,13 @@ import sys
 import traceback
 from typing import NoReturn
 
+from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
 from course_lib.runtime.sandbox.init import close_all_but, keep
 from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
-from course_lib.runtime.sandbox.spec import Sandbox
+from course_lib.runtime.sandbox.spec import CONTROL_GROUPS, Sandbox
+
+ENDING = 1.0  # seconds in which sandboxes end with the process that forked them
+SOON = 0.05  # seconds until it is looked again whether a control group is empty
 
 
 def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
@@ -48,6 +52,8 @@ class Server:
         self.selector.register(control, selectors.EVENT_READ, ("request",))
         self.groups: dict[int, int] = {}  # without a sandbox: number of the group -> process group
         self.links: dict[int, socket.socket] = {}  # in a sandbox: number of the group -> its init
+        self.bounded: set[int] = set()  # keepers that have a control group
+        self.emptied: set[int] = set()  # keepers that ended, whose group is still there
         if kernel_pid is not None:
             try:
                 kernel = os.pidfd_open(kernel_pid)
@@ -66,11 +72,17 @@ class Server:
         for group in self.groups.values():
             with contextlib.suppress(ProcessLookupError):  # this one ended before
                 os.killpg(group, signal.SIGKILL)
+        if self.bounded or self.emptied:
+            for link in self.links.values():
+                link.close()
+            remove_own_groups(ENDING)
         os._exit(0)  # sandboxes end with their link
 
     def serve(self) -> NoReturn:
         while True:
-            for key, _ in self.selector.select():
+            if self.emptied:
+                self.emptied = remove_groups(self.emptied)
+            for key, _ in self.selector.select(SOON if self.emptied else None):
                 what, *about = key.data
                 if what == "request":
                     self.request()
@@ -134,18 +146,19 @@ class Server:
     def fork_sandboxed(self, order: dict, fds: list[int]) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, group = os.getpid(), order["fork"]
+        sandbox = Sandbox.from_json(order["sandbox"])
         pid = os.fork()
         if pid == 0:
             try:
                 die_with(parent)
                 close_all_but([*fds, there.fileno()])
-                keep(
-                    Sandbox.from_json(order["sandbox"]), there, len(order["children"]),
-                    lambda number: run_entry(order, number, fds),
-                )  # fmt: skip
+                count = len(order["children"])
+                keep(sandbox, there, count, lambda number: run_entry(order, number, fds))
             finally:
                 os._exit(70)
         there.close()
+        if sandbox.has(CONTROL_GROUPS):
+            self.bounded.add(pid)
         self.links[group] = here
         self.selector.register(here, selectors.EVENT_READ, ("link", group, pid))
         self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("keeper", group, pid))
@@ -182,6 +195,9 @@ class Server:
         while self.relay(group, pid):
             continue  # what init said before it ended
         self.tell({"of": group, "over": True})
+        if pid in self.bounded:
+            self.bounded.remove(pid)
+            self.emptied.add(pid)
 
 
 def run_child(order: dict, number: int, fds: list[int], parent: int, pgid: int) -> NoReturn:

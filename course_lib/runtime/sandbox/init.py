@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from course_lib.runtime.sandbox import enter, kernel, spec
+from course_lib.runtime.sandbox import control, enter, kernel, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 LOOK = 0.25  # seconds between two looks at the memory
@@ -31,15 +31,16 @@ Start = Callable[[int], NoReturn]  # becomes child number k, in the child
 def keep(sandbox: Sandbox, link: socket.socket, count: int, start: Start) -> NoReturn:
     """In a fresh fork of the preloaded process: be the keeper of one sandbox until it ends."""
     try:
+        watch = control.enter(sandbox, count)
         enter.leave_host(sandbox)
         if not sandbox.has(spec.PID):
             # nobody ends the descendants but this process: it must outlive its parent for that
             kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)
-            Init(sandbox, link, count, start).serve()
+            Init(sandbox, link, count, start, watch).serve()
         init = os.fork()
         if init == 0:
             die_with_parent()
-            Init(sandbox, link, count, start).serve()
+            Init(sandbox, link, count, start, watch).serve()
         close_all_but([])
         os.waitpid(init, 0)
     except BaseException as error:
@@ -71,8 +72,11 @@ def die_with_parent() -> None:
 class Init:
     """The loop of process 1."""
 
-    def __init__(self, sandbox: Sandbox, link: socket.socket, count: int, start: Start):
-        self.sandbox, self.link = sandbox, link
+    def __init__(
+        self, sandbox: Sandbox, link: socket.socket, count: int, start: Start,
+        watch: control.Watch | None = None,
+    ):  # fmt: skip
+        self.sandbox, self.link, self.watch = sandbox, link, watch
         self.children: dict[int, int] = {}  # pid here -> number
         self.ended = False
         enter.build(sandbox)
@@ -88,7 +92,8 @@ class Init:
             if pid == 0:
                 self.become(number, start)
             self.children[pid] = number
-        close_all_but([link.fileno(), self.woken, wake])  # a child's end is to be its alone
+        kept = [link.fileno(), self.woken, wake, *(watch.fds if watch else [])]
+        close_all_but(kept)  # a child's end is to be its alone
         self.limit = sandbox.memory + baseline
         self.tell({"up": list(self.children)})
 
@@ -99,6 +104,8 @@ class Init:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             os.setsid()
+            if self.watch is not None:
+                control.give_way()
             enter.give_up_rights(self.sandbox, number)
             die_with_parent()  # changing the user ended it
             start(number)
@@ -123,6 +130,7 @@ class Init:
                 if not data:
                     self.end()
                 self.obey(json.loads(data))
+            self.ask_kernel()
             self.watch_memory()
 
     def obey(self, order: dict) -> None:
@@ -144,7 +152,15 @@ class Init:
                 return
             number = self.children.pop(pid, None)
             if number is not None:  # else an orphan that fell to process 1
+                self.ask_kernel()  # the reason is told before the end
                 self.tell({"exit": [number, os.waitstatus_to_exitcode(status)]})
+
+    def ask_kernel(self) -> None:
+        """Whether a bound of the control group was reached: then it is told, and everything ends."""
+        limit = self.watch.reached() if self.watch is not None and not self.ended else ""
+        if limit:
+            self.tell({"limit": limit})
+            self.end()
 
     def watch_memory(self) -> None:
         """What all processes hold by themselves; the preloaded pages that they share cost nothing."""

@@ -1,0 +1,197 @@
+"""Control groups: the kernel bounds what all processes of a sandbox hold together.
+
+    keeper      enter()           makes a group, bounds it and goes in: what it forks is born in there
+    init        Watch.reached()   asks the kernel whether a bound was reached
+    preloaded   remove_groups()   the groups of sandboxes that have ended, and of graders that are gone
+
+A group of version 2 is one folder; of version 1 it is two of the same name, in the hierarchies of memory
+and of pids. They are made in the grader's own group, where that may be written to. The kernel counts
+what nobody else can: memory that is shared or lies in files without a disk, at the moment it is taken.
+Cost for each sandbox: a millisecond of work, and about 15 in which the kernel waits before it lets the
+keeper in. Sources: the kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+
+from course_lib.runtime.sandbox import spec
+from course_lib.runtime.sandbox.hierarchy import ControlGroupError, parents, read, started, write
+from course_lib.runtime.sandbox.spec import Sandbox
+
+PREFIX = "course-sandbox"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+OVERHEAD = 64 << 20  # bytes of keeper and init, and what the kernel needs for them
+OVERHEAD_OF_CHILD = 16 << 20  # bytes: page tables, buffers of sockets, what it shares with others
+BOUNDS = (  # of both versions, in the order in which they can be set
+    "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max", "pids.max",
+)  # fmt: skip
+LOOK = 0.25  # seconds
+PATIENCE = 1.0  # seconds: who is refused processes for so long goes on without end
+EVENTS = {"memory.events": "memory", "memory.oom_control": "memory", "pids.events": "pids"}
+
+
+# ---- in the keeper
+
+
+def enter(sandbox: Sandbox, count: int) -> Watch | None:
+    """Make a bounded group and go in; None where the sandbox does without. For `count` children.
+
+    ControlGroupError where it cannot be made: a sandbox is as strong as it says, or there is none.
+    """
+    if not sandbox.has(spec.CONTROL_GROUPS):
+        return None
+    folder = ""
+    try:
+        name = name_of(os.getppid(), os.getpid())
+        folders = [f"{parent}/{name}" for parent in dict.fromkeys(parents().values())]
+        for folder in folders:
+            os.mkdir(folder)
+        for folder in folders:
+            bound(folder, memory_of_all(sandbox.memory, count), sandbox.processes)
+        watch = Watch(folders)
+        for folder in folders:
+            write(f"{folder}/cgroup.procs", os.getpid())
+    except ControlGroupError:
+        raise
+    except OSError as error:
+        raise ControlGroupError(f"no control group could be made as {folder}: {error}") from error
+    return watch
+
+
+def memory_of_all(memory: int, count: int) -> int:
+    """Bytes, in whole pages, that a group may hold whose `count` children may hold `memory`."""
+    return (memory + OVERHEAD + count * OVERHEAD_OF_CHILD) // PAGE * PAGE
+
+
+def bound(folder: str, memory: int, processes: int) -> None:
+    """Write the limits that this folder has, and read them back. Swap is no way around the first."""
+    for name, most in zip(BOUNDS, (memory, memory, memory, 0, processes), strict=True):
+        path = f"{folder}/{name}"
+        if not os.path.exists(path):
+            continue  # of the other version, or a kernel that does not count swap
+        write(path, most)
+        if (kept := read(path).strip()) != str(most):
+            raise ControlGroupError(f"{path} was set to {most} and is {kept}")
+
+
+def give_way() -> None:
+    """In a child: be ended before init is when memory runs out. A child without rights cannot undo it."""
+    write("/proc/self/oom_score_adj", 1000)
+
+
+# ---- in init
+
+
+class Watch:
+    """What the kernel tells of one group. Open descriptors: init sees none of these files."""
+
+    def __init__(self, folders: list[str]):
+        self.events: dict[str, int] = {}
+        for folder in folders:
+            for name, controller in EVENTS.items():
+                if os.path.exists(f"{folder}/{name}"):
+                    path = f"{folder}/{name}"
+                    self.events[controller] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.refused, self.looked = 0, time.monotonic()
+        self.since = (
+            self.looked
+        )  # of the first look that saw processes refused, and each one after it
+
+    @property
+    def fds(self) -> list[int]:
+        return list(self.events.values())
+
+    def reached(self) -> str:
+        """ "memory" when a process was ended since there was no more, "processes" or "".
+
+        A process that was refused is its author's to handle, and makes an error that says so. Only who
+        goes on for a second is stopped.
+        """
+        if self.count("memory", "oom_kill"):
+            return "memory"
+        now = time.monotonic()
+        if now - self.looked < LOOK:
+            return ""
+        refused = self.count("pids", "max")
+        goes_on = refused > self.refused
+        self.refused, self.looked = refused, now
+        if not goes_on:
+            self.since = now
+        return "processes" if now - self.since >= PATIENCE else ""
+
+    def count(self, controller: str, event: str) -> int:
+        """How often the event happened; 0 where this kernel does not tell."""
+        if controller not in self.events:
+            return 0
+        text = os.pread(self.events[controller], 4096, 0).decode()
+        counts = dict(line.split() for line in text.splitlines())
+        return int(counts.get(event, 0))
+
+
+# ---- in the preloaded process
+
+
+def remove_groups(keepers: set[int]) -> set[int]:
+    """Remove the groups of this process's keepers, which have ended; returns those still inhabited."""
+    folders = set(parents_if_any().values())
+    names = {keeper: name_of(os.getpid(), keeper) for keeper in keepers}
+    # a list: all of a name's folders are tried
+    return {k for k, name in names.items() if not all([removed(f"{f}/{name}") for f in folders])}
+
+
+def remove_own_groups(seconds: float) -> None:
+    """Remove every group of this process, which ends; wait at most so long for those inhabited."""
+    mine = name_of(os.getpid(), 0).removesuffix("0")
+    deadline = time.monotonic() + seconds
+    folders = parents_if_any()
+    while left := [path for path in groups(folders) if os.path.basename(path).startswith(mine)]:
+        if all([removed(path) for path in left]) or time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
+def remove_stale() -> None:
+    """Remove the groups whose owner was killed before it could."""
+    for path in groups(parents()):
+        owner = os.path.basename(path).removeprefix(f"{PREFIX}-").split("-")
+        if started(int(owner[0])) != owner[1]:
+            with contextlib.suppress(PermissionError):  # another user's, who will
+                removed(path)
+
+
+def parents_if_any() -> dict[str, str]:
+    try:
+        return parents()
+    except ControlGroupError:  # then no keeper could make a group either, and has said so
+        return {}
+
+
+def groups(folders: dict[str, str]) -> list[str]:
+    return [
+        f"{folder}/{name}"
+        for folder in dict.fromkeys(folders.values())
+        for name in os.listdir(folder)
+        if name.startswith(f"{PREFIX}-") and name.count("-") == PREFIX.count("-") + 3
+    ]
+
+
+def removed(folder: str) -> bool:
+    """Whether it is gone now; False while there are processes in it."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
+
+
+def name_of(owner: int, keeper: int) -> str:
+    """A group's name says whose it is; a process's start tells it from a later one of the same pid."""
+    return f"{PREFIX}-{owner}-{started(owner)}-{keeper}"
