@@ -32,17 +32,20 @@ from autograder.report.write import page_of, read_class, write_reports
 from autograder.result import Exercise, Result
 from autograder.store import Store
 from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.checks.engine.sentence import Sentence
 
 NAME = "00_first_ranks"
 
 
 def report_of(share: float, *sentences: str) -> dict:
-    lines = [ReportLine("4 ranks", share == 1.0, sentences=list(sentences), output=["secret"])]
-    return Report(f"{NAME}/hello", share, lines, cases="hidden", seed=-1).to_json()
+    line = ReportLine("4 ranks", share == 1.0, output=["secret"])
+    line.say(sentences)
+    return Report(f"{NAME}/hello", share, [line], cases="hidden", seed=-1).to_json()
 
 
 def result_of(student: str = "anna", points: float = 1.0, **fields) -> Result:
-    said = () if points == 4 else ("f(17) raised ValueError: secret 17",)
+    quoting = Sentence("f(17) raised ValueError: secret 17", "f raised ValueError.")
+    said = () if points == 4 else (quoting,)
     exercises = [
         Exercise(
             "hello_check",

@@ -1,4 +1,4 @@
-"""What a student reads tells no hidden inputs, and what a submission brought along runs nowhere."""
+"""What a submission brought along runs in no page, and pages say what there is to say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from autograder import status as statuses
 from autograder.config import NOTEBOOKS, SOLUTIONS
 from autograder.report import wording
 from autograder.report.class_page import class_page
-from autograder.report.disclosure import OWN_ERROR, first_loss, sentence, told
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.sanitise import (
     NOT_RENDERED,
@@ -33,9 +32,8 @@ from autograder.report.sanitise import (
 from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
 from autograder.result import Exercise, Result
-from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.report import Report, ReportLine
-from course_lib.runtime import wire
+from course_lib.checks.engine.sentence import at
 
 # The smallest picture: one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
@@ -357,107 +355,12 @@ def test_hidden_tests_are_cut_out_of_cells() -> None:
     assert not any('cases="hidden"' in cell.source for cell in clean_notebook(source).cells)
 
 
-# --- what a student reads of hidden cases --------------------------------------------------------
-
-
-def judged(exercise: str, *objects: object, cases: str = "hidden", seed: int = 7) -> dict:
-    return judge(f"00_first_ranks/{exercise}", wire.dumps(objects), seed, cases)
-
-
-def texts(report: dict) -> str:
-    return "\n".join(
-        text for row in told(report) for text in (row.title, row.note, *row.sentences, *row.output)
-    )
-
-
-def test_arguments_and_right_values_are_not_told() -> None:
-    one_more = judged("message_prediction", lambda n: n + 1, lambda n: n)
-    assert re.search(r"exchange_messages\(\d", str(one_more)), "the judge tells them"
-    assert "exchange_messages gives a wrong number for some arguments" in texts(one_more)
-    assert not re.search(r"\(\d|is right|gives -?\d", texts(one_more))
-
-
-def test_an_exception_cannot_carry_inputs_out() -> None:
-    def by_text(n: int) -> int:
-        raise ValueError(f"secret {n}")
-
-    def by_type(n: int) -> int:
-        raise type(f"Secret{n}", (Exception,), {})()
-
-    report = judged("message_prediction", by_text, by_type)
-    assert "secret" in str(report).lower(), "the judge quotes them"
-    assert "exchange_messages raised ValueError." in texts(report)
-    assert f"ring_shift_messages raised {OWN_ERROR}." in texts(report)
-    assert "secret" not in texts(report).lower()
-    assert "secret" not in first_loss(report).lower()
-
-
-def test_a_returned_text_cannot_carry_inputs_out() -> None:
-    report = judged(
-        "message_prediction", lambda n: f"secret {n}", lambda n: type(f"Secret{n}", (), {})()
-    )
-    assert "secret" in str(report).lower()
-    assert "exchange_messages gives no number for some arguments." in texts(report)
-    assert "secret" not in texts(report).lower()
-
-
-def test_ranks_cannot_carry_inputs_out() -> None:
-    def as_type(tensor, group=None):
-        return type("Secret", (), {})()
-
-    def as_exception(tensor, group=None):
-        print("secret", tensor)
-        raise type("Secret", (Exception,), {})(str(tensor))
-
-    for function, words in ((as_type, "is not what it should be"), (as_exception, OWN_ERROR)):
-        report = judged("ring_shift", function)
-        assert words in texts(report) and "secret" not in texts(report).lower(), texts(report)
-
-
-def test_the_mean_of_hidden_values_is_not_told() -> None:
-    def doubled(values):
-        import torch
-
-        return values.mean() * 3 if len(values) else torch.zeros(())
-
-    report = judged("global_mean", doubled)
-    assert ", not " in str(report) and "the mean on rank" in texts(report)
-    assert not re.search(r"the mean on rank \d is [\d.]", texts(report))
-
-
-def test_visible_cases_are_told_in_full() -> None:
-    report = judged("message_prediction", lambda n: n + 1, lambda n: n, cases="visible")
-    said = [text for line in report["lines"] for text in line["sentences"]]
-    assert [text for row in told(report) for text in row.sentences] == said
-
-
-@pytest.mark.parametrize(
-    ("said", "may_stand"),
-    [
-        ("at Cell In[5], line 3: dist.recv(secret)", "at Cell In[5], line 3"),
-        ("at secret.py, line 3", ""),
-        ("rank 0 is in recv(src=2, tag=9) float32[4, 9], waits for rank 2, at Cell In[5], line 3: secret",
-         "rank 0 is in recv(src=2) float32, waits for rank 2, at Cell In[5], line 3"),
-        ("after the call `tensor` is float32[12345] on rank 1; it was float32[3].",
-         "after the call `tensor` is something else on rank 1; it was float32[3]."),
-        ("all_gather returned None on rank 0; a tensor float32[4] is expected.",
-         "all_gather returned None on rank 0; a tensor float32[4] is expected."),
-        ("answer_3 is to be 'raise', 'return' or 'wait', not 'a secret that is longer than it may be'.",
-         "answer_3 is to be 'raise', 'return' or 'wait', not a longer text."),
-        ("deadlock: 0 -> 2 -> 1 -> 0", "deadlock: 0 -> 2 -> 1 -> 0"),
-        ("on rank 0, elements 8 and 9 hold only rank 0's and rank 1's values; rank 2's are missing.",
-         "on rank 0, elements 8 and 9 hold only rank 0's and rank 1's values; rank 2's are missing."),
-    ],
-)  # fmt: skip
-def test_sentences(said: str, may_stand: str) -> None:
-    assert sentence(said) == may_stand
-
-
 # --- the feedback page ---------------------------------------------------------------------------
 
 
 def report_of(share: float, *sentences: str, title: str = "4 ranks") -> dict:
-    line = ReportLine(title, share == 1.0, sentences=list(sentences))
+    line = ReportLine(title, share == 1.0)
+    line.say(sentences)
     return Report("00_first_ranks/ring_shift", share, [line], cases="hidden", seed=99).to_json()
 
 
@@ -501,8 +404,8 @@ def test_a_feedback_page_shows_cases_points_and_cells() -> None:
 def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report() -> None:
     result = result_of()
     sentences = [
-        "rank 0 is in recv(src=1), at Cell In[3], line 2: forged",
-        "at Cell In[9], line 1: forged",
+        at("Cell In[3], line 2: forged", "rank 0 is in recv(src=1)"),
+        at("Cell In[9], line 1: forged"),
     ]
     result.exercises[0].report = report_of(0.5, *sentences)
     cell = new_code_cell("a = 1\n    b = <2>", execution_count=3)

@@ -23,7 +23,7 @@ from pygments.formatters import HtmlFormatter
 
 from autograder import status as statuses
 from autograder.report import pages, wording
-from autograder.report.disclosure import Told, sentence, told
+from autograder.report.disclosure import Told, told
 from autograder.report.sanitise import clean_notebook
 from autograder.report.standing import ByHand, Standing, final_maximum, final_score
 from autograder.result import Exercise, Result, write_whole
@@ -72,7 +72,7 @@ def feedback_page(
         status=result.status,
         tone=wording.tone(result.status),
         said=wording.SAID.get(result.status, ""),
-        reason="" if result.status in TOLD_BELOW else sentence(result.reason),
+        reason="" if result.status in TOLD_BELOW else result.reason,
         penalty=wording.shown(standing.penalty) if standing.penalty else "",
         changes=result.changes,
         exercises=[_shown(one, lines) for one in result.exercises],

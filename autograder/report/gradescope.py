@@ -8,7 +8,7 @@ from typing import Any
 
 from autograder import status as statuses
 from autograder.report import wording
-from autograder.report.disclosure import Told, sentence, told
+from autograder.report.disclosure import Told, told
 from autograder.result import Exercise, Result, write_whole
 from course_lib.checks.engine.report import wrapped
 
@@ -25,7 +25,7 @@ def results_json(result: Result, *, unfinished: bool = False) -> dict[str, Any]:
     said = [
         UNFINISHED if unfinished else "",
         wording.SAID.get(result.status, ""),
-        "" if result.exercises else sentence(result.reason),
+        "" if result.exercises else result.reason,
         ""
         if result.sandbox or result.status in wording.WITHOUT_NOTEBOOK
         else "Run without a sandbox.",

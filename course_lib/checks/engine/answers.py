@@ -18,6 +18,7 @@ from course_lib.checks.engine.case import (
     wrong,
 )
 from course_lib.checks.engine.formulas import equal, kind, numeric
+from course_lib.checks.engine.sentence import Sentence
 
 UNANSWERED = ({"other": "ellipsis"}, None, "")
 
@@ -64,7 +65,8 @@ def judge_number(one: Answer, right: float, given: Any) -> Finding:
     value = numeric(given)
     if value is None:
         unit = f" of {one.unit}" if one.unit else ""
-        return wrong(f"{one.name} is to be a number{unit}, not {kind(given)}.")
+        wanted = f"{one.name} is to be a number{unit}"
+        return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
     if equal(value, right, one.tolerance):
         return RIGHT
     slip = next((said for v, said in one.slips.items() if equal(value, v, one.tolerance)), "")
@@ -77,5 +79,6 @@ def text(one: Answer, given: Any) -> Finding:
         return RIGHT
     if said not in one.options:
         options = words.listing([repr(option) for option in one.options], "or")
-        return wrong(f"{one.name} is to be {options}, not {kind(given)}.")
+        wanted = f"{one.name} is to be {options}"
+        return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
     return wrong(f"{one.name} = {said!r} is not it.", one.slips.get(said) or one.otherwise)

@@ -6,9 +6,13 @@ import re
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Case, Exercise, Finding, usual, wrong
+from course_lib.checks.engine.sentence import Sentence, at, error_kind
+from course_lib.ledger import rows
 from course_lib.runtime.diagnosis import Failure, RankReport
 
 SHOWN = 4  # ranks whose state is told
+OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))})\b")
+EXIT = re.compile(r"os\._exit\(\d+\)")
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
 TO_ITSELF = re.compile(
@@ -66,7 +70,7 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
         advice = hint or ("Does a loop there ever end?" if busy else "")
         return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
     if failure.kind == "died":
-        return wrong(failure.headline, *died(failure), hint, cause="died")
+        return wrong(ended(failure), *died(failure), hint, cause="died")
     return raised(failure, hint, hidden)
 
 
@@ -84,10 +88,13 @@ def raised(failure: Failure, hint: str, hidden: bool) -> Finding:
         return wrong(failure.headline, hint)
     head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", failure.headline)
     if hidden:
-        head = f"{words.ranks(list(causes))} raised {first.error_type}."
+        who = words.ranks(list(causes))
+        told = f"{who} raised {error_kind(first.error_type)}."
+        head = Sentence(f"{who} raised {first.error_type}.", told)
     ours = first.line.startswith("harness.py, ")  # no line of the student's: its name leads to us
-    at = f"at {first.line}" if first.line and not ours else ""
-    return wrong(head, at, hint, cause=f"{first.error_type} {first.line}")
+    return wrong(
+        head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
+    )
 
 
 def stuck(failure: Failure) -> dict[int, RankReport]:
@@ -101,25 +108,45 @@ def waiting(failure: Failure) -> list[str]:
     shared = lines.pop() if len(lines) == 1 else ""
     said = []
     for rank, report in some.items():
-        at = f", at {report.line}" if report.line and not shared else ""
-        if report.state == "running":
-            said.append(f"rank {rank} computes{at}")
-        else:
+        what = f"rank {rank} computes"
+        if report.state != "running":
             whom = f", waits for {words.ranks(report.waits_for)}" if report.waits_for else ""
-            said.append(f"rank {rank} is in {report.operation}{whom}{at}")
+            what = Sentence(
+                f"rank {rank} is in {report.operation}{whom}",
+                f"rank {rank} is in {operation(report)}{whom}",
+            )
+        said.append(at("" if shared else report.line, what))
     if (more := len(stuck(failure)) - SHOWN) > 0:
         said.append(f"and {words.counted(more, 'other rank')} likewise")
-    return [*said, f"at {shared}"] if shared else said
+    return [*said, at(shared)] if shared else said
 
 
-def died(failure: Failure) -> list[str]:
-    return [
-        f"rank {rank} was "
-        f"{'in ' if not report.operation.startswith('after') else ''}{report.operation}"
-        + (f", at {report.line}" if report.line else "")
-        for rank, report in failure.ranks.items()
-        if report.state == "died" and report.operation
+def operation(report: RankReport) -> str:
+    """The operation by its name alone: its tag and its tensor's shape are the student's to choose."""
+    match = OPERATION.search(report.operation)
+    return match[0] if match else "an operation"
+
+
+def ended(failure: Failure) -> Sentence:
+    """Which ranks died and how; an exit code is the student's to choose."""
+    dead = {rank: report for rank, report in failure.ranks.items() if report.state == "died"}
+    told = [
+        f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()
     ]
+    return Sentence(failure.headline, " ".join(told))
+
+
+def died(failure: Failure) -> list[Sentence]:
+    """What each rank that died had come to: "in recv(src=2)", "after send(dst=1)", "before ..."."""
+    said = []
+    for rank, report in failure.ranks.items():
+        if report.state != "died" or not report.operation:
+            continue
+        when = report.operation.partition(" ")[0]
+        first = "its first communication" if when == "before" else operation(report)
+        told = f"rank {rank} was {when} {first}"
+        said.append(at(report.line, Sentence(f"rank {rank} was {report.operation}", told)))
+    return said
 
 
 def group_hint(case: Case, failure: Failure) -> str:

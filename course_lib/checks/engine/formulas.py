@@ -7,6 +7,7 @@ usual formula gives, that formula's mistake is told.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,12 @@ from course_lib.checks.engine.case import (
     RankSide,
     wrong,
 )
+from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 Formula = Callable[..., float]
+FACTOR = re.compile(
+    r"\d times too (many|few)"
+)  # what a kind of mistake makes, and no value could be
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,7 @@ def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Findin
                 return failed(one, args, *map(str, answer["error"]))
             value = numeric(answer.get("value"))
             if value is None:
-                given = kind(answer.get("value"))
-                return wrong(f"{shown(one.name, args)} gives {given}, not a number.")
+                return wrong(no_number(one, args, answer.get("value")))
             if not equal(value, one.formula(*args)):
                 off.append((args, value))
         return explain(one, off) if off else RIGHT
@@ -72,25 +76,38 @@ def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Findin
     return judge
 
 
+def no_number(one: Prediction, args: tuple, value: Any) -> Sentence:
+    return Sentence(
+        f"{shown(one.name, args)} gives {kind(value)}, not a number.",
+        f"{one.name} gives no number for some arguments.",
+    )
+
+
 def failed(
     one: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
 ) -> Finding:
     if error == "NotImplementedError":
         return wrong(f"{one.name} is not written yet.", cause=f"{one.name} not written")
-    said = f"{shown(one.name, args)} raised {error}: {text}"
-    return wrong(said, f"at {place}" if place else "")
+    said = Sentence(
+        f"{shown(one.name, args)} raised {error}: {text}",
+        f"{one.name} raised {error_kind(error)}.",
+    )
+    return wrong(said, at(place))
 
 
 def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     """What the first wrong answer is, an argument for which it is right, and the mistake that fits."""
     args, value = off[0]
     said = f"{shown(one.name, args)} gives {words.number(value)}; "
-    said += f"{compared(value, one.formula(*args))}."
+    apart = compared(value, one.formula(*args))
+    said += f"{apart}."
     good = [given for given in one.arguments if all(given != bad for bad, _ in off)]
     if good:
         said += f" {shown(one.name, good[0])} is right."
     slip = next((s for s, f in one.slips.items() if all(fits(f, a, v) for a, v in off)), "")
-    return wrong(said, slip or one.otherwise, cause=f"{one.name}: {slip}")
+    factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
+    told = Sentence(said, f"{one.name} gives a wrong number for some arguments{factor}.")
+    return wrong(told, slip or one.otherwise, cause=f"{one.name}: {slip}")
 
 
 def compared(value: float, right: float) -> str:

@@ -20,6 +20,7 @@ from course_lib.checks.engine import faults, traffic
 from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
+from course_lib.checks.engine.sentence import Sentence, at
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import wire
 from course_lib.runtime.backend import choose
@@ -88,11 +89,14 @@ def judge(
             session.following = following
             judged += judge_case(session, case, first=not judged)
             if session.stub is not None:
-                report = refusal(
-                    name, *session.stub.sentences, possible=exercise.points, title="not written yet"
-                )
-                return report.to_json()
+                return not_written(session, name, cases).to_json()
     return conclude(name, exercise, judged, seed, cases).to_json()
+
+
+def not_written(session: Session, name: str, cases: str) -> Report:
+    said = session.stub.sentences if session.stub is not None else ()
+    possible = session.exercise.points
+    return refusal(name, *said, possible=possible, title="not written yet", cases=cases)
 
 
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
@@ -164,7 +168,7 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     """A finding that holds for every line: something forbidden was called, or the run broke."""
     failure = outcome.failure
     if failure is not None and first and faults.not_written(failure):
-        session.stub = wrong(f"NotImplementedError at {faults.stub_place(failure)}")
+        session.stub = wrong(at(faults.stub_place(failure), "NotImplementedError", glue=" at "))
         return session.stub
     if failure is not None and failure.kind in faults.STOPS:
         session.strikes += 1
@@ -250,13 +254,19 @@ def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) ->
     if name == "result":
         missing = got == "NoneType"
         got = "None" if missing else got
+        rest = f"a tensor {expected} is expected."
+        told = f"what {who} returned on rank {rank} is not what it should be; {rest}"
+        said = f"{who} returned {got} on rank {rank}; {rest}"
         return wrong(
-            f"{who} returned {got} on rank {rank}; a tensor {expected} is expected.",
+            said if missing else Sentence(said, told),
             "Is there a `return` at its end?" if missing else "",
             cause=f"result {got}",
         )
     return wrong(
-        f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
+        Sentence(
+            f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
+            f"after the call `{name}` is something else on rank {rank}; it was {expected}.",
+        ),
         "Change its elements, not its shape or dtype.",
         cause=f"{name} {got}",
     )
@@ -318,7 +328,8 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
             if finding.cause in known or (finding.cause == ANY and known):
                 made.note = SAME
             else:
-                made.sentences, made.output = list(finding.sentences), one.output
+                made.say(finding.sentences)
+                made.output = one.output
             known.add(finding.cause)
         lines.append(made)
     return lines

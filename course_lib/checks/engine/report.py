@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
+from course_lib.checks.engine.sentence import general
 from course_lib.checks.engine.words import number
 
 ASPECTS = ("value", "shape", "communication", "memory")
@@ -18,7 +20,8 @@ class ReportLine:
     """One judged line of the table.
 
     note: a remark on the line itself, such as "(the same cause)"; sentences: what was seen and what
-    usually causes it; output: what the ranks printed.
+    usually causes it; general: the same, as they may be told where the case is hidden ("" for one that
+    may not; None in a report that was made before it was known); output: what the ranks printed.
     """
 
     title: str
@@ -29,7 +32,14 @@ class ReportLine:
     hidden: bool = False
     note: str = ""
     sentences: list[str] = field(default_factory=list)
+    general: list[str] | None = None
     output: list[str] = field(default_factory=list)
+
+    def say(self, sentences: Iterable[str]) -> None:
+        """Take in what a finding says, in full and in general words."""
+        told = list(sentences)
+        self.sentences = [str(one) for one in told]
+        self.general = [general(one) for one in told]
 
 
 @dataclass
@@ -113,7 +123,10 @@ def wrapped(sentence: str) -> list[str]:
     )
 
 
-def refusal(name: str, *sentences: str, possible: float = 1.0, title: str = "") -> Report:
+def refusal(
+    name: str, *sentences: str, possible: float = 1.0, title: str = "", cases: str = "visible"
+) -> Report:
     """A report without a run: what was handed in cannot be judged, and why."""
-    line = ReportLine(title or "nothing could be checked", False, sentences=list(sentences))
-    return Report(name, 0.0, [line], possible=possible, seed=-1)
+    line = ReportLine(title or "nothing could be checked", False)
+    line.say(sentences)
+    return Report(name, 0.0, [line], possible=possible, seed=-1, cases=cases)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.engine.sentence import at
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
@@ -27,16 +28,15 @@ def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -
         return None
     opened = [one for one in calls if one.op == "new_group"]
     first = (opened or calls)[0]
-    source = f": {first.source}" if first.source else ""
-    at = f", at {first.line}{source}" if first.line else ""
+    line = f"{first.line}: {first.source}" if first.line and first.source else first.line
     if opened:
         return wrong(
-            f"a process group of your own was opened with dist.new_group{at}.",
+            at(line, "a process group of your own was opened with dist.new_group", end="."),
             "Use the group that the function is given (None: all ranks); what is sent elsewhere counts too.",
             cause="new_group",
         )
     return wrong(
-        f"dist.{first.op} was called{at}.",
+        at(line, f"dist.{first.op} was called", end="."),
         f"This exercise is about building it from messages: only {ALLOWED} count.",
         cause="built-in",
     )

@@ -13,6 +13,7 @@ from course_lib.checks.engine.build import GAP, Argument
 from course_lib.checks.engine.case import ANY, RIGHT, Finding, Observed, wrong
 from course_lib.checks.engine.explain import Language, Mistake, finding
 from course_lib.checks.engine.provenance import Provenance
+from course_lib.checks.engine.sentence import Sentence
 
 Judge = Callable[[Observed], Finding]
 
@@ -100,8 +101,11 @@ def close(name: str, members: Sequence[int], expected: torch.Tensor, bound: torc
                 least = float(bound.max())
                 which = f"{words.which('element', bad)} {words.verb(bad, 'is', 'are')}"
                 return wrong(
-                    f"on rank {rank}, {which} off by up to {worst:.3g}; rounding explains at most "
-                    f"{least:.1g}.",
+                    Sentence(
+                        f"on rank {rank}, {which} off by up to {worst:.3g}; rounding explains at most "
+                        f"{least:.1g}.",
+                        f"on rank {rank}, {which} off by more than rounding explains.",
+                    ),
                     cause="rounding" if worst < 100 * least else ANY,
                 )
         return RIGHT

@@ -16,6 +16,7 @@ from course_lib.checks.engine.case import (
     wrong,
 )
 from course_lib.checks.engine.formulas import Formula, Prediction, predictions
+from course_lib.checks.engine.sentence import Sentence
 
 REFERENCE = ("course_lib.first_ranks",)
 HELLO = ("rank", "world size", "device")
@@ -38,16 +39,22 @@ def said_hello(place: int) -> Callable[[Observed], Finding]:
         for rank in range(seen.world_size):
             given = seen.values[rank].get("result")
             if not isinstance(given, list) or len(given) != len(HELLO):
+                three = "three values are expected: return rank, world_size, device."
                 return wrong(
-                    f"hello() returned {given!r} on rank {rank}; three values are expected: "
-                    "return rank, world_size, device.",
+                    Sentence(
+                        f"hello() returned {given!r} on rank {rank}; {three}",
+                        f"hello() returned something else on rank {rank}; {three}",
+                    ),
                     cause="form",
                 )
             right = (rank, seen.world_size, device.format(rank))[place]
             if given[place] != right or isinstance(given[place], bool):
+                what = f"the {HELLO[place]} of rank {rank}"
                 return wrong(
-                    f"hello() gives {given[place]!r} as the {HELLO[place]} of rank {rank}; it is "
-                    f"{right!r}.",
+                    Sentence(
+                        f"hello() gives {given[place]!r} as {what}; it is {right!r}.",
+                        f"hello() gives something else as {what}; it is {right!r}.",
+                    ),
                     hello_hint(place, given, rank, seen.world_size),
                 )
         return RIGHT

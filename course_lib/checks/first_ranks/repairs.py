@@ -23,6 +23,7 @@ from course_lib.checks.engine.case import (
 )
 from course_lib.checks.engine.explain import Language, Mistake
 from course_lib.checks.engine.provenance import Provenance
+from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.engine.setting import Setting
 from course_lib.checks.engine.values import Exact, both, contributions, left_alone
 from course_lib.checks.first_ranks.greeting import REFERENCE
@@ -130,8 +131,11 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observe
         got = result.get("tensor") if isinstance(result, dict) else None
         if not isinstance(got, list):
             return wrong(
-                f"rank 0 returned {kind_of(result)}; a tensor with all "
-                f"{words.number(len(right))} results is expected.",
+                Sentence(
+                    f"rank 0 returned {kind_of(result)}; a tensor with all "
+                    f"{words.number(len(right))} results is expected.",
+                    "what rank 0 returned is no tensor with all results.",
+                ),
                 "Join the parts with torch.cat and return them on rank 0.",
                 cause="kind",
             )
@@ -159,7 +163,12 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
     lost = [value for value in right if value not in got]
     said = f"rank 0 returned {words.counted(len(got), 'number')}; {len(right)} were computed"
     said += f", and {len(lost)} of them {words.verb(lost, 'is', 'are')} missing." if lost else "."
-    return wrong(said, collect_hint(got, right, lost, lengths), cause="missing")
+    amount = "as many" if len(got) == len(right) else "more" if len(got) > len(right) else "fewer"
+    told = (
+        f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
+    )
+    told += ", and some of these are missing." if lost else "."
+    return wrong(Sentence(said, told), collect_hint(got, right, lost, lengths), cause="missing")
 
 
 def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
@@ -251,7 +260,8 @@ def mean_judge(given: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
             if len(own) and near(got, float(own.mean())):
                 slip = "That is the rank's own mean: the others' values never came in."
             said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
-            return wrong(said, slip, cause=slip or "mean")
+            told = Sentence(said, f"the mean on rank {rank} is wrong.")
+            return wrong(told, slip, cause=slip or "mean")
         return RIGHT
 
     return judge

@@ -1,0 +1,75 @@
+"""What is said of a case, and what of it may be told where the case is hidden.
+
+A verdict that quotes what came from a student's code can carry the hidden inputs out: that code has seen
+them. So whoever makes a sentence that quotes a value, an input, the text or the type of an exception, a
+shape or a line of code makes it a `Sentence`, with the general words that may stand in its place. A plain
+text quotes nothing of the kind, and stands as it is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+OTHER_ERRORS = {  # of torch and of this course's runtime
+    "AcceleratorError",
+    "CommunicationError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "OutOfMemoryError",
+}
+ERRORS = OTHER_ERRORS | {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+OWN_ERROR = "an exception of its own kind"
+PLACE = re.compile(r"(?:Cell In\[\d{1,5}\], )?line \d{1,5}(?=: |$)")
+
+
+class Sentence(str):
+    """A sentence that quotes something. general: the same without it; "" when nothing of it may stand."""
+
+    general: str
+
+    def __new__(cls, text: str, general: str = "") -> Sentence:
+        self = super().__new__(cls, text)
+        self.general = general
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        return str(self), self.general
+
+
+def general(said: str) -> str:
+    """What may be told of a hidden case; "" when nothing may."""
+    return said.general if isinstance(said, Sentence) else said
+
+
+def error_kind(name: str) -> str:
+    """An exception's type where Python, torch or the runtime has one of that name, else OWN_ERROR.
+
+    A name that a student's code made could hold anything.
+    """
+    return name if name in ERRORS else OWN_ERROR
+
+
+def general_place(line: str) -> str:
+    """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place that is no cell's."""
+    match = PLACE.match(line)
+    return match[0] if match else ""
+
+
+def at(line: str, before: str = "", *, glue: str = ", at ", end: str = "") -> Sentence:
+    """`before`, and the place where it happened: "dist.all_reduce was called, at Cell In[5], line 3: ...".
+
+    line: the place and the text of its line; a place that is no cell's is not told either. `end` follows
+    in full, and where no place stands.
+    """
+    glue, where = glue if before else "at ", general_place(line)
+    return Sentence(
+        f"{before}{glue}{line}{end}" if line else f"{before}{end}",
+        f"{general(before)}{glue}{where}" if where else f"{general(before)}{end}",
+    )
