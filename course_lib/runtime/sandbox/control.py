@@ -31,7 +31,10 @@ BOUNDS = (  # of both versions, in the order in which they can be set
 )  # fmt: skip
 LOOK = 0.25  # seconds
 PATIENCE = 1.0  # seconds: who is refused processes for so long goes on without end
-EVENTS = {"memory.events": "memory", "memory.oom_control": "memory", "pids.events": "pids"}
+FILES = {  # that a group is watched by, of both versions
+    "memory.events": "memory", "memory.oom_control": "memory", "pids.events": "pids",
+    "memory.current": "held", "memory.usage_in_bytes": "held",
+}  # fmt: skip
 
 
 # ---- in the keeper
@@ -90,20 +93,17 @@ class Watch:
     """What the kernel tells of one group. Open descriptors: init sees none of these files."""
 
     def __init__(self, folders: list[str]):
-        self.events: dict[str, int] = {}
-        for folder in folders:
-            for name, controller in EVENTS.items():
-                if os.path.exists(f"{folder}/{name}"):
-                    path = f"{folder}/{name}"
-                    self.events[controller] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.files: dict[str, int] = {}
+        for path in (f"{folder}/{name}" for folder in folders for name in FILES):
+            if os.path.exists(path):
+                what = FILES[os.path.basename(path)]
+                self.files[what] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.refused, self.looked = 0, time.monotonic()
-        self.since = (
-            self.looked
-        )  # of the first look that saw processes refused, and each one after it
+        self.since = self.looked  # from here on each look saw processes refused
 
     @property
     def fds(self) -> list[int]:
-        return list(self.events.values())
+        return list(self.files.values())
 
     def reached(self) -> str:
         """ "memory" when a process was ended since there was no more, "processes" or "".
@@ -125,11 +125,15 @@ class Watch:
 
     def count(self, controller: str, event: str) -> int:
         """How often the event happened; 0 where this kernel does not tell."""
-        if controller not in self.events:
+        if controller not in self.files:
             return 0
-        text = os.pread(self.events[controller], 4096, 0).decode()
+        text = os.pread(self.files[controller], 4096, 0).decode()
         counts = dict(line.split() for line in text.splitlines())
         return int(counts.get(event, 0))
+
+    def held(self) -> int:
+        """Bytes of all kinds, files in memory and the kernel's own among them."""
+        return int(os.pread(self.files["held"], 64, 0))
 
 
 # ---- in the preloaded process

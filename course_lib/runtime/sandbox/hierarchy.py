@@ -77,11 +77,11 @@ def prepare() -> None:
     if not os.path.exists(handed_on) or set(CONTROLLERS) <= set(read(handed_on).split()):
         return  # version 1, or done before
     try:
-        os.makedirs(f"{folder}/{LEAF}", exist_ok=True)
         for _ in range(MOVES):
             pids = [int(pid) for pid in read(f"{folder}/cgroup.procs").split()]
             if not set(pids) <= family(set(pids)):
                 raise ControlGroupError(f"{folder} holds processes of others beside the grader's")
+            os.makedirs(f"{folder}/{LEAF}", exist_ok=True)
             for pid in pids:
                 move(pid, f"{folder}/{LEAF}")
             if hand_on(handed_on):
