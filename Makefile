@@ -9,6 +9,8 @@ PY := .venv/bin/python
 READY := .venv/installed.json
 SUBMISSIONS ?=
 ARGS ?=
+# All tests run in several workers, about one to a core; a choice of them in one process, unless asked for.
+WORKERS := -n auto --max-worker-restart=0
 
 .PHONY: help setup grade test test-all lab bench notebooks lock doctor clean
 
@@ -36,10 +38,10 @@ grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
 
 test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
 test-all: $(READY) ## the same, with the tests that take long run whole and not in part
-	@COURSE_ALL_TESTS=1 $(PY) -m pytest $(ARGS)
+	@COURSE_ALL_TESTS=1 $(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
 lab: $(READY) ## open JupyterLab on the student notebooks
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks

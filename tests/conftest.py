@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 SEED = int(os.environ.get("COURSE_TEST_SEED") or random.SystemRandom().randrange(2**31))
+os.environ["COURSE_TEST_SEED"] = str(SEED)  # the workers of `pytest -n` draw from the same
 
 
 def pytest_report_header() -> str:
@@ -32,6 +34,42 @@ def seed() -> int:
     """The run's seed: random, or COURSE_TEST_SEED; shown with a test that fails."""
     print(f"COURSE_TEST_SEED={SEED}")
     return SEED
+
+
+# --- several workers: pytest -n auto -------------------------------------------------------------
+
+# Files whose tests take minutes come first, so that no worker is left alone with one at the end.
+LONG = ("test_mutants.py", "test_autograder.py", "test_faults.py", "test_notebooks.py")
+# Of these every test may run in another worker: they share nothing that is dear to make.
+APART = ("test_mutants.py", "test_notebooks.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: as many as grading would take, at most four, as most tests start ranks of their own."""
+    from autograder.capacity import default_jobs
+
+    return min(4, default_jobs())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file stay in one worker, which makes the file's fixtures once; but for APART."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if Path(file).name in APART else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        order = {name: place for place, name in enumerate(LONG)}
+        items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 # --- backends ------------------------------------------------------------------------------------

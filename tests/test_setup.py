@@ -178,7 +178,8 @@ def test_help_names_every_command():
     [
         (("grade",), "-m autograder grade"),
         (("grade", "SUBMISSIONS=/tmp/a class"), '"/tmp/a class"'),
-        (("test",), "-m pytest"),
+        (("test",), "-m pytest -n auto"),
+        (("test", "ARGS=tests/test_x.py -x"), "-m pytest tests/test_x.py -x"),
         (("lab",), "-m jupyterlab"),
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder.build"),
