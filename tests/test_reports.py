@@ -8,6 +8,7 @@ import hashlib
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -22,6 +23,7 @@ from autograder.config import NOTEBOOKS, SOLUTIONS
 from autograder.report import wording
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
+from autograder.report.formula import drawn
 from autograder.report.sanitise import (
     NOT_RENDERED,
     clean_html,
@@ -38,19 +40,32 @@ from course_lib.checks.engine.sentence import at
 # The smallest picture: one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="
 RUNS = """
-    script style iframe frame object embed applet svg math link meta base form input button textarea
+    script style iframe frame object embed applet svg link meta base form input button textarea
     select video audio source template noscript dialog
 """
 LOADED = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml);base64,")
 LINKED = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
 
 
+MATHML = "{http://www.w3.org/1998/Math/MathML"
+LAYOUT = """
+    math mrow mfrac msqrt mroot msub msup msubsup munder mover munderover mtable mtr mtd mstyle mpadded
+"""
+
+
+def draws(element: Any) -> bool:
+    """Whether it is MathML for drawing: no links, no place in it where HTML begins again."""
+    space, _, tag = str(element.tag).rpartition("}")
+    leaf = tag in ("mi", "mn", "mo", "mtext", "mspace")
+    return space == MATHML and (tag in LAYOUT.split() or (leaf and not len(element)))
+
+
 def dangers(html: str) -> list[str]:
     """What in this HTML runs, loads or reaches out, as a browser's parser reads it."""
     found = []
     for element in html5lib.parseFragment(html, namespaceHTMLElements=False, scripting=True).iter():
-        tag = str(element.tag).rpartition("}")[2]
-        if tag in RUNS.split():
+        space, _, tag = str(element.tag).rpartition("}")
+        if tag in RUNS.split() or ((tag == "math" or space == MATHML) and not draws(element)):
             found.append(f"<{tag}>")
         for name, text in element.attrib.items():
             if (
@@ -78,6 +93,12 @@ HOSTILE = [
     "<style>@import 'https://example.org/a'</style>",
     "<form action='/formgrader'><input name=a><button>b</button></form>",
     "<math><mtext><table><mglyph><style><img src=x onerror=go()>",
+    "<math href='javascript:go()'><mi>a</mi></math>",
+    "$\\href{javascript:go()}{a}$",
+    "$\\text{<img src=x onerror=go()>}$",
+    "$\\style{background:url(https://example.org)}{a}$ $\\class{a' onclick='go()}{b}$",
+    "![$a$\"><img src=x onerror=go()>](b) [a](#b '$c$')",
+    '<p title=\'$a$\' onclick=go() id="$b$"><img alt="$\'><script>go()</script>$">',
     "<img src='https://example.org/pixel.png'>",
     "<details open ontoggle=go()>",
     "<base href='https://example.org'>",
@@ -164,7 +185,41 @@ def test_honest_text_stays() -> None:
     assert soup.find("a", href="https://pytorch.org") and soup.find("em") and soup.find("summary")
     assert [cell.text for cell in soup("td")] == ["1", "2"]
     assert "def f(x):\n\n    return x < 1" in soup.find("pre").text
-    assert "$a_1 < b$" in soup.text and len(soup("img")) == 2
+    assert len(soup("img")) == 2
+    assert soup.find("math").text == "a1<b" and soup.find("msub").text == "a1"
+
+
+def test_formulas_are_drawn_without_a_script() -> None:
+    for text in (
+        r"$$\frac{2(N-1)}{N} M$$",
+        r"\begin{align} a &= \frac{b}{c} \end{align}",
+        r"$$\begin{aligned} a &= \frac{1}{2} \\\\ b &= 3 \end{aligned}$$",
+    ):
+        soup = soup_of(rendered(clean_markdown(f"It is\n\n{text}\n\nhere.")))
+        assert soup.find("math", display="block").find("mfrac") and "$" not in soup.text
+        assert "It is" in soup.text and "here." in soup.text
+    (shown,) = clean_outputs([new_output("display_data", data={"text/latex": "$a_1$"})])
+    assert "<msub>" in shown.data["text/html"] and shown.data["text/latex"] == "$a_1$"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        r"\unknown{x}",
+        "{" * 3000,
+        "{" * 900,
+        r"\frac",
+        r"\newcommand{\a}{\a\a}\a",
+        r"\begin{strange} a & b \end{strange}",
+    ],
+)
+def test_a_formula_that_cannot_be_drawn_is_shown_as_written(source: str) -> None:
+    assert soup_of(drawn(source)).find("code", class_="formula").text == source
+
+
+def test_many_formulas_make_no_page_without_end() -> None:
+    cleaned = clean_markdown("$a^b_c$ " * 2_000)
+    assert 100 < cleaned.count("<math") < 1_500 and len(cleaned) < 200_000
 
 
 def test_a_picture_from_elsewhere_is_named_and_not_loaded() -> None:

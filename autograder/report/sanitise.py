@@ -3,8 +3,8 @@
 nbconvert renders Markdown with raw HTML in it, HTML outputs as they come, attributes from cells' metadata
 and diagrams in fences without escaping: in formgrader all of that would run with the instructor's rights.
 Here everything that is not known to be harmless is left out: Markdown is rendered and its HTML cleaned by
-bleach, outputs keep a few types, metadata is made anew. Nothing is loaded from elsewhere, so that opening
-a page tells nobody and calls nothing.
+bleach, formulas become MathML, outputs keep a few types, metadata is made anew. Nothing is loaded from
+elsewhere, so that opening a page tells nobody and calls nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Iterable
 import bleach
 from bleach.css_sanitizer import CSSSanitizer
 from bs4 import BeautifulSoup
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbconvert.filters.markdown_mistune import MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
 from autograder.config import NOTEBOOK_METADATA
+from autograder.report.formula import Renderer, drawn
 from autograder.report.svg import clean_svg
 from autograder.twin import HIDDEN_MARKERS, IDENTIFIER
 
@@ -50,6 +51,7 @@ STYLES = _names(
 )
 LINK = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
 PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+", re.IGNORECASE)
+FORMULA = re.compile(r"\$(?P<display>\$)?(?P<tex>[^$]+)\$(?(display)\$)", re.DOTALL)
 HIGHLIGHT = re.compile(r"highlight|[a-z][a-z0-9]?")  # the class names that pygments uses
 HIDDEN = re.compile(
     rf"^[ \t]*{HIDDEN_MARKERS[0]}.*?(^[ \t]*{HIDDEN_MARKERS[1]}[^\n]*\n?|\Z)",
@@ -110,8 +112,8 @@ def clean_markdown(text: str, attachments: dict | None = None) -> str:
     if len(text) > LONGEST_MARKDOWN:
         return _one_block(_as_written(text))
     try:
-        renderer = IPythonRenderer(escape=False, attachments=pictures, exclude_anchor_links=True)
-        cleaned = clean_html(MarkdownWithMath(renderer=renderer).render(text))
+        renderer = Renderer(escape=False, attachments=pictures, exclude_anchor_links=True)
+        cleaned = renderer.draw(clean_html(MarkdownWithMath(renderer=renderer).render(text)))
     except Exception:  # the renderer raises whatever it likes on text that is meant to break it
         cleaned = _as_written(text)
     return _one_block(cleaned)
@@ -162,6 +164,9 @@ def _clean_data(data: dict) -> dict[str, str]:
         kept["text/html"] = clean_markdown(_text(data["text/markdown"]))
     if "image/svg+xml" in data and (drawing := clean_svg(_text(data["image/svg+xml"]))):
         kept["image/svg+xml"] = drawing
+    formula = FORMULA.fullmatch(_text(data.get("text/latex")).strip())
+    if formula is not None and "text/html" not in kept:
+        kept["text/html"] = drawn(formula["tex"], display=bool(formula["display"]))
     for plain in ("text/latex", "text/plain"):
         if plain in data:
             kept[plain] = _text(data[plain])
