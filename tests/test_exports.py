@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -23,8 +24,8 @@ from autograder.commands import release as release_command
 from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.release import ReleaseError, colab_link, release
 from autograder.report import bundle
-from autograder.report.exports import ExportError, canvas, moodle, read_table
-from autograder.report.gradescope import results_json
+from autograder.report.exports import Columns, ExportError, canvas, moodle, read_table
+from autograder.report.gradescope import WITHOUT_GRADEBOOK, results_json
 from autograder.report.reliability import reference_submission
 from autograder.report.reliability import reliability as try_often
 from autograder.report.standing import ByHand, Standing, final_maximum, final_score, standings
@@ -88,6 +89,20 @@ def test_gradescope_gets_a_test_for_each_exercise() -> None:
     assert second["output"] == "points are given by a person"
     assert data["extra_data"]["status"] == "graded" and data["extra_data"]["sandbox"] == ["limits"]
     assert results_json(result_of(points=4))["tests"][0]["status"] == "passed"
+
+
+def test_gradescope_gets_what_a_gradebook_adds() -> None:
+    hand = {"essay": ByHand(2.5, 3, "Well seen.", 0.25), "task": ByHand(1, 2)}
+    data = results_json(result_of(), Standing(hand, penalty=1.5))
+    assert data["score"] == 1 + 2.75 + 1 - 1.5
+    assert [one["score"] for one in data["tests"]] == [1, 2.75, 1]
+    assert [one["max_score"] for one in data["tests"]] == [4, 3, 2]
+    assert data["tests"][1]["output"] == "Points were given by a person.\nWell seen."
+    assert "1.5 points off: late." in data["output"] and WITHOUT_GRADEBOOK not in data["output"]
+    for without in (results_json(result_of(), Standing()), results_json(result_of())):
+        assert without["score"] == 1
+    assert WITHOUT_GRADEBOOK in results_json(result_of())["output"]
+    assert WITHOUT_GRADEBOOK not in results_json(result_of(), unfinished=True)["output"]
 
 
 def test_no_grade_is_no_zero_for_gradescope() -> None:
@@ -255,11 +270,12 @@ def test_a_roster_that_is_none_is_refused(roster: str) -> None:
 
 WORKSHEET = (
     "\ufeffIdentifier,Full name,Email address,Status,Grade,Maximum Grade,Grade can be changed,"
-    "Feedback comments\r\n"
-    'Participant 1,Anna Ng,anna@uni.example,"Submitted, late",,9.00,Yes,\r\n'
-    "Participant 2,Ben,ben@uni.example,,5.00,9.00,Yes,well done\r\n"
-    "Participant 3,Carla,carla@uni.example,,4.00,9.00,No,\r\n"
-    "Participant 4,Dora,dora@uni.example,,2.00,9.00,Yes,\r\n"
+    "Last modified (submission),Last modified (grade),Feedback comments\r\n"
+    'Participant 1,Anna Ng,anna@uni.example,"Submitted, late",,9.00,Yes,-,-,\r\n'
+    'Participant 2,Ben,ben@uni.example,,5.00,9.00,Yes,-,"Friday, 9 May 2025",well done\r\n'
+    "Participant 3,Carla,carla@uni.example,,4.00,9.00,No,-,-,\r\n"
+    "Participant 4,Dora,dora@uni.example,,2.00,9.00,Yes,-,-,\r\n"
+    "Participant 5,Emil,emil@uni.example,,1.00,9.00,No,-,-,\r\n"
 )
 
 
@@ -267,17 +283,36 @@ def test_moodles_worksheet_is_filled_in_and_nothing_else() -> None:
     text, notes = moodle({"anna": 7.25, "ben": None, "carla": 9.0, "zoe": 1.0}, 9.0, WORKSHEET)
     before, after = rows_of(WORKSHEET), rows_of(text)
     assert text.startswith("\ufeff") and before[0] == after[0]
-    assert [row[4] for row in after[1:]] == ["7.25", "5.00", "4.00", "2.00"]
+    assert [row[4] for row in after[1:]] == ["7.25", "5.00", "4.00", "2.00", "1.00"]
     assert [row[:4] + row[5:] for row in before] == [row[:4] + row[5:] for row in after]
-    assert len(notes) == 2 and "cannot be changed" in notes[0] and notes[1].startswith("zoe")
+    locked, absent = notes
+    assert locked.startswith("2 rows stay as they were") and "carla, emil@uni.example" in locked
+    assert absent == "zoe has a grade and is not in the worksheet."
+
+
+def test_a_worksheet_that_moodle_would_not_import_is_named() -> None:
+    table = read_table(WORKSHEET)
+    cut = replace(table, header=table.header[:8], rows=[row[:8] for row in table.rows])
+    notes = moodle({"anna": 7.25}, 9.0, cut.to_text())[1]
+    (note,) = [one for one in notes if "imports no worksheet" in one]
+    assert "'Last modified (grade)'" in note and "Identifier" not in note
 
 
 def test_worksheets_in_another_language_are_filled_in() -> None:
-    worksheet = "Kennung;ID-Nummer;Bewertung\r\nTeilnehmer 1;s1;\r\nTeilnehmer 2;s2;1\r\n"
-    text, _ = moodle({"s1": 3.5}, 9.0, worksheet, grade="Bewertung", student="ID-Nummer")
-    assert rows_of(text, ";")[1:] == [["Teilnehmer 1", "s1", "3.5"], ["Teilnehmer 2", "s2", "1"]]
+    worksheet = (
+        "Kennung;ID-Nummer;Bewertung;Bestwert;Änderbar\r\n"
+        "Teilnehmer 1;s1;;9,00;Ja\r\nTeilnehmer 2;s2;1;9,00;Nein\r\n"
+    )
+    german = Columns("ID-Nummer", "Bewertung", "Bestwert", "Änderbar", "nein")
+    text, notes = moodle({"s1": 3.5, "s2": 4.0}, 9.0, worksheet, german)
+    assert [row[2] for row in rows_of(text, ";")] == ["Bewertung", "3.5", "1"]
+    assert [note.partition(",")[0] for note in notes] == ["1 row stays as it was"]
     with pytest.raises(ExportError, match=r"'Grade'.*'Kennung'"):
         moodle({"s1": 3.5}, 9.0, worksheet)
+    with pytest.raises(ExportError, match="maximum grade is 9,00"):
+        moodle({"s1": 3.5}, 8.0, worksheet, german)
+    with pytest.raises(ExportError, match="no column 'Punkte'"):
+        moodle({"s1": 3.5}, 9.0, worksheet, replace(german, maximum="Punkte"))
 
 
 def test_a_worksheet_of_something_else_is_refused() -> None:
@@ -368,6 +403,11 @@ def test_all_pages_and_files_of_a_class(book: Path) -> None:
     assert 'href="feedback/ben/' in (tmp_path / "class.html").read_text()
     written = json.loads((tmp_path / "gradescope/ben" / NAME / "results.json").read_text())
     assert written["score"] == 1
+    written = json.loads((tmp_path / "gradescope/anna" / NAME / "results.json").read_text())
+    assert written["score"] == 1, "what was given by hand was taken back"
+    write_reports(found)
+    written = json.loads((tmp_path / "gradescope/anna" / NAME / "results.json").read_text())
+    assert (written["score"], written["tests"][1]["score"]) == (3.0, 3.0)
 
 
 # --- release -------------------------------------------------------------------------------------

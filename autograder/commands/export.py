@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 
 from autograder.config import OUT
-from autograder.report.exports import ExportError, canvas, moodle
+from autograder.report.exports import (
+    GRADE,
+    MAXIMUM,
+    MAY_CHANGE,
+    Columns,
+    ExportError,
+    canvas,
+    moodle,
+)
 from autograder.report.write import Class, read_class
 from autograder.result import write_whole
 from autograder.store import Store
@@ -35,8 +43,18 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     two.add_argument(
         "--student", default="", metavar="COLUMN", help="that the folders are named after"
     )
+    two.add_argument("--grade", default=GRADE, metavar="COLUMN", help="of the grades (%(default)s)")
     two.add_argument(
-        "--grade", default="Grade", metavar="COLUMN", help="of the grades (%(default)s)"
+        "--maximum", default=MAXIMUM, metavar="COLUMN", help="of their maximum (%(default)s)"
+    )
+    two.add_argument(
+        "--may-change",
+        default=MAY_CHANGE,
+        metavar="COLUMN",
+        help="that says whether a row may change (%(default)s)",
+    )
+    two.add_argument(
+        "--no", default="No", metavar="WORD", help="that stands there when not (%(default)s)"
     )
     for site in (one, two):
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
@@ -80,13 +98,10 @@ def _canvas(found: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
 
 def _moodle(found: Class, options: argparse.Namespace) -> tuple[str, list[str]]:
     (name,) = _known(found, [options.assignment])
-    return moodle(
-        found.scores(name),
-        found.maximum(name),
-        _read(options.worksheet),
-        student=options.student,
-        grade=options.grade,
+    columns = Columns(
+        options.student, options.grade, options.maximum, options.may_change, options.no
     )
+    return moodle(found.scores(name), found.maximum(name), _read(options.worksheet), columns)
 
 
 def _read(path: Path) -> str:

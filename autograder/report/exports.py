@@ -2,7 +2,9 @@
 
 Both take back a file that they handed out. Canvas: the gradebook's export names its students and columns.
 Moodle: the assignment's grading worksheet, whose header is in the site's language and has the columns that
-the site chose: it is filled in, and nothing of it is made up.
+the site chose: it is filled in, and nothing of it is made up. Where the site lets all of them be seen these
+are Identifier, Full name, Email address, Status, Grade, Maximum Grade, Grade can be changed, Last modified
+(submission), Last modified (grade), Feedback comments (mod/assign/feedback/offline of Moodle reads them).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ Scores = Mapping[str, float | None]  # by student, as the folders are named; Non
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
 GRADE, MAXIMUM, MAY_CHANGE = "Grade", "Maximum Grade", "Grade can be changed"
+IMPORTED = ("Identifier", "Last modified (grade)")  # beside the grade, what Moodle's importer reads
 
 
 class ExportError(Exception):
@@ -138,45 +141,78 @@ def _field(score: float | None) -> str:
 # ---- Moodle
 
 
+@dataclass(frozen=True)
+class Columns:
+    """What a worksheet's columns are called, where the site's language is another.
+
+    student: what the students' folders are named after ("": the column in which most are found). no: what
+    stands in the column `may_change` of a row that must stay as it is. A column `maximum` or `may_change`
+    that was not named by the caller may be missing.
+    """
+
+    student: str = ""
+    grade: str = GRADE
+    maximum: str = MAXIMUM
+    may_change: str = MAY_CHANGE
+    no: str = "No"
+
+    def optional(self, table: Table, name: str, usual: str) -> int | None:
+        """The place of a column that may be missing under its usual name. ExportError else."""
+        return None if name == usual and name not in table.header else table.column(name)
+
+
 def moodle(
-    scores: Scores,
-    maximum: float,
-    worksheet: str,
-    *,
-    student: str = "",
-    grade: str = GRADE,
-    may_change: str = MAY_CHANGE,
+    scores: Scores, maximum: float, worksheet: str, columns: Columns | None = None
 ) -> tuple[str, list[str]]:
     """(the filled-in worksheet, notes) of one assignment.
 
-    student: the column that holds what the students' folders are named after; without it the column in
-    which most of them are found. grade, may_change: the names of these columns where the site's language
-    is another. Only the grade is written; rows of students without one, and rows that Moodle says must
-    not change, stay as they were. ExportError where a column is missing or the worksheet's maximum is
-    another than the assignment's.
+    Only the grade is written; rows of students without one, and rows that Moodle says must not change,
+    stay as they were: the dates by which Moodle sees whether a grade was changed in between, too.
+    ExportError where a column is missing or the worksheet's maximum is another than the assignment's.
     """
-    table = read_table(worksheet)
-    place = table.column(grade)
-    key = table.column(student) if student else _key_column(table, scores)
-    locked = table.header.index(may_change) if may_change in table.header else None
-    notes, found = [], set()
-    rows = []
+    columns, table = columns or Columns(), read_table(worksheet)
+    place = table.column(columns.grade)
+    key = table.column(columns.student) if columns.student else _key_column(table, scores)
+    most = columns.optional(table, columns.maximum, MAXIMUM)
+    may_change = columns.optional(table, columns.may_change, MAY_CHANGE)
+    rows, found, locked = [], set(), []
     for row in table.rows:
         who = _student(scores, [row[key]])
+        is_locked = may_change is not None and _is_no(row[may_change], columns.no)
+        if is_locked:
+            locked.append(who or row[key])
         if who is not None:
             found.add(who)
-            _compare_maximum(table, row, maximum)
-            if locked is not None and row[locked].strip().lower() in ("no", "0"):
-                notes.append(
-                    f"{who}: Moodle says that the grade cannot be changed; left as it was."
-                )
-            elif scores[who] is not None:
+            _compare_maximum("" if most is None else row[most], maximum)
+            if scores[who] is not None and not is_locked:
                 row = [*row[:place], _field(scores[who]), *row[place + 1 :]]
         rows.append(row)
+    notes = [*_left_alone(locked), *_not_importable(table, columns)]
     notes += [
         f"{who} has a grade and is not in the worksheet." for who in sorted(set(scores) - found)
     ]
     return Table(table.header, rows, table.delimiter, table.mark).to_text(), notes
+
+
+def _is_no(text: str, no: str) -> bool:
+    return text.strip().lower() in (no.strip().lower(), "0")
+
+
+def _left_alone(locked: Sequence[str]) -> list[str]:
+    if not locked:
+        return []
+    rows = "1 row stays as it was" if len(locked) == 1 else f"{len(locked)} rows stay as they were"
+    return [f"{rows}, since Moodle says that the grade cannot be changed: {', '.join(locked)}."]
+
+
+def _not_importable(table: Table, columns: Columns) -> list[str]:
+    """What Moodle will not find when it imports an English worksheet; others have names of their own."""
+    missing = [repr(name) for name in IMPORTED if name not in table.header]
+    if columns.grade != GRADE or not missing:
+        return []
+    return [
+        f"Moodle imports no worksheet without its column {' and '.join(missing)}: export it again."
+    ]
 
 
 def _key_column(table: Table, scores: Scores) -> int:
@@ -192,10 +228,8 @@ def _key_column(table: Table, scores: Scores) -> int:
     return counts.index(max(counts))
 
 
-def _compare_maximum(table: Table, row: Sequence[str], maximum: float) -> None:
-    if MAXIMUM not in table.header:
-        return
-    said = row[table.column(MAXIMUM)].strip()
+def _compare_maximum(text: str, maximum: float) -> None:
+    said = text.strip()
     try:
         same = not said or abs(float(said.replace(",", ".")) - maximum) < 1e-9
     except ValueError:  # a scale of words instead of points

@@ -9,18 +9,25 @@ from typing import Any
 from autograder import status as statuses
 from autograder.report import wording
 from autograder.report.disclosure import Told, told
+from autograder.report.standing import ByHand, Standing, final_score
 from autograder.result import Exercise, Result, write_whole
 from course_lib.checks.engine.report import wrapped
 
+WITHOUT_GRADEBOOK = (
+    "Points that a person gives, and points taken off for being late, are not part of this score."
+)
 UNFINISHED = "Grading has not come to its end: what is missing here counts nothing yet."
 
 
-def results_json(result: Result, *, unfinished: bool = False) -> dict[str, Any]:
+def results_json(
+    result: Result, standing: Standing | None = None, *, unfinished: bool = False
+) -> dict[str, Any]:
     """The data of Gradescope's `results.json` for one submission.
 
     One test for each graded cell. Hidden cases are told as on the feedback page. A submission that is
     `ungraded` has no score and no tests, which Gradescope reports as a failure of the autograder, not as
-    a grade. unfinished: what is known so far.
+    a grade. standing: what a gradebook adds; None where there is none, as in Gradescope's container, and
+    the output says what is missing. unfinished: what is known so far.
     """
     said = [
         UNFINISHED if unfinished else "",
@@ -29,6 +36,7 @@ def results_json(result: Result, *, unfinished: bool = False) -> dict[str, Any]:
         ""
         if result.sandbox or result.status in wording.WITHOUT_NOTEBOOK
         else "Run without a sandbox.",
+        _added(standing, result, unfinished),
     ]
     data: dict[str, Any] = {
         "output": "\n".join(text for text in said if text),
@@ -46,27 +54,45 @@ def results_json(result: Result, *, unfinished: bool = False) -> dict[str, Any]:
     }
     if result.status == statuses.UNGRADED:
         return data
-    data["score"] = round(result.score, 6)
+    score = final_score(result, standing)
+    assert score is not None  # only what is `ungraded` has none
+    data["score"] = round(score, 6)
+    known = {one.grade_id for one in result.exercises}
+    by_hand = standing.by_hand if standing is not None else {}
+    others = [
+        Exercise(name, name, 0.0, one.maximum) for name, one in by_hand.items() if name not in known
+    ]
     data["tests"] = [
-        _test(one, str(number)) for number, one in enumerate(result.exercises, start=1)
+        _test(one, str(number), by_hand.get(one.grade_id))
+        for number, one in enumerate([*result.exercises, *others], start=1)
     ]
     return data
 
 
-def _has_sandbox(result: Result) -> bool:
-    return bool(result.sandbox) or result.status in wording.WITHOUT_NOTEBOOK
+def _added(standing: Standing | None, result: Result, unfinished: bool) -> str:
+    """What is in the score beside the checks' points, or is not."""
+    if unfinished or result.status == statuses.UNGRADED:
+        return ""
+    if standing is None:
+        return WITHOUT_GRADEBOOK
+    return f"{wording.shown(standing.penalty)} points off: late." if standing.penalty else ""
 
 
-def _test(exercise: Exercise, number: str) -> dict[str, Any]:
+def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, Any]:
     rows = told(exercise.report) if exercise.report else []
-    full = exercise.points >= exercise.maximum
+    points, said = exercise.points, exercise.reason
+    if by_hand is not None:
+        points = Standing({exercise.grade_id: by_hand}).points(exercise.grade_id, points)
+        said = said if by_hand.points is None else "Points were given by a person."
+    lines = [line for row in rows for line in _lines(row)] or [said]
+    lines += [by_hand.comment] if by_hand is not None and by_hand.comment else []
     return {
         "name": wording.title(exercise),
         "number": number,
-        "score": round(exercise.points, 6),
+        "score": round(points, 6),
         "max_score": exercise.maximum,
-        "status": "passed" if full else "failed",
-        "output": "\n".join(line for row in rows for line in _lines(row)) or exercise.reason,
+        "status": "passed" if points >= exercise.maximum else "failed",
+        "output": "\n".join(line for line in lines if line),
         "output_format": "text",
         "visibility": "visible",
     }
@@ -78,7 +104,9 @@ def _lines(row: Told) -> list[str]:
     return [head, *said, *(f"      | {line}" for line in row.output)]
 
 
-def write_results(result: Result, path: Path, *, unfinished: bool = False) -> None:
-    """Write `results.json`, whole or not at all."""
-    data = results_json(result, unfinished=unfinished)
+def write_results(
+    result: Result, path: Path, standing: Standing | None = None, *, unfinished: bool = False
+) -> None:
+    """Write `results.json`, whole or not at all. standing: as for `results_json`."""
+    data = results_json(result, standing, unfinished=unfinished)
     write_whole(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))

@@ -91,7 +91,7 @@ def write_reports(found: Class, *, solutions: Path = SOLUTIONS, notebooks: Path 
     write_class_page(found.results, found.out / "class.html", alike=alike)
     for result in found.results:
         folder = found.out / "gradescope" / result.student / result.assignment
-        write_results(result, folder / "results.json")
+        write_results(result, folder / "results.json", found.standing(result))
     return _write_feedback(found, notebooks)
 
 
