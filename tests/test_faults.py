@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -274,7 +275,10 @@ def no_ranks() -> None:
     pool.close()
 
 
-def test_an_orphan_is_seen_and_ended(no_ranks: None, assert_no_orphans) -> None:
+def test_an_orphan_is_seen_and_ended(
+    no_ranks: None, assert_no_orphans: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autograder.faults.witnesses.GONE_WITHIN", 0.5)  # it would run for an hour
     with watching_processes() as left:
         script = "sleep 4321 >/dev/null 2>&1 & echo $!"
         done = subprocess.run(
