@@ -59,7 +59,7 @@ class Spawned:
         return self.children.exit_code(0)
 
     def limit(self) -> str:
-        return status.OUT_OF_MEMORY if self.children.limit == "memory" else ""
+        return status.USED_UP.get(self.children.limit, "")
 
     def interrupt(self) -> None:
         self.children.signal(0, signal.SIGINT)

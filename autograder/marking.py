@@ -30,7 +30,10 @@ from autograder.twin import grade_id
 from autograder.walk import Event, Judge, Means
 from course_lib.checks.engine.find import find
 
-CRASHES = (status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT, status.TOO_MANY_PROCESSES)
+CRASHES = (
+    status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT,
+    status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

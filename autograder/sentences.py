@@ -7,19 +7,22 @@ import signal
 from autograder import status
 from autograder.limits import Limits
 
+NOTEBOOK, RANKS = ("the notebook", "it"), ("the ranks of its check", "they")
 
-def of_limit(limit: str, limits: Limits, error: str = "") -> str:
+
+def of_limit(limit: str, limits: Limits, error: str = "", whose: tuple[str, str] = NOTEBOOK) -> str:
     """The sentence for a status of `status.LIMITS` that a cell or the sandbox reached.
 
-    error: the type of what the cell raised because of it.
+    error: the type of what the cell raised because of it. whose: NOTEBOOK or RANKS.
     """
+    who, it = whose
     said = {
-        status.OUT_OF_MEMORY: f"the notebook used more than the {size(limits.memory)} of memory "
-        "that it may use",
-        status.DISK_FULL: f"the notebook wrote more than the {size(limits.disk)} that it may write",
-        status.TOO_MANY_PROCESSES: "the notebook started more processes or threads, or opened more "
-        f"files, than it may ({limits.processes} and {limits.descriptors})",
-    }.get(limit, f"the notebook reached a limit: {limit}")
+        status.OUT_OF_MEMORY: f"{who} used more than the {size(limits.memory)} of memory that {it} may use",
+        status.DISK_FULL: f"{who} wrote more than the {size(limits.disk)} that {it} may write",
+        status.TOO_MANY_PROCESSES: f"{who} started more processes or threads than {it} may "
+        f"({limits.processes})",
+        status.TOO_MANY_FILES: f"{who} opened more files at a time than {it} may ({limits.descriptors})",
+    }.get(limit, f"{who} reached a limit: {limit}")
     return f"{said} ({error})" if error else said
 
 

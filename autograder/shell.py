@@ -247,7 +247,9 @@ def limit_of(error: BaseException | None) -> str:
             return status.OUT_OF_MEMORY
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return status.DISK_FULL
-        if number in (errno.EMFILE, errno.ENFILE) or "start new thread" in said:
+        if number in (errno.EMFILE, errno.ENFILE):
+            return status.TOO_MANY_FILES
+        if "start new thread" in said:
             return status.TOO_MANY_PROCESSES
         if number == errno.EAGAIN and begins_process(error):
             return status.TOO_MANY_PROCESSES

@@ -10,7 +10,8 @@ BLANK = "blank"  # every exercise is as it was handed out
 KERNEL_DIED = "kernel died"  # the notebook's process ended
 OUT_OF_MEMORY = "out of memory"
 TIMED_OUT = "timed out"  # a cell, a check or the submission reached its limit
-TOO_MANY_PROCESSES = "too many processes"  # or threads, or open files
+TOO_MANY_PROCESSES = "too many processes"  # or threads
+TOO_MANY_FILES = "too many files"  # open at a time
 DISK_FULL = "disk full"
 TOO_MUCH_OUTPUT = "too much output"  # what is beyond the limit was left out
 UNREADABLE = "unreadable"  # what was handed in is no notebook: 0 points
@@ -18,8 +19,11 @@ MISSING = "missing"  # the assignment's folder holds no notebook of its name: 0 
 UNGRADED = "ungraded"  # the grading itself failed: no score
 
 LIMITS = (
-    KERNEL_DIED, OUT_OF_MEMORY, TIMED_OUT, TOO_MANY_PROCESSES, DISK_FULL, TOO_MUCH_OUTPUT,
+    KERNEL_DIED, OUT_OF_MEMORY, TIMED_OUT, TOO_MANY_PROCESSES, TOO_MANY_FILES, DISK_FULL, TOO_MUCH_OUTPUT,
 )  # fmt: skip
+USED_UP = {  # what the runtime and the judge call it
+    "memory": OUT_OF_MEMORY, "processes": TOO_MANY_PROCESSES, "files": TOO_MANY_FILES,
+}  # fmt: skip
 PRECEDENCE = (*LIMITS, BLANK, GRADED)
 
 

@@ -7,6 +7,7 @@ import re
 import nbformat
 from nbformat import NotebookNode
 
+from autograder import status
 from autograder.exercises import Graded
 from autograder.result import Exercise
 from autograder.scores import one_line
@@ -22,9 +23,11 @@ def of_report(graded: Graded, report: dict) -> Exercise:
     """
     hidden = Report.from_json({**report, "seed": -1})
     points = hidden.points(graded.points)
-    reason = "" if points == graded.points else first_loss(hidden)
+    reason, limit = "", ""
+    if points != graded.points:
+        reason, limit = first_loss(hidden), status.USED_UP.get(hidden.limit, "")
     return Exercise(
-        graded.grade_id, graded.name, points, graded.points, reason, report=hidden.to_json()
+        graded.grade_id, graded.name, points, graded.points, reason, limit, hidden.to_json()
     )
 
 

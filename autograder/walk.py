@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import nbformat
 from nbformat import NotebookNode
 
-from autograder import status, verdict
+from autograder import sentences, status, verdict
 from autograder.child import Start
 from autograder.execution import ERROR, OK, CellRun, Executor, Refusal
 from autograder.exercises import Assignment, Graded
@@ -28,9 +28,8 @@ from course_lib.runtime import wire
 Judge = Callable[[str, Sequence[wire.Buffer], int, float], dict]
 
 AGAIN = (OK, ERROR, status.TOO_MUCH_OUTPUT)  # outcomes of cells that a new process runs again
-RESTART = (
-    status.TOO_MANY_PROCESSES,
-)  # what such a cell started would be in the way of the next ones
+# what such a cell started or opened would be in the way of the next ones
+RESTART = (status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES)
 NOT_RUN = "not run"
 
 
@@ -203,6 +202,9 @@ class Walk:
             sentence = f"its check took longer than its time limit of {self.limits.check:g} s"
             said = sentence if seconds == self.limits.check else self._over()
             self.events.append(Event(status.TIMED_OUT, graded.name, said))
+        elif exercise.limit:
+            said = sentences.of_limit(exercise.limit, self.limits, whose=sentences.RANKS)
+            self.events.append(Event(exercise.limit, graded.name, said))
         return exercise
 
     def _because(self, refusal: Refusal) -> tuple[str, str]:

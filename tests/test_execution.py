@@ -295,7 +295,7 @@ RAISES = "import errno\nraise OSError(errno.{}, 'text')"
         ("bytearray(1 << 60)", status.OUT_OF_MEMORY),
         ("import torch; torch.empty(1 << 58, dtype=torch.uint8)", status.OUT_OF_MEMORY),
         (RAISES.format("ENOSPC"), status.DISK_FULL),
-        (RAISES.format("EMFILE"), status.TOO_MANY_PROCESSES),
+        (RAISES.format("EMFILE"), status.TOO_MANY_FILES),
         ("raise RuntimeError(\"can't start new thread\")", status.TOO_MANY_PROCESSES),
         ("try:\n    raise MemoryError\nexcept MemoryError:\n    raise ValueError", status.OUT_OF_MEMORY),
         (RAISES.format("ENOENT"), ERROR),
@@ -336,8 +336,8 @@ def test_files_without_end_are_a_limit(fresh: Fresh) -> None:
         files = [open("/dev/null") for _ in range(100)]
         """,
     )
-    assert ran.kind == status.TOO_MANY_PROCESSES
-    assert f"{LIMITS.descriptors}" in ran.sentence
+    assert ran.kind == status.TOO_MANY_FILES
+    assert f"more files at a time than it may ({LIMITS.descriptors})" in ran.sentence
 
 
 # --- output without end --------------------------------------------------------------------------

@@ -197,9 +197,20 @@ ROWS = [
         PROCESSES,
     ),
     Row(
-        "fork-bomb-that-never-rests", KERNEL, before("import os\n\nwhile True:\n    os.fork()"),
-        "timed out", LOST, "the machine or a neighbour has no processor left", BY_TIME, says=NAMED,
-        or_status=("too many processes", "out of memory"), needs=(PROCESSES,), unsafe=True,
+        "fork-bomb-that-never-rests", KERNEL,
+        before(
+            """
+            import os
+
+            while True:
+                try:
+                    os.fork()
+                except OSError:
+                    pass
+            """
+        ),
+        "too many processes", LOST, "the machine or a neighbour has no processor left", BY_TIME, says=NAMED,
+        or_status=("timed out", "out of memory"), needs=(PROCESSES,), unsafe=True,
     ),
     greedy(
         "too-many-sleepers",
@@ -215,7 +226,7 @@ ROWS = [
     ),
     greedy(
         "descriptors-exhausted",
-        "too many processes",
+        "too many files",
         "files = []\nwhile True:\n    files.append(open('/dev/null'))",
     ),
     greedy(

@@ -37,10 +37,10 @@ ROWS = [
     losing("one-rank-dead", "import os\nif rank == 1:\n    os._exit(1)", quick=True),
     losing("one-rank-raises", "if rank == 1:\n    raise ValueError('no idea')"),
     losing("every-rank-loops", "while True:\n    pass"),
-    losing(
-        "one-rank-hoards",
-        "hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))",
-        unsafe=True,
+    Row(
+        "one-rank-hoards", RANKS,
+        in_the_ranks("hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))"),
+        "out of memory", LOST, COSTS_ONE, POINTS_TELL, says=f"(?s)(?=.*memory).*({NAMED})", unsafe=True,
     ),
     losing("one-rank-is-killed", "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)"),
     losing("another-shape", "return tensor.new_zeros(3, 1_000_000)"),

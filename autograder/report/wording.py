@@ -12,6 +12,7 @@ SAID = {
     statuses.KERNEL_DIED: "A cell ended the notebook's process. What it does not touch keeps its points.",
     statuses.OUT_OF_MEMORY: "More memory was needed than there is for one. The rest keeps its points.",
     statuses.TOO_MANY_PROCESSES: "More processes were started than may run. The rest keeps its points.",
+    statuses.TOO_MANY_FILES: "More files were open at a time than may be. The rest keeps its points.",
     statuses.DISK_FULL: "More was written to files than may be. The rest keeps its points.",
     statuses.TOO_MUCH_OUTPUT: "More was printed than is kept. The beginning and the end are shown.",
     statuses.UNREADABLE: "What was handed in could not be read as a notebook.",

@@ -38,7 +38,7 @@ class Children:
         Children.count += 1
         self.id, self.preloaded, self.sandbox = Children.count, preloaded, sandbox
         self.exits: dict[int, int] = {}
-        self.limit = ""  # "memory": they were ended since they held too much
+        self.limit = ""  # "memory" or "processes": they were ended since they took too much of it
         self._forked: dict | None = None
         self._loopback: int | None = None
         self._over = self.ended = False

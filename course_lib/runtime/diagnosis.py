@@ -20,6 +20,10 @@ CONSEQUENCE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|socket|ncclRemoteError|"
     r"unhandled system error|Socket Timeout|pair\.cc"
 )
+USED_UP = {  # see `Children.limit`
+    "memory": "its processes held too much memory",
+    "processes": "it went on starting processes after it had reached their limit",
+}
 ADVICE = {
     "circle": "Every one of them waits before it does what the next one needs. Let one of them send first, "
     "or post the send and the receive together with dist.batch_isend_irecv.",
@@ -205,7 +209,7 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
         else f"killed by {signal_name(-code)}"
     )
     if watch.pool.children.limit:
-        how = f"ended by the sandbox: its processes held too much {watch.pool.children.limit}"
+        how = f"ended by the sandbox: {USED_UP[watch.pool.children.limit]}"
     elif code == -signal.SIGKILL:
         how += " (usually the system, out of memory; or a kill from outside)"
     if code in (-signal.SIGSEGV, -signal.SIGABRT):

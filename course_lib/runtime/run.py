@@ -46,6 +46,7 @@ class Outcome:
     wire_bytes: int | None = (
         None  # sent during the task on the sandbox's loopback, counted by the kernel
     )
+    limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
 
 
 _tasks = 0
@@ -103,7 +104,8 @@ def run_ranks(
         said = [list(lines) for lines in output.tail]
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
-        return Outcome(replies, failure, ledger, seconds, backend, said, sent)
+        limit = pool.children.limit
+        return Outcome(replies, failure, ledger, seconds, backend, said, sent, limit)
     finally:
         if kept:
             pools.keep(pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 from course_lib.checks.engine import words
@@ -72,6 +73,19 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     if failure.kind == "died":
         return wrong(ended(failure), *died(failure), hint, cause="died")
     return raised(failure, hint, hidden)
+
+
+def used_up(failure: Failure) -> str:
+    """What there was no more of when a rank raised: "memory", "processes", "files", or ""."""
+    for report in failure.ranks.values():
+        kind, text = report.error_type, report.error_text
+        if kind in ("MemoryError", "OutOfMemoryError") or "allocate memory" in text:
+            return "memory"
+        if kind == "OSError" and f"[Errno {errno.EMFILE}]" in text:
+            return "files"
+        if "start new thread" in text:
+            return "processes"
+    return ""
 
 
 def peer_hint(case: Case, text: str) -> str:

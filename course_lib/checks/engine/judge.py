@@ -61,6 +61,7 @@ class Session:
     strikes: int = 0
     last: Finding | None = None
     stub: Finding | None = None
+    limit: str = ""
 
 
 def judge(
@@ -90,7 +91,9 @@ def judge(
             judged += judge_case(session, case, first=not judged)
             if session.stub is not None:
                 return not_written(session, name, cases).to_json()
-    return conclude(name, exercise, judged, seed, cases).to_json()
+    report = conclude(name, exercise, judged, seed, cases)
+    report.limit = session.limit
+    return report.to_json()
 
 
 def not_written(session: Session, name: str, cases: str) -> Report:
@@ -170,8 +173,9 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     if failure is not None and first and faults.not_written(failure):
         session.stub = wrong(at(faults.stub_place(failure), "NotImplementedError", glue=" at "))
         return session.stub
-    if failure is not None and failure.kind in faults.STOPS:
-        session.strikes += 1
+    if failure is not None:
+        session.strikes += failure.kind in faults.STOPS
+        session.limit = session.limit or outcome.limit or faults.used_up(failure)
     called = traffic.used(operations_of(outcome.ledger), case.forbidden)
     if called is not None:
         return called

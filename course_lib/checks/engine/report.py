@@ -47,6 +47,7 @@ class Report:
     """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader.
 
     tampered: what the ranks recorded and what went over the network contradict each other.
+    limit: what the ranks of a case had used up, "memory", "processes" or "files"; "" where they had not.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Report:
     seed: int = 0
     cases: str = "visible"
     tampered: bool = False
+    limit: str = ""
 
     @property
     def passed(self) -> bool:
