@@ -36,9 +36,9 @@ DRAINED = 4 << 20  # bytes that are read from the pipes before something else is
 class CellRun:
     """What became of a cell.
 
-    outputs: as nbformat keeps them; kind: OK, ERROR or one of `status.LIMITS`, with a sentence for these;
-    error: the type of what the cell raised; finished: whether the cell came to an end of its own, be it
-    an error, so that running it again is worth a try; alive: whether the process can go on.
+    outputs: as nbformat keeps them; kind: OK, ERROR or one of `status.LIMITS`, with a sentence for these and
+    some errors; error: the type of what the cell raised; finished: whether the cell came to an end of its
+    own, be it an error, so that running it again is worth a try; alive: whether the process can go on.
     """
 
     kind: str
@@ -122,7 +122,7 @@ class Executor:
         if said.cut:
             sentence = sentences.of_output(said.printed, said.left_out, self.limits)
             return CellRun(status.TOO_MUCH_OUTPUT, outputs, sentence, error)
-        return CellRun(ERROR if error else OK, outputs, error=error)
+        return CellRun(ERROR if error else OK, outputs, sentences.of_error(error, outputs), error)
 
     def submit(
         self, expressions: Sequence[str], seconds: float, functions: bool = False

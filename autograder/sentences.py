@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from autograder import status
 from autograder.limits import Limits
@@ -31,6 +32,35 @@ def of_output(printed: int, left_out: int, limits: Limits) -> str:
     if left_out:
         return f"the cell showed more than is kept; {left_out:,} outputs were left out"
     return f"the cell printed {printed:,} bytes; {limits.output:,} are kept"
+
+
+def of_large(size_of_it: int, kind: str, most: int) -> str:
+    """The sentence for an output of a cell that is too large to be kept."""
+    return (
+        f"an output of {size(size_of_it)} ({kind}) was left out; at most {size(most)} of one are kept: "
+        "show less of it"
+    )
+
+
+EXITS = (
+    "it called exit() or sys.exit(), which ends only this cell while a notebook is graded: take it out, "
+    "and end a function with return"
+)
+
+
+def of_error(error: str, outputs: Sequence[dict]) -> str:
+    """The sentence for what a cell raised, where the type alone would leave one guessing; else "".
+
+    outputs: the cell's.
+    """
+    if error == "SystemExit":
+        return EXITS
+    if error == "EOFError" and any("input()" in one.get("evalue", "") for one in outputs):
+        return (
+            "it called input(), and nobody can answer while a notebook is graded: write the answer "
+            "into the code"
+        )
+    return ""
 
 
 def of_end(exit_code: int | None) -> str:

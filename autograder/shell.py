@@ -34,18 +34,21 @@ from matplotlib_inline import backend_inline  # noqa: F401
 from traitlets import Type
 from traitlets.config import Config
 
-from autograder import status
+from autograder import messages, sentences, status
 
 Send = Callable[[dict], None]
 
-LONGEST = 2 << 20  # characters of one shown object; what is longer is left out here already
+LONGEST = 2 << 20  # characters of one shown object
 LONGEST_ERROR = 20_000  # characters of an error's text, and of each part of its traceback
 LATE = (
     "IPython.core.application", "IPython.core.completer", "IPython.core.completerlib",
     "IPython.core.logger", "IPython.core.magics.execution", "PIL.PngImagePlugin",
 )  # fmt: skip
 LINGER = 2.0  # seconds
-NO_INPUT = "input() has no answer here: nobody sits at the keyboard while a notebook is graded"
+NO_INPUT = (
+    "input() has no answer here: nobody sits at the keyboard while a notebook is graded; write the answer "
+    "into the code"
+)
 
 
 class CellCompiler(CachingCompiler):
@@ -96,18 +99,27 @@ class Displayed(DisplayPublisher):
 
 
 def texts(data: dict) -> dict[str, str]:
-    """A display's representations as texts, images in base64, as notebooks keep them."""
-    found, room = {}, LONGEST
+    """A display's representations as texts, images in base64, as notebooks keep them.
+
+    A sentence says which were too large, where nothing but a text is left.
+    """
+    found, room, large = {}, LONGEST, []
     for kind, value in data.items():
         if isinstance(value, bytes):
             value = base64.b64encode(value).decode()
         elif not isinstance(value, str):
             value = json.dumps(value, default=str)
-        if len(value) > room and kind == "text/plain":
-            value = f"{value[:1000]}\n... {len(value):,} characters: too long to be shown"
-        if len(value) <= room:
-            found[str(kind)] = value
-            room -= len(value)
+        most = min(room, messages.IMAGE if kind in messages.IMAGES else messages.TEXT)
+        if len(value) > most:
+            large.append(sentences.of_large(len(value), str(kind)[: messages.NAME], most))
+            if kind != "text/plain":
+                continue
+            value = f"{value[:1000]}\n..."
+        found[str(kind)] = value
+        room -= len(value)
+    if large and found.keys() <= {"text/plain"}:
+        said = f"({'; '.join(large)})"
+        found["text/plain"] = "\n".join(filter(None, [found.get("text/plain", ""), said]))
     return found
 
 
@@ -150,12 +162,13 @@ class Shell(InteractiveShell):
         return {}
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
+        more = [f"({sentences.EXITS})"] if issubclass(etype, SystemExit) else []
         self.tell(
             {
                 "output_type": "error",
                 "ename": etype.__name__,
                 "evalue": text_of(evalue),
-                "traceback": [str(part)[:LONGEST_ERROR] for part in stb],
+                "traceback": [*(str(part)[:LONGEST_ERROR] for part in stb), *more],
             }
         )
 

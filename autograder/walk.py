@@ -128,7 +128,8 @@ class Walk:
         if ran.kind in AGAIN and ran.finished:
             self.again.append(past)
             if ran.kind == ERROR:
-                self.trouble.append((past, f"it ended with {ran.error}", ""))
+                why = f"it ended with {ran.error}"
+                self.trouble.append((past, ran.sentence or why, ""))
         if ran.kind in status.LIMITS:
             if not (ran.kind == status.TOO_MUCH_OUTPUT and ran.finished):
                 cell.outputs.append(verdict.note(ran.kind, ran.sentence))

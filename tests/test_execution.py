@@ -174,6 +174,7 @@ def test_outputs_can_be_cleared_and_replaced(shared: Executor) -> None:
         ("import sys; sys.exit(3)", "SystemExit", "3"),
         ("exit()", "SystemExit", "exit()"),
         ("raise ValueError", "ValueError", ""),
+        ("raise EOFError", "EOFError", ""),
     ],
 )
 def test_an_end_of_the_cell_is_not_the_end_of_the_notebook(
@@ -184,6 +185,14 @@ def test_an_end_of_the_cell_is_not_the_end_of_the_notebook(
     assert said in error_of(ran)["evalue"]
     assert printed(ran, "stderr") == ""
     assert run(shared, "'goes on'").kind == OK
+
+
+def test_input_and_exit_are_answered_with_what_to_do(shared: Executor) -> None:
+    asked, left = run(shared, "input()"), run(shared, "import sys\nsys.exit()")
+    assert "nobody can answer" in asked.sentence and "write the answer" in asked.sentence
+    assert "ends only this cell" in left.sentence and "take it out" in left.sentence
+    assert left.sentence in "".join(error_of(left)["traceback"])
+    assert run(shared, "raise EOFError").sentence == run(shared, "1 / 0").sentence == ""
 
 
 def test_a_forked_child_that_comes_back_has_no_voice(fresh: Fresh) -> None:
@@ -390,6 +399,21 @@ def test_of_many_pictures_the_first_are_kept(shared: Executor) -> None:
     assert ran.kind == status.TOO_MUCH_OUTPUT
     assert "50 more outputs" in ran.outputs[-1]["text"]
     assert len(ran.outputs) == SHOWN + 1
+
+
+def test_an_output_that_is_too_large_leaves_a_sentence(shared: Executor, seed: int) -> None:
+    megabytes = random.Random(seed).randrange(3, 60)
+    ran = run(shared, f"from IPython.display import HTML\ndisplay(HTML('x' * ({megabytes} << 20)))")
+    (output,) = ran.outputs
+    assert list(output["data"]) == ["text/plain"] and "HTML object" in output["data"]["text/plain"]
+    assert f"{megabytes} MB (text/html) was left out" in output["data"]["text/plain"]
+    ran = run(shared, f"display({{'image/png': b'x' * ({megabytes} << 20)}}, raw=True)")
+    assert "MB (image/png) was left out; at most 2 MB" in ran.outputs[0]["data"]["text/plain"]
+    text = run(shared, f"'x' * ({megabytes} << 20)").outputs[0]["data"]["text/plain"]
+    assert text.startswith("'xxx") and "MB (text/plain) was left out" in text and len(text) < 2000
+    both = "{'text/html': '<b>small</b>', 'text/latex': 'x' * (3 << 20)}"
+    (output,) = run(shared, f"display({both}, raw=True)").outputs
+    assert output["data"] == {"text/html": "<b>small</b>"}, "what is shown needs no sentence"
 
 
 def test_a_little_too_much_is_too_much(shared: Executor) -> None:
