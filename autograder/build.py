@@ -74,9 +74,10 @@ def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
 
 
 def require_full_points(notebook: NotebookNode) -> None:
-    """Raises BuildError unless every graded cell gives the solution its full points."""
+    """Raises BuildError unless every cell that its check grades gives the solution its full points."""
     for cell in notebook.cells:
-        if cell.metadata.get("nbgrader", {}).get("grade"):
+        own = cell.metadata.get("nbgrader", {})
+        if own.get("grade") and not own.get("solution"):
             score = score_cell(cell)
             if score.points != score.maximum:
                 raise BuildError(

@@ -4,9 +4,11 @@ The twin (jupytext's percent format) is the source. A cell says only what differ
 
     # %% nbgrader={"grade_id": "ring_shift", "solution": true}
     # %% nbgrader={"grade_id": "ring_shift_check", "points": 3}
+    # %% [markdown] nbgrader={"grade_id": "why", "solution": true, "points": 2}
     # %% tags=["nbval-ignore-output", "skip-in-grading"]
 
-and this module writes out nbgrader's metadata in full. Cell ids follow from the `grade_id`s, so
+The third is an answer in the student's own words that a person grades, in formgrader; a code cell can be one
+as well. This module writes out nbgrader's metadata in full. Cell ids follow from the `grade_id`s, so
 that a notebook that is built twice is the same twice.
 """
 
@@ -86,14 +88,18 @@ def _full_metadata(short: dict, where: str) -> NotebookNode:
     name, points = short.get("grade_id", ""), short.get("points")
     if not IDENTIFIER.fullmatch(name):
         raise BuildError(f"{where}: grade_id must be 1 to 60 letters, digits, '_' or '-'.")
-    if bool(short.get("solution")) == (points is not None):
-        raise BuildError(f"{where}: either a solution cell ('solution') or graded ('points').")
+    solution, grade = bool(short.get("solution")), points is not None
+    if not solution and not grade:
+        raise BuildError(
+            f"{where}: a solution cell ('solution'), a graded one ('points'), or both, which is an "
+            "answer that a person grades."
+        )
     full = {
-        "grade": points is not None,
+        "grade": grade,
         "grade_id": name,
-        "locked": points is not None,
+        "locked": grade and not solution,
         "schema_version": 3,
-        "solution": points is None,
+        "solution": solution,
         "task": False,
     }
     if points is not None:
@@ -107,8 +113,10 @@ def _check_markers(cell: NotebookNode, where: str) -> None:
     has_hidden = any(marker in cell.source for marker in HIDDEN_MARKERS)
     if own.get("solution", False) != has_solution:
         raise BuildError(f"{where}: solution cells, and only they, hold {SOLUTION_MARKERS}.")
-    if has_hidden and not own.get("grade", False):
-        raise BuildError(f"{where}: only graded cells hold {HIDDEN_MARKERS}.")
+    if has_hidden and (not own.get("grade", False) or own.get("solution", False)):
+        raise BuildError(f"{where}: only cells graded by their check hold {HIDDEN_MARKERS}.")
+    if cell.cell_type != "code" and own and not (own["grade"] and own["solution"]):
+        raise BuildError(f"{where}: of text only an answer that a person grades is an exercise.")
 
 
 def _set_ids(notebook: NotebookNode, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import textwrap
@@ -14,8 +15,11 @@ import pytest
 from autograder.build import BuildError, build, require_full_points
 from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.drift import differences
+from autograder.exercises import read_assignment
 from autograder.kernels import prefer_this_environment
 from autograder.outputs import clean
+from autograder.report.sanitise import clean_notebook
+from autograder.restore import restore
 from autograder.twin import read_twin
 
 TOY = Path(__file__).resolve().parent / "toy" / "solutions"
@@ -192,11 +196,65 @@ def test_nothing_is_written_when_a_cell_fails(toy: Path) -> None:
     assert (toy / NOTEBOOK).read_bytes() == before
 
 
+WRITTEN = """
+# %% [markdown] nbgrader={"grade_id": "why", "solution": true, "points": 2.5}
+# Why does it work?
+#
+# ### BEGIN SOLUTION
+# Since *nothing_fails_in_words*.
+# ### END SOLUTION
+
+# %% nbgrader={"grade_id": "sketch", "solution": true, "points": 1}
+# Sketch it.
+### BEGIN SOLUTION
+nothing_fails_in_code = 1
+### END SOLUTION
+"""
+
+
+def test_an_answer_that_a_person_grades_is_released_without_its_solution(
+    tmp_path: Path, seed: int
+) -> None:
+    twin = tmp_path / "solutions/00_toy/00_toy.py"
+    twin.parent.mkdir(parents=True)
+    twin.write_text(WRITTEN.lstrip())
+    build("00_toy", solutions=tmp_path / "solutions", notebooks=tmp_path / "notebooks")
+    assert drift(tmp_path) == []
+    assignment = read_assignment("00_toy", tmp_path / "solutions", tmp_path / "notebooks")
+    text, code = assignment.released.cells
+    assert text.source == "Why does it work?\n\nYOUR ANSWER HERE"
+    assert code.source == "# Sketch it.\n# YOUR CODE HERE"
+    for cell, points in ((text, 2.5), (code, 1)):
+        own = cell.metadata["nbgrader"]
+        assert (own["grade"], own["solution"], own["locked"], own["points"]) == (
+            True, True, False, points
+        )  # fmt: skip
+    by_hand = {name: one.points for name, one in assignment.graded.items() if one.by_hand}
+    assert by_hand == {"why": 2.5, "sketch": 1} and assignment.maximum == 3.5
+    submission = copy.deepcopy(assignment.released)
+    submission.cells[0].source = f"My answer: {seed}"
+    assert restore(submission, assignment.released) == []
+    shown = clean_notebook(submission, assignment.released).cells[0]
+    assert f"My answer: {seed}" in shown.source and shown.metadata["nbgrader"]["points"] == 2.5
+
+
 REFUSED = {
     "an unknown tag": ('# %% tags=["nbval_ignore_output"]\n1', "unknown tags"),
     "a header that is no JSON": ("# %% tags=[nbval-ignore-output]\n1", "valid JSON"),
     "an unknown key": ('# %% nbgrader={"grade_id": "a", "grade": true}\n1', "'grade'"),
-    "neither solution nor points": ('# %% nbgrader={"grade_id": "a"}\n1', "either a solution"),
+    "neither solution nor points": (
+        '# %% nbgrader={"grade_id": "a"}\n1',
+        "a solution cell .* or both",
+    ),
+    "a text that no person grades": (
+        '# %% [markdown] nbgrader={"grade_id": "a", "points": 1}\n# 1',
+        "of text only an answer",
+    ),
+    "hidden tests in an answer": (
+        '# %% nbgrader={"grade_id": "a", "solution": true, "points": 1}\n'
+        "### BEGIN SOLUTION\n### END SOLUTION\n### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS",
+        "only cells graded by their check",
+    ),
     "no grade_id": ('# %% nbgrader={"solution": true}\n1', "grade_id must be"),
     "a solution without markers": (
         '# %% nbgrader={"grade_id": "a", "solution": true}\n1',
@@ -208,7 +266,7 @@ REFUSED = {
     ),
     "hidden tests in another cell": (
         "# %%\n### BEGIN HIDDEN TESTS\n1\n### END HIDDEN TESTS",
-        "only graded cells",
+        "only cells graded by their check",
     ),
     "a grade_id twice": (
         '# %% nbgrader={"grade_id": "a", "points": 1}\n1\n' * 2,
