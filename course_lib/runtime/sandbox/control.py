@@ -30,10 +30,10 @@ BOUNDS = (  # of both versions, in the order in which they can be set
     "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max", "pids.max",
 )  # fmt: skip
 LOOK = 0.25  # seconds
-PATIENCE = 1.0  # seconds: who is refused processes for so long goes on without end
+PATIENCE = 1.0  # seconds: who is at the bound on processes for so long stays there
 FILES = {  # that a group is watched by, of both versions
     "memory.events": "memory", "memory.oom_control": "memory", "pids.events": "pids",
-    "memory.current": "held", "memory.usage_in_bytes": "held",
+    "memory.current": "held", "memory.usage_in_bytes": "held", "pids.current": "processes",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def enter(sandbox: Sandbox, count: int) -> Watch | None:
             os.mkdir(folder)
         for folder in folders:
             bound(folder, memory_of_all(sandbox.memory, count), sandbox.processes)
-        watch = Watch(folders)
+        watch = Watch(folders, sandbox.processes)
         for folder in folders:
             write(f"{folder}/cgroup.procs", os.getpid())
     except ControlGroupError:
@@ -92,14 +92,14 @@ def give_way() -> None:
 class Watch:
     """What the kernel tells of one group. Open descriptors: init sees none of these files."""
 
-    def __init__(self, folders: list[str]):
+    def __init__(self, folders: list[str], processes: int):
         self.files: dict[str, int] = {}
         for path in (f"{folder}/{name}" for folder in folders for name in FILES):
             if os.path.exists(path):
                 what = FILES[os.path.basename(path)]
                 self.files[what] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.refused, self.looked = 0, time.monotonic()
-        self.since = self.looked  # from here on each look saw processes refused
+        self.most, self.refused, self.looked = processes, 0, time.monotonic()
+        self.since = self.looked  # from here on each look saw the bound on processes reached
 
     @property
     def fds(self) -> list[int]:
@@ -109,7 +109,7 @@ class Watch:
         """ "memory" when a process was ended since there was no more, "processes" or "".
 
         A process that was refused is its author's to handle, and makes an error that says so. Only who
-        goes on for a second is stopped.
+        stays at the bound, or runs against it again and again, for a second is stopped.
         """
         if self.count("memory", "oom_kill"):
             return "memory"
@@ -117,10 +117,10 @@ class Watch:
         if now - self.looked < LOOK:
             return ""
         refused = self.count("pids", "max")
-        goes_on = refused > self.refused
-        self.refused, self.looked = refused, now
-        if not goes_on:
+        full = refused and self.amount("processes") >= self.most
+        if not full and refused == self.refused:
             self.since = now
+        self.refused, self.looked = refused, now
         return "processes" if now - self.since >= PATIENCE else ""
 
     def count(self, controller: str, event: str) -> int:
@@ -131,9 +131,9 @@ class Watch:
         counts = dict(line.split() for line in text.splitlines())
         return int(counts.get(event, 0))
 
-    def held(self) -> int:
-        """Bytes of all kinds, files in memory and the kernel's own among them."""
-        return int(os.pread(self.files["held"], 64, 0))
+    def amount(self, what: str) -> int:
+        """ "processes", threads among them; or bytes "held", files in memory and the kernel's among them."""
+        return int(os.pread(self.files[what], 64, 0))
 
 
 # ---- in the preloaded process

@@ -170,7 +170,7 @@ class Init:
 
     def watch_memory(self) -> None:
         """What all processes hold by themselves; the preloaded pages that they share cost nothing."""
-        if self.ended or (self.watch is not None and self.watch.held() <= self.limit):
+        if self.ended or (self.watch is not None and self.watch.amount("held") <= self.limit):
             return  # the kernel counts all that is counted here, and more
         pids = self.inhabitants()
         if sum(resident_bytes(pid) for pid in pids) <= self.limit:
