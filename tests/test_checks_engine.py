@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import os
@@ -18,12 +19,14 @@ import torch.distributed as dist
 
 import course_lib
 from course_lib.checks import check
-from course_lib.checks.engine import harness, judge, traffic
-from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine import client, harness, judge, traffic
+from course_lib.checks.engine.case import Case, Draw, RankSide
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
+from course_lib.runtime import backend, pool
+from course_lib.runtime.sandbox.probe import probe
 
 SHIFT = "00_first_ranks/ring_shift"
 RING = "02_collectives/ring_all_reduce"
@@ -115,7 +118,8 @@ def test_a_notebook_of_stubs_takes_a_moment(runs):
         report = check(name, *given)
         assert report.score == 0
         assert "yet" in f"{report.lines[0].title} {report.messages[0]}"
-    assert len(runs) == len(names) + 1
+    cases = [list(find(name).cases(Draw(0))) for name in names]
+    assert len(runs) == 1 + sum(max(1, sum(case.alone for case in ours)) for ours in cases)
     assert time.monotonic() - began < 20  # about one second on an idle machine
 
 
@@ -192,6 +196,113 @@ def test_a_loop_without_end_is_a_time_out(monkeypatch, runs):
 
 
 LOOP = "def loop(n):\n    while True: n += 1\n"
+
+
+# ---- cases that need no ranks
+
+PREDICTION = "00_first_ranks/message_prediction"
+EXCHANGES = "2 * (n // 2)"
+SHIFTS = "n if n > 1 else 0"
+
+
+def prediction(before: str, answer: str):
+    """A function of n with a line in front of its answer."""
+    return typed(f"def f(n):\n    import os, sys, time\n    {before}\n    return {answer}\n", "f")
+
+
+@pytest.fixture
+def in_a_sandbox(request, monkeypatch):
+    """With the parameter True, the judge runs everything in the strongest sandbox of this machine."""
+    if request.param:
+        strongest = probe(pool.preloaded())
+        judged = functools.partial(judge.judge, sandbox=strongest)
+        monkeypatch.setattr(client, "judge", judged)
+        pool.end_spares()
+
+
+@pytest.mark.parametrize("in_a_sandbox", [False, True], indirect=True)
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os._exit(0)", "os._exit(0)"),
+        ("os._exit(3)", "os._exit(3)"),
+        ("os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("os.fork() or os._exit(0); os._exit(4)", "os._exit(4)"),
+    ],
+)
+def test_a_prediction_that_dies_costs_itself_alone(end, told, in_a_sandbox):
+    report = check(PREDICTION, prediction(end, EXCHANGES), prediction("pass", SHIFTS))
+    assert (report.score, [line.passed for line in report.lines]) == (0.5, [False, True])
+    assert told in " ".join(report.messages)
+    report = check(PREDICTION, prediction("pass", EXCHANGES), prediction(end, SHIFTS))
+    assert (report.score, [line.passed for line in report.lines]) == (0.5, [True, False])
+
+
+@pytest.mark.parametrize("in_a_sandbox", [False, True], indirect=True)
+def test_a_prediction_without_end_costs_itself_alone(monkeypatch, in_a_sandbox):
+    real = judge.run_ranks
+    monkeypatch.setattr(judge, "run_ranks", lambda *a, **k: real(*a, **{**k, "timeout": 3}))
+    report = check(PREDICTION, typed(LOOP, "loop"), prediction("pass", SHIFTS))
+    assert [line.passed for line in report.lines] == [False, True]
+    assert any("<cell>, line 2" in said for said in report.messages)
+
+
+def test_predictions_share_a_process_and_no_memory(tmp_path, runs):
+    """Neither a global nor a patched module is found by the next case; the process above is the same."""
+    note = f"open('{tmp_path}/seen', 'a').write(f'{{os.getpid()}} {{os.getppid()}}\\n')"
+    spoil = f"{note}; sys.seen = True; os.getcwd = None"
+    clean = f"{note}; assert not hasattr(sys, 'seen') and os.getcwd"
+    assert check(PREDICTION, prediction(spoil, EXCHANGES), prediction(clean, SHIFTS)).score == 1
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    own, above = ({line[k] for line in seen} for k in (0, 1))
+    assert (len(runs), len(own), len(above)) == (2, 2, 1)
+    assert not any(key[1] == backend.ALONE for key in pool._spares)
+    until_gone(int(above.pop()))
+
+
+def test_what_a_prediction_leaves_running_is_ended_before_the_next(tmp_path):
+    left = f"""if not os.path.exists('{tmp_path}/left'):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(100)
+        open('{tmp_path}/left', 'w').write(str(pid))"""
+    gone = f"assert not os.path.exists('/proc/' + open('{tmp_path}/left').read())"
+    assert check(PREDICTION, prediction(left, EXCHANGES), prediction(gone, SHIFTS)).score == 1
+
+
+def test_predictions_have_no_process_group_and_an_empty_ledger(monkeypatch):
+    outcomes = []
+    real = judge.run_ranks
+
+    def spy(*args, **more):
+        outcomes.append(real(*args, **more))
+        return outcomes[-1]
+
+    monkeypatch.setattr(judge, "run_ranks", spy)
+    group = "import torch.distributed as dist; assert not dist.is_initialized()"
+    assert check(PREDICTION, prediction(group, EXCHANGES), prediction(group, SHIFTS)).score == 1
+    assert [len(one.ledger.operations(0)) for one in outcomes] == [0, 0]
+
+
+def test_a_prediction_does_not_import_the_reference_either():
+    line = "import course_lib.first_ranks"
+    report = check(PREDICTION, prediction(line, EXCHANGES), prediction("pass", SHIFTS))
+    assert report.score == 0.5
+    assert "write your own" in " ".join(report.messages)
+
+
+def test_a_case_without_ranks_has_one_side():
+    with pytest.raises(ValueError, match="run alone"):
+        Case("two", [RankSide({}, {}, {})] * 2, [], alone=True)
+
+
+def until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)
 
 
 def test_an_exception_is_told_with_its_line():

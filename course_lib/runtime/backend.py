@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 BACKENDS = ("gloo", "nccl")
+ALONE = "alone"  # of a task that needs no other rank: no process group, see `alone`
 _told: set[int] = set()
 
 

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 
 from course_lib.ledger import rows
 from course_lib.runtime import wire
+from course_lib.runtime.backend import ALONE
 from course_lib.runtime.children import Children, Entry
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.sandbox.spec import Sandbox
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PRELOAD = ("torch", "torch.distributed", "numpy.random", "cloudpickle", "course_lib.runtime.rank",
-           "course_lib.runtime.call", "course_lib.runtime.sandbox.init")  # fmt: skip
-RANK = "course_lib.runtime.rank:start"
+           "course_lib.runtime.alone", "course_lib.runtime.call",
+           "course_lib.runtime.sandbox.init")  # fmt: skip
+RANK, SINGLE = "course_lib.runtime.rank:start", "course_lib.runtime.alone:start"
 SPARES = 3
 STACK = 1 << 20  # bytes of a stack that are read
 
@@ -130,7 +132,7 @@ class Pool:
         sandbox: Sandbox | None = None,
     ):  # fmt: skip
         self.preloaded, self.world_size, self.backend = preloaded, world_size, backend
-        self.sandbox = sandbox
+        self.record, self.sandbox = record, sandbox
         self.hello: set[int] = set()
         self.ended = False
         store = rows.anonymous_file("course-store")
@@ -160,7 +162,8 @@ class Pool:
             handed_over += ends
             order = {"rank": rank, "world_size": world_size, "backend": backend, "record": record}
             # the store, the board, the logs and the stacks are shared with the rank
-            entries.append((RANK, order, [store, board, *ends, *log, stack]))
+            entry = SINGLE if backend == ALONE else RANK
+            entries.append((entry, order, [store, board, *ends, *log, stack]))
         try:
             self.children = preloaded.spawn(entries, sandbox)
         finally:
@@ -252,8 +255,14 @@ def healthy(pool: Pool) -> bool:
 
 
 def keep(pool: Pool) -> None:
-    """Keep ranks that are clean for the next call (NCCL: a communicator costs seconds)."""
-    _spares[pool.world_size, pool.backend, True, pool.sandbox] = pool
+    """Keep ranks that are clean for the next call (see `run.KEPT`)."""
+    _spares[pool.world_size, pool.backend, pool.record, pool.sandbox] = pool
+
+
+def end_kept(backend: str) -> None:
+    """End the ranks of this backend that wait for another call."""
+    for key in [key for key in _spares if key[1] == backend]:
+        _spares.pop(key).end()
 
 
 def spare(

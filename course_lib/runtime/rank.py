@@ -21,6 +21,7 @@ import time
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -39,25 +40,40 @@ _store_fd = -1  # the file over which the ranks of this process's group met
 
 def start(order: dict, fds: list[int]) -> NoReturn:
     """The entry of a rank's process. `fds`: as `pool.Pool` hands them over."""
-    global _store_fd
-    store_fd, board_fd, control, out, err, rows_fd, texts_fd, stack = fds
-    _store_fd = store_fd
+    sock, recorder = settle(order, fds)
+    faulthandler.register(signal.SIGUSR1, file=fds[-1], all_threads=True)
+    join(order, fds[0], recorder)
+    wire.send(sock, {"hello": recorder.rank})
+    for task, buffers in tasks(sock):
+        perform(sock, recorder, recorder.rank, task, buffers)
+    os._exit(0)
+
+
+def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
+    """What every process for tasks does first. Returns the socket to its judge, and its recorder."""
+    _, board_fd, control, out, err, rows_fd, texts_fd, _ = fds
     redirect_output(out, err)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     be_first_to_go_when_memory_is_short()
+    sys.argv = ["rank"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    board = rows.Board(board_fd, order["world_size"])
+    log = rows.Log(rows_fd, texts_fd)
+    return socket.socket(fileno=control), Recorder(order["rank"], order["world_size"], board, log)
+
+
+def join(order: dict, store_fd: int, recorder: Recorder) -> None:
+    """Make the process group of all ranks; what is sent there is recorded."""
+    global _store_fd
+    _store_fd = store_fd
     rank, world_size = order["rank"], order["world_size"]
-    board = rows.Board(board_fd, world_size)
-    recorder = Recorder(rank, world_size, board, rows.Log(rows_fd, texts_fd))
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_WORLD_SIZE=str(world_size),
     )
-    sys.argv = ["rank"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
     nccl = order["backend"] == "nccl"
     # PyTorch 2.13 renames these two; the literature and most code in the wild use the old names
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
@@ -71,16 +87,18 @@ def start(order: dict, fds: list[int]) -> NoReturn:
         "cpu:gloo,cuda:nccl" if nccl else "gloo",
         store=store, rank=rank, world_size=world_size, timeout=NEVER,
     )  # fmt: skip
-    sock = socket.socket(fileno=control)
-    wire.send(sock, {"hello": rank})
+
+
+def tasks(sock: socket.socket) -> Iterator[tuple[dict, list[bytearray]]]:
+    """What the judge sends, until it hangs up."""
     receiver = wire.Receiver(sock)
     while True:
         try:
             message = receiver.read()
         except EOFError:
-            os._exit(0)
+            return
         if message is not None:
-            perform(sock, recorder, rank, *message)
+            yield message
 
 
 def close_the_store(world_size: int) -> None:
@@ -124,7 +142,7 @@ def be_first_to_go_when_memory_is_short() -> None:
 def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buffers: list) -> None:
     """Run one task and send the reply: a JSON header, and buffers that the caller understands."""
     prepare(task, rank)
-    groups_before = set(dist.distributed_c10d._world.pg_map)
+    groups_before = process_groups()
     recorder.begin_task(task["id"])
     reply: dict[str, Any] = {"task": task["id"], "ok": False}
     answer: list = []
@@ -140,10 +158,14 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
     if dist.is_initialized() and dist.get_backend() == "nccl":
         torch.cuda.synchronize()
     flush()
-    in_order = dist.is_initialized() and set(dist.distributed_c10d._world.pg_map) == groups_before
-    reply["clean"] = reply["ok"] and in_order
+    reply["clean"] = reply["ok"] and process_groups() == groups_before
     recorder.set_state(rows.RETURNED if reply["ok"] else rows.RAISED)
     wire.send(sock, reply, answer)
+
+
+def process_groups() -> tuple[bool, set]:
+    """Whether there is a default group, and all that there are: what a task is to leave as it was."""
+    return dist.is_initialized(), set(dist.distributed_c10d._world.pg_map)
 
 
 def prepare(task: dict, rank: int) -> None:

@@ -15,7 +15,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.read import read_ledger
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
-from course_lib.runtime.backend import choose
+from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.output import OnOutput, Output
@@ -28,7 +28,8 @@ from course_lib.runtime.watch import Reply, Watch
 MAX_RANKS = 32
 STILL = 0.8  # seconds without any event before a deadlock is called one
 GRACE = 0.4  # seconds that the others get after the first rank raised, to raise too
-KEPT = {"nccl"}  # backends whose ranks serve several calls: a communicator costs seconds
+# backends whose ranks serve several calls: an NCCL communicator costs seconds, and `alone` forks for each
+KEPT = {"nccl", ALONE}
 START = 120  # seconds for the ranks to join their process group
 MOST_REPLY = 1 << 40  # bytes
 
@@ -62,14 +63,15 @@ def run_ranks(
     The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
     and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
-    bytes has failed. While they run, as many ranks as `ahead` says are forked for the next task; at the
-    end, with `spare`, as many as these. LaunchError when the ranks cannot be started; KeyboardInterrupt
-    passes through, after the ranks were ended.
+    bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
+    `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
+    at the end, with `spare`, as many as these. LaunchError when the ranks cannot be started;
+    KeyboardInterrupt passes through, after the ranks were ended.
     """
     global _tasks
     _tasks += 1
-    backend = choose(world_size, backend)
-    record = os.environ.get("COURSE_LEDGER", "on") != "off"
+    backend = ALONE if backend == ALONE else choose(world_size, backend)
+    record = backend != ALONE and os.environ.get("COURSE_LEDGER", "on") != "off"
     if sandbox is not None and backend == "nccl":
         sandbox = sandbox.without(
             APART

@@ -20,7 +20,7 @@ NAMES = ("broadcast", "reduce_scatter", "all_gather", RING, DOUBLING, "all_to_al
 def ring_prediction(draw: Draw) -> Iterator[Case]:
     some = draw.integer(10, 100) * 1000
     sizes = [(4, 4000), (8, 10**9), (2, some), (7, 7 * some), (1, 4000)]
-    yield evaluated(
+    yield from evaluated(
         [
             Prediction(
                 "ring_bytes_sent",
@@ -90,4 +90,4 @@ def predictions(draw: Draw) -> Iterator[Case]:
             "the bytes.",
         ),
     ]
-    yield evaluated(questions)
+    yield from evaluated(questions)

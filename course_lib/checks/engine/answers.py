@@ -45,7 +45,8 @@ def answers(questions: Sequence[Answer]) -> Case:
     """One case for all answers, in the order of the exercise's objects."""
     calls = [[index, None] for index in range(len(questions))]
     lines = [Line(one.name, judge_answer(one, i), one.weight) for i, one in enumerate(questions)]
-    return Case("answers", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE)
+    sides = [RankSide({}, {"calls": calls}, {})]
+    return Case("answers", sides, lines, recipe=EVALUATE, alone=True)
 
 
 def judge_answer(one: Answer, index: int) -> Callable[[Observed], Finding]:

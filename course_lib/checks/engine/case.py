@@ -142,6 +142,7 @@ class Case:
     """One run.
 
     forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
+    alone: it needs no ranks; a process without a process group runs it.
     needed: bytes of messages without which the result cannot come about, of all ranks together, by any
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     """
@@ -155,6 +156,14 @@ class Case:
     needed: int = 0
     timeout: float = SECONDS
     hidden: bool = False
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        if self.alone and (self.world_size != 1 or self.groups):
+            raise ValueError(
+                f"the case {self.title!r} is to run alone: it has one side and no groups, "
+                f"not {self.world_size} and {len(self.groups)}"
+            )
 
     @property
     def world_size(self) -> int:

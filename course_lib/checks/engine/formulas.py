@@ -1,14 +1,14 @@
 """Functions of plain numbers that a student writes, held against closed forms.
 
-One rank evaluates them all at once; the answers come back as plain data. Where they are what another,
-usual formula gives, that formula's mistake is told.
+A process without ranks evaluates them (see `course_lib.runtime.alone`); the answers come back as plain
+data. Where they are what another, usual formula gives, that formula's mistake is told.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,14 +49,16 @@ class Prediction:
     otherwise: str = ""
 
 
-def predictions(questions: Sequence[Prediction]) -> Case:
-    """One case that evaluates all functions; a line for each."""
-    calls: list[list] = []
-    lines: list[Line] = []
-    for one in questions:
-        lines.append(Line(one.title or one.name, judge_prediction(one, len(calls)), one.weight))
-        calls += [[one.index, list(args)] for args in one.arguments]
-    return Case("predictions", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE)
+def predictions(questions: Sequence[Prediction]) -> Iterator[Case]:
+    """A case for each function, so that one which never ends costs no other; a line for each question."""
+    for index in dict.fromkeys(one.index for one in questions):
+        calls: list[list] = []
+        lines: list[Line] = []
+        for one in (question for question in questions if question.index == index):
+            lines.append(Line(one.title or one.name, judge_prediction(one, len(calls)), one.weight))
+            calls += [[index, list(args)] for args in one.arguments]
+        sides = [RankSide({}, {"calls": calls}, {})]
+        yield Case(f"function {index}", sides, lines, recipe=EVALUATE, alone=True)
 
 
 def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Finding]:

@@ -53,9 +53,12 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     recipe: Recipe = getattr(_import(module), name)
     count = header["payload"]
     received = _unpack(header["tensors"], buffers[count:])
-    tensors = {name: tensor.to(device()) for name, tensor in received.items()}
+    alone = not dist.is_initialized()
+    where = torch.device("cpu") if alone else device()
+    tensors = {name: tensor.to(where) for name, tensor in received.items()}
     groups = [_new_group(members) for members in header["groups"]]
-    close_the_store(dist.get_world_size())
+    if not alone:
+        close_the_store(dist.get_world_size())
     with own_work(header["references"]), no_more_groups():
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])

@@ -22,8 +22,8 @@ from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
 from course_lib.checks.engine.sentence import Sentence, at
 from course_lib.ledger.ledger import Ledger
-from course_lib.runtime import wire
-from course_lib.runtime.backend import choose
+from course_lib.runtime import pool, wire
+from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
 from course_lib.runtime.sandbox.spec import Sandbox
 
@@ -83,14 +83,17 @@ def judge(
     hidden = cases == "hidden"
     session = Session(exercise, payload, hidden, sandbox, time.monotonic() + seconds)
     judged: list[Judged] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning on stderr would cost the student the cell
-        cases_of_it = list(exercise.cases(Draw(seed, hidden)))
-        for case, following in zip_longest(cases_of_it, cases_of_it[1:]):
-            session.following = following
-            judged += judge_case(session, case, first=not judged)
-            if session.stub is not None:
-                return not_written(session, name, cases).to_json()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning on stderr would cost the student the cell
+            cases_of_it = list(exercise.cases(Draw(seed, hidden)))
+            for case, following in zip_longest(cases_of_it, cases_of_it[1:]):
+                session.following = following
+                judged += judge_case(session, case, first=not judged)
+                if session.stub is not None:
+                    return not_written(session, name, cases).to_json()
+    finally:
+        pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
     report = conclude(name, exercise, judged, seed, cases)
     report.limit = session.limit
     return report.to_json()
@@ -139,15 +142,16 @@ def run(session: Session, case: Case) -> Outcome:
             }
         )
         buffers.append([*session.payload, *raw])
+    following = session.following
     return run_ranks(
         ENTRY,
         headers,
         buffers,
         world_size=case.world_size,
         timeout=min(case.timeout, max(1.0, session.deadline - time.monotonic())),
-        backend=backend(case.world_size),
-        spare=session.following is None and session.sandbox is None,
-        ahead=session.following.world_size if session.following else None,
+        backend=ALONE if case.alone else backend(case.world_size),
+        spare=following is None and session.sandbox is None,
+        ahead=following.world_size if following and not following.alone else None,
         sandbox=session.sandbox,
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )

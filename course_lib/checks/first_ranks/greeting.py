@@ -107,7 +107,7 @@ RING_SHIFT: dict[str, Formula] = {
 @exercise(points=1, objects=("exchange_messages", "ring_shift_messages"), references=REFERENCE)
 def message_prediction(draw: Draw) -> Iterator[Case]:
     sizes = [(2,), (4,), (8,), (5,), (7,), (1,), (2 * draw.integer(10, 50) + 1,)]
-    yield predictions(
+    yield from predictions(
         [
             Prediction("exchange_messages", 0, sizes, lambda n: 2 * (n // 2), EXCHANGE),
             Prediction("ring_shift_messages", 1, sizes, lambda n: n if n > 1 else 0, RING_SHIFT),

@@ -48,7 +48,7 @@ def diagnoses(draw: Draw) -> Iterator[Case]:
     lines = [Line(f"who waits for whom: {one}", judge_waits(one), weight=2) for one in WAITS]
     lines += [Line(f"remedy: {one}", judge_remedy(one)) for one in REMEDIES]
     sides = [RankSide({}, {"calls": [[0, None], [1, None]]}, {})]
-    yield Case("diagnoses", sides, lines, recipe=EVALUATE)
+    yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)
 
 
 def as_dict(value: object) -> dict | None:
