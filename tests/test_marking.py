@@ -304,6 +304,28 @@ def test_a_check_has_an_end(course: Toy) -> None:
     assert result.reason == "hello: its check took longer than its time limit of 0.5 s"
 
 
+@pytest.mark.parametrize(
+    ("what", "expected", "said"),
+    [
+        ("memory", status.OUT_OF_MEMORY, "used more than the 4 GB of memory that they may use"),
+        ("processes", status.TOO_MANY_PROCESSES, "more processes or threads than they may (256)"),
+        ("files", status.TOO_MANY_FILES, "more files at a time than they may (1024)"),
+        ("", status.GRADED, "a sentence"),
+    ],
+)
+def test_what_the_ranks_of_a_check_used_up_is_the_status(
+    course: Toy, what: str, expected: str, said: str
+) -> None:
+    def judge(exercise: str, payload: list, seed: int, seconds: float) -> dict:
+        line = ReportLine("value", not exercise.endswith("hello"), sentences=["a sentence."])
+        return Report(exercise, float(line.passed), [line], limit=what).to_json()
+
+    result = course.grade(answers(), limits=Limits(), judge=judge)
+    assert (result.status, points(result)) == (expected, [0, 6])
+    assert [one.limit for one in result.exercises] == [expected if what else "", ""]
+    assert result.reason.startswith("hello: ") and said in result.reason
+
+
 def test_long_output_costs_nothing_but_is_said(course: Toy) -> None:
     result = course.grade(answers(one=f"{ONE}\nfor i in range(5000): print(i)"))
     assert (result.status, result.score) == (status.TOO_MUCH_OUTPUT, 10)

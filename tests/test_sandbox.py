@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -29,7 +30,7 @@ from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome, run_ranks
-from course_lib.runtime.sandbox import enter, kernel, probe, spec
+from course_lib.runtime.sandbox import bounds, control, enter, hierarchy, kernel, probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 CALL = "course_lib.runtime.call:call"
@@ -504,3 +505,223 @@ def test_a_sandbox_that_cannot_be_made_says_why(full: Sandbox) -> None:
 
 def test_a_kernel_without_landlock_is_told_apart() -> None:
     assert 0 <= kernel.landlock_version() < 100
+
+
+# ---- control groups
+
+
+@pytest.fixture
+def bounded(strongest: Sandbox) -> Sandbox:
+    """A sandbox with a control group and few other layers, so that these do not stand in."""
+    if not strongest.has(spec.CONTROL_GROUPS):
+        pytest.skip(f"this machine lets the grader make no control groups, only {strongest.layers}")
+    kept = [spec.PID, spec.MOUNT, spec.CONTROL_GROUPS]
+    return replace(strongest, layers=tuple(layer for layer in kept if strongest.has(layer)))
+
+
+def groups_of(owner: int) -> list[str]:
+    name = f"{control.PREFIX}-{owner}-"
+    return [path for path in control.groups(hierarchy.parents()) if f"/{name}" in path]
+
+
+def wait_until(condition: Any, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_memory_that_nobody_else_counts_is_bounded_and_told(bounded: Sandbox, seed: int) -> None:
+    """Files in memory belong to no process: the watcher sees nothing of them."""
+    pieces = random.Random(seed).randrange(300, 500)
+
+    def body() -> None:
+        files = [os.memfd_create("one"), os.memfd_create("two")]
+        for number in range(pieces):
+            os.write(files[number % 2], bytes(1 << 20))
+        time.sleep(60)
+
+    small = replace(bounded, memory=64 << 20)
+    for _ in range(3):  # the reason comes before the exit codes, each time
+        outcome = inside(small, body, world_size=2)
+        assert outcome.limit == "memory"
+        assert outcome.failure is not None
+        assert "its processes held too much memory" in outcome.failure.message
+    assert result(inside(small, dist.get_rank)) == 0, "and the next one works"
+
+
+def test_a_fork_bomb_that_swallows_its_errors_is_told(bounded: Sandbox) -> None:
+    def body() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.fork()
+
+    outcome = inside(replace(bounded, processes=24), body)
+    assert outcome.limit == "processes"
+    assert outcome.failure is not None
+    assert "went on starting processes" in outcome.failure.message
+
+
+def test_a_refused_process_alone_ends_nothing(bounded: Sandbox) -> None:
+    def body() -> int:
+        children = []
+        while len(children) < 1000:
+            try:
+                pid = os.fork()
+            except BlockingIOError:
+                break
+            if pid == 0:
+                time.sleep(60)
+            children.append(pid)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        time.sleep(2 * control.PATIENCE)
+        return len(children)
+
+    assert 5 < result(inside(replace(bounded, processes=24), body)) < 24
+
+
+def test_nothing_of_control_groups_is_reached_from_inside(bounded: Sandbox) -> None:
+    def body() -> tuple[bool, bool]:
+        return os.path.exists("/sys/fs/cgroup"), bounds.writable()
+
+    if not bounded.has(spec.MOUNT):
+        pytest.skip("this machine allows no mount namespace: the folder stays in sight")
+    assert result(inside(bounded, body)) == (False, False)
+
+
+def test_groups_are_removed_when_their_sandboxes_end(bounded: Sandbox) -> None:
+    process = pools.preloaded()
+    mine, its = socket.socketpair()
+    with mine, its:
+        children = process.spawn([(SERVER, {}, [its.fileno()])], bounded)
+        children.started()
+        folders = groups_of(process.process.pid)
+        assert len(folders) == len(set(hierarchy.parents().values()))
+        children.end()
+    assert wait_until(lambda: not any(map(os.path.exists, folders))), folders
+
+
+@pytest.mark.parametrize("way", ["closed", "killed"])
+def test_no_group_outlives_the_preloaded_process_for_long(bounded: Sandbox, way: str) -> None:
+    """When it was killed before it could remove them, the next one does."""
+    process = pools.Preloaded()
+    mine, its = socket.socketpair()
+    with mine, its:
+        process.spawn([(SERVER, {}, [its.fileno()])], bounded).started()
+        assert groups_of(process.process.pid)
+        if way == "closed":
+            process.close()
+        else:
+            process.process.kill()
+            process.process.wait()
+            process.close()
+
+            def empty() -> bool:
+                control.remove_stale()
+                return not groups_of(process.process.pid)
+
+            assert wait_until(empty)
+    assert not groups_of(process.process.pid)
+
+
+def test_groups_of_whoever_still_runs_stay(bounded: Sandbox) -> None:
+    folders = [
+        f"{parent}/{control.name_of(os.getpid(), 0)}"
+        for parent in set(hierarchy.parents().values())
+    ]
+    for folder in folders:
+        os.mkdir(folder)
+    try:
+        control.remove_stale()
+        assert all(map(os.path.isdir, folders))
+    finally:
+        assert control.remove_groups({0}) == set()
+    assert not any(map(os.path.exists, folders))
+
+
+def test_a_group_that_cannot_be_made_is_told(bounded: Sandbox) -> None:
+    children = pools.preloaded().spawn([(SERVER, {}, [0])], replace(bounded, memory=1 << 80))
+    with pytest.raises(
+        course_lib.LaunchError, match=r"could not be made: ControlGroupError.*memory"
+    ):
+        children.started()
+    children.end()
+
+
+MOUNTS = """\
+25 30 0:23 / /sys/fs/cgroup ro - tmpfs tmpfs ro
+31 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+32 25 0:28 /docker/4f /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+33 25 0:29 / /sys/fs/cgroup/unified rw shared:4 - cgroup2 cgroup2 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("4:memory:/a/b", {"memory": "/sys/fs/cgroup/memory/a/b"}),
+        ("4:memory:/\n0::/user.slice", {"memory": "/sys/fs/cgroup/memory",
+                                        "unified": "/sys/fs/cgroup/unified/user.slice"}),
+        ("8:pids:/docker/4f/c", {"pids": "/sys/fs/cgroup/pids/c"}),
+        ("8:pids:/docker/4f", {"pids": "/sys/fs/cgroup/pids"}),
+        ("8:pids:/docker/4f0", {}),  # another container's: not mounted here
+        ("8:pids:/", {}),
+        ("4:memory:/../other", {}),
+        ("1:name=systemd:/", {}),
+    ],
+)  # fmt: skip
+def test_a_process_finds_the_folders_of_its_own_groups(groups: str, expected: dict) -> None:
+    assert hierarchy.own_folders(groups, MOUNTS) == expected
+
+
+def test_in_version_2_the_graders_family_alone_may_be_moved() -> None:
+    below = subprocess.Popen(["sleep", "60"])
+    try:
+        own = {os.getppid(), os.getpid(), below.pid}
+        assert hierarchy.family(own) == own
+        assert hierarchy.family({os.getpid(), below.pid}) == {os.getpid(), below.pid}
+        assert hierarchy.family({below.pid, os.getpid(), 2}) == {below.pid, os.getpid()}
+    finally:
+        below.kill()
+        below.wait()
+
+
+@pytest.mark.parametrize("event", ["oom_kill", "oom"])
+def test_what_version_2_tells_is_understood(tmp_path: Path, event: str, seed: int) -> None:
+    """A process that was ended counts; memory that was found at last does not."""
+    drawn = random.Random(seed)
+    held, kills = drawn.randrange(1 << 30), drawn.randrange(1, 9)
+    kept = {"low": 0, "high": 0, "max": 3, "oom": 0, "oom_kill": 0, event: kills}
+    (tmp_path / "memory.events").write_text("".join(f"{k} {v}\n" for k, v in kept.items()))
+    (tmp_path / "memory.current").write_text(f"{held}\n")
+    (tmp_path / "pids.events").write_text("max 0\n")
+    watch = control.Watch([str(tmp_path)], 10)
+    try:
+        assert watch.amount("held") == held
+        assert watch.count("memory", event) == kills
+        assert watch.reached() == ("memory" if event == "oom_kill" else "")
+    finally:
+        for fd in watch.fds:
+            os.close(fd)
+
+
+def test_a_bound_that_is_not_taken_is_no_bound(tmp_path: Path) -> None:
+    (tmp_path / "pids.max").symlink_to("/dev/null")
+    with pytest.raises(hierarchy.ControlGroupError, match=r"was set to 7 and is $"):
+        control.bound(str(tmp_path), 1 << 30, 7)
+
+
+HOARDS = {
+    "memory": lambda tensor: [bytes(1 << 24) for _ in range(1 << 10)],
+    "files": lambda tensor: [os.dup(0) for _ in range(1 << 12)],
+}
+
+
+@pytest.mark.parametrize("what", HOARDS)
+def test_a_judge_tells_what_ranks_used_up(strongest: Sandbox, seed: int, what: str) -> None:
+    small = replace(strongest, memory=256 << 20)
+    hoard = wire.dumps((HOARDS[what],))
+    report = judge("00_first_ranks/ring_shift", hoard, seed, sandbox=small)
+    assert (report["score"], report["limit"]) == (0.0, what), report
