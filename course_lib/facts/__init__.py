@@ -3,6 +3,7 @@
     costs.py      what a collective costs: bytes, rounds, seconds, as functions of N and M
     exact.py      the same to the byte, for one rank and a size that N need not divide
     hardware.py   links: how many bytes a second they carry each way
+    data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
 
 A later topic adds a module here (memory, pipelines, attention) and its names below.
 
@@ -28,6 +29,13 @@ from course_lib.facts.costs import (
     seconds,
     serial_bytes,
 )
+from course_lib.facts.data_parallel import (
+    data_parallel_bytes,
+    exposed_after,
+    exposed_communication,
+    scaling_efficiency,
+    synchronization_seconds,
+)
 from course_lib.facts.exact import chunk_sizes, exact_bytes
 from course_lib.facts.hardware import LINKS, Link, link
 
@@ -42,7 +50,10 @@ __all__ = [
     "bytes_sent_per_rank",
     "chunk_sizes",
     "crossover_bytes",
+    "data_parallel_bytes",
     "exact_bytes",
+    "exposed_after",
+    "exposed_communication",
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
@@ -50,6 +61,8 @@ __all__ = [
     "link",
     "logical_bytes",
     "rounds",
+    "scaling_efficiency",
     "seconds",
     "serial_bytes",
+    "synchronization_seconds",
 ]

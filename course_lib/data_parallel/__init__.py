@@ -1,0 +1,26 @@
+"""Data parallelism: every rank holds the whole model, sees its own part of the batch, and steps alike.
+
+One file for each idea, each of which can be copied out alone:
+
+    sampling.py   which samples a rank sees: shard_indices
+    naive.py      gradients averaged after backward: NaiveDataParallel (one all-reduce for each parameter),
+                  FlatDataParallel (one in all)
+    bucketed.py   gradients averaged while backward still runs: BucketedDataParallel
+
+All three wrappers send the same bytes, 2 (N-1)/N of the gradients' by each rank and step. They differ in
+how many messages that takes, and in how much of the time is hidden behind the computation:
+`course_lib.facts` has the formulas.
+
+    model = BucketedDataParallel(model)
+    for inputs, targets in batches:
+        loss(model(inputs), targets).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+from course_lib.data_parallel.bucketed import BucketedDataParallel
+from course_lib.data_parallel.naive import FlatDataParallel, NaiveDataParallel
+from course_lib.data_parallel.sampling import shard_indices
+
+__all__ = ["BucketedDataParallel", "FlatDataParallel", "NaiveDataParallel", "shard_indices"]

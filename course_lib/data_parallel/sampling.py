@@ -1,0 +1,53 @@
+"""Which samples of a data set a rank sees in an epoch.
+
+Together the ranks must see every sample, no two ranks the same one, and all ranks equally many: a rank
+with one batch more than the others would wait for them for ever. N ranks rarely divide the data set, so
+up to N - 1 samples are seen twice (or, with drop_last, not at all).
+
+Nothing is sent. All ranks draw the same permutation from the same seed, and each takes every N-th of it;
+the epoch is part of the seed, so that the next one has another order.
+
+Source: the arithmetic and the order of `torch.utils.data.DistributedSampler`, which asks for
+`set_epoch(epoch)` before each epoch, and repeats the first epoch's order where that is forgotten.
+
+This file imports torch only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def shard_indices(
+    n: int,
+    rank: int,
+    world_size: int,
+    epoch: int = 0,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> list[int]:
+    """The indices, of a data set of n samples, that `rank` sees in `epoch`, in order.
+
+    Every rank gets ceil(n / world_size); the shortage is filled from the beginning of the order, several
+    times over where n is smaller than it. With drop_last floor(n / world_size), and the end of the order
+    is left out. An empty data set gives empty lists.
+    shuffle: a permutation drawn from seed + epoch; False takes the samples as they stand.
+    seed: the same on all ranks.
+
+    Raises ValueError for a rank outside 0 .. world_size - 1 or n < 0.
+    """
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank {rank} of {world_size}: ranks count from 0 to world_size - 1, and there is at least one"
+        )
+    if n < 0:
+        raise ValueError(f"n={n}: a data set has 0 samples or more")
+    if shuffle:
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(n, generator=generator).tolist()
+    else:
+        order = list(range(n))
+    each = n // world_size if drop_last or n == 0 else -(-n // world_size)
+    return [order[place % n] for place in range(rank, each * world_size, world_size)]

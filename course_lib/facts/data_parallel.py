@@ -1,0 +1,77 @@
+"""Data parallelism: what a step sends, how much of that time is exposed, and how well it scales.
+
+n ranks, one bucket or several of equal size; alpha seconds a message, beta seconds a byte. Backward is
+taken to make gradients at an even pace, and buckets to travel one at a time.
+
+Source, unless another is named: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training, Proceedings of the VLDB Endowment 13 (2020), section 3.2, for the scheme; the formulas by
+following the last bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from course_lib.facts.costs import least_bytes, seconds
+
+
+def data_parallel_bytes(
+    n: int,
+    gradient_bytes: float,
+    synchronisations: int = 1,
+    counted: bool = False,
+    parameters: int = 0,
+) -> float:
+    """Bytes that each rank sends in a step: 2 (n-1)/n of the gradients', as booked for an all-reduce.
+
+    synchronisations: 1 with no_sync(), whatever is accumulated; K where K microbatches are each sent.
+    counted: samples are counted over the ranks: 8 bytes more to all-reduce.
+    parameters: their number where unused ones are asked for: a byte each.
+
+    Source: Patarasuk and Yuan 2009 (see `least_bytes`). 7B parameters, bf16, 8 ranks: 24.5 GB.
+    """
+    message = synchronisations * gradient_bytes + 8 * counted + parameters
+    return least_bytes(n, message)
+
+
+def synchronization_seconds(
+    n: int, gradient_bytes: float, buckets: int, alpha: float, beta: float
+) -> float:
+    """Time of a step's all-reduces by a ring, in `buckets` messages: more of them pay alpha more often."""
+    return buckets * seconds("ring_all_reduce", n, gradient_bytes / buckets, alpha, beta)
+
+
+def exposed_communication(
+    backward: float, communication: float, buckets: int = 1, overlap: bool = True
+) -> float:
+    """Seconds that a step waits for its all-reduces after backward has ended.
+
+    backward, communication: seconds of the whole of each. Without overlap all of it is exposed. With
+    overlap bucket k of B is ready at k/B of backward, and travels when those before it have arrived:
+    either backward is the slower, and the last bucket alone sticks out (communication / B), or
+    communication is, and starts after the first bucket: communication - (1 - 1/B) backward.
+
+    Backward 100 ms, communication 80 ms: 80 ms exposed with one bucket, 8 ms with ten.
+    """
+    if buckets < 1:
+        raise ValueError(f"buckets={buckets}: gradients leave in at least 1")
+    if not overlap:
+        return communication
+    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
+
+
+def exposed_after(ready: Sequence[float], took: Sequence[float], backward: float) -> float:
+    """As `exposed_communication`, for buckets of any size: when each is ready, and how long it travels."""
+    free = 0.0
+    for start, seconds_under_way in zip(ready, took, strict=True):
+        free = max(free, start) + seconds_under_way
+    return max(0.0, free - backward)
+
+
+def scaling_efficiency(compute: float, exposed: float) -> float:
+    """Share of ideal speed: n ranks are n x this as fast as one, each with a batch of its own size.
+
+    compute: seconds of one rank's forward, backward and step (weak scaling: the same on n ranks).
+    Compute 300 ms, 100 ms exposed: 0.75, so that 64 ranks do the work of 48.
+    """
+    return compute / (compute + exposed)
