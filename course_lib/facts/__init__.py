@@ -4,6 +4,7 @@
     exact.py      the same to the byte, for one rank and a size that N need not divide
     hardware.py   links: how many bytes a second they carry each way
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
+    compression.py  compressed averages of gradients: bytes that each rank sends
 
 A later topic adds a module here (memory, pipelines, attention) and its names below.
 
@@ -12,6 +13,18 @@ byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or a
 a scatter or gather all N pieces together.
 """
 
+from course_lib.facts.compression import (
+    int8_bytes,
+    int8_gather_bytes,
+    one_bit_adam_ratio,
+    powersgd_bytes,
+    powersgd_elements,
+    sign_bytes,
+    topk_break_even,
+    topk_bytes,
+    topk_count,
+    uncompressed_bytes,
+)
 from course_lib.facts.costs import (
     ALGORITHMS,
     BUILT_INS,
@@ -57,12 +70,22 @@ __all__ = [
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
+    "int8_bytes",
+    "int8_gather_bytes",
     "least_bytes",
     "link",
     "logical_bytes",
+    "one_bit_adam_ratio",
+    "powersgd_bytes",
+    "powersgd_elements",
     "rounds",
     "scaling_efficiency",
     "seconds",
     "serial_bytes",
+    "sign_bytes",
     "synchronization_seconds",
+    "topk_break_even",
+    "topk_bytes",
+    "topk_count",
+    "uncompressed_bytes",
 ]

@@ -1,0 +1,226 @@
+"""PowerSGD: the gradient of a matrix as the product of two thin ones.
+
+A gradient G of (rows, columns) has a few large singular values and many small ones. P Q^T with P (rows, r)
+and Q (columns, r) keeps the large ones for r (rows + columns) numbers instead of rows x columns: a
+4,096 x 4,096 matrix with r = 4 is 512 times smaller. The best such factors are the singular value
+decomposition's, which is too slow; one step of subspace iteration that starts from the last step's Q comes
+close, since gradients change slowly (warm start). G is the mean over the ranks, which none of them has:
+
+    P = G Q          each rank multiplies its own G, the products are averaged: they are linear in G
+    P = orthonormal columns with the same span
+    Q = G^T P        again averaged
+    G ~ P Q^T
+
+Both averages are plain all-reduces of floats, which the network adds on the way: that is what sets
+PowerSGD apart from top-k and signs, whose traffic cannot be added. What P Q^T misses each rank adds
+to its next gradient. Vectors (biases, norms) go uncompressed; so does a matrix whose factors would be
+no smaller than itself.
+
+Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, algorithms 1 and 2; in PyTorch: ddp_comm_hooks.powerSGD_hook. This file
+imports torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None
+
+
+class PowerSGD:
+    """Averages gradients over the ranks of `group`, matrices as products of `rank` columns.
+
+    rank: columns of P and Q; a matrix with fewer rows or columns takes as many as it has.
+    warm_start: begin with the last step's Q; without it, with a new random one.
+    error_feedback: keep what the product misses; without it training stalls.
+    seed: of the first Q; the same on every rank.
+
+    `errors` holds what this rank has kept back, in the matrices' order; `state_dict()` holds all that
+    a later run needs. Errors are this rank's own: each rank saves its own.
+    """
+
+    def __init__(
+        self,
+        rank: int = 2,
+        *,
+        warm_start: bool = True,
+        error_feedback: bool = True,
+        seed: int = 0,
+        group: Group = None,
+    ):
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ValueError(f"rank={rank!r}: the number of columns of P and Q is 1 or more")
+        self.rank, self.group = rank, group
+        self.warm_start, self.error_feedback = warm_start, error_feedback
+        self.errors: list[torch.Tensor] = []
+        self._queries: list[torch.Tensor] = []  # Q of each matrix
+        self._shapes: list[torch.Size] | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def all_reduce(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Replace each gradient by its mean over the ranks, those of matrices by the mean's approximation.
+
+        gradients: floating point, of one dtype and device; the same shapes in the same order on every rank
+            and in every call, since errors and Q are remembered by position. A tensor of more than two
+            dimensions is the matrix (first, product of the others), as a convolution's weight is.
+        Sends 2 (N-1)/N times the bytes of all vectors, P and Q per rank, in two all-reduces: vectors and P,
+        then Q. They travel in float32 where the gradients are narrower. Scratch: two copies of the
+        matrices. The same bits on every rank.
+
+        Raises ValueError when the gradients do not fit each other or the last call's; TypeError for what is
+        no tensor.
+        """
+        _place(self.group)
+        self._check(gradients)
+        if not gradients:
+            return
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)
+        thin = [g for g in gradients if self._compresses(g.shape)]
+        plain = [g.to(wide, copy=True) for g in gradients if not self._compresses(g.shape)]
+        if not self._queries or not self.warm_start:
+            self._queries = [self._draw(g, wide) for g in thin]
+        if not self.errors:
+            self.errors = [torch.zeros_like(_matrix(g), dtype=wide) for g in thin]
+
+        asked = [error + _matrix(g) for error, g in zip(self.errors, thin, strict=True)]
+        p = [g @ q for g, q in zip(asked, self._queries, strict=True)]
+        self._mean([*plain, *p])
+        p = [_orthonormal(one) for one in p]
+        own_q = [g.T @ one for g, one in zip(asked, p, strict=True)]
+        q = [one.clone() for one in own_q]
+        self._mean(q)
+
+        if (
+            self.error_feedback
+        ):  # against this rank's own Q, as in algorithm 2: the mean error is the same
+            missed = [g - one @ own.T for g, one, own in zip(asked, p, own_q, strict=True)]
+            self.errors = [one.nan_to_num(0.0, 0.0, 0.0) for one in missed]
+        self._queries = [
+            torch.where(new.isfinite().all(), new, old)  # an overflow must not stay in Q for ever
+            for new, old in zip(q, self._queries, strict=True)
+        ]
+        means = iter([one @ other.T for one, other in zip(p, q, strict=True)])
+        rest = iter(plain)
+        for gradient in gradients:
+            mean = next(means if self._compresses(gradient.shape) else rest)
+            gradient.copy_(mean.view(gradient.shape))
+
+    def state_dict(self) -> dict:
+        """This rank's errors and Q, as copies."""
+        return {
+            "errors": [one.clone() for one in self.errors],
+            "queries": [one.clone() for one in self._queries],
+            "shapes": None if self._shapes is None else [tuple(shape) for shape in self._shapes],
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from what `state_dict` gave on this rank, with as many ranks and the same `rank`."""
+        self.errors = [one.clone() for one in state["errors"]]
+        self._queries = [one.clone() for one in state["queries"]]
+        shapes = state["shapes"]
+        self._shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
+        self._generator.set_state(state["generator"])
+
+    # ---- helpers
+
+    def _columns(self, shape: torch.Size) -> int:
+        return min(self.rank, shape[0], shape.numel() // shape[0])
+
+    def _compresses(self, shape: torch.Size) -> bool:
+        """Whether P and Q together are smaller than the tensor."""
+        if len(shape) < 2 or not shape.numel():
+            return False
+        columns = shape.numel() // shape[0]
+        return self._columns(shape) * (shape[0] + columns) < shape.numel()
+
+    def _draw(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A random Q, drawn on the CPU: the same numbers on every rank and device."""
+        shape = (gradient.numel() // gradient.shape[0], self._columns(gradient.shape))
+        return torch.randn(shape, generator=self._generator).to(gradient.device, dtype)
+
+    def _mean(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Average all of them over the ranks by one all-reduce, in place."""
+        if not tensors:
+            return
+        flat = torch.cat([one.reshape(-1) for one in tensors])
+        dist.all_reduce(flat, group=self.group)
+        flat /= dist.get_world_size(self.group)
+        for one, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            one.copy_(mean.view(one.shape))
+
+    def _check(self, gradients: Sequence[torch.Tensor]) -> None:
+        for gradient in gradients:
+            _check_pair(gradient, gradient, ("a gradient", "a gradient"))
+        kinds = {(str(g.dtype), str(g.device)) for g in gradients}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the gradients are of several kinds, {sorted(kinds)}: they travel in one buffer. Use one "
+                "PowerSGD for each dtype and device."
+            )
+        shapes = [g.shape for g in gradients]
+        if self._shapes is not None and shapes != self._shapes:
+            raise ValueError(
+                f"the gradients have shapes {[tuple(s) for s in shapes]}, in the call before "
+                f"{[tuple(s) for s in self._shapes]}: errors belong to positions. Pass all gradients in "
+                "the same order every time, zeros for a parameter that got none."
+            )
+        self._shapes = shapes
+
+
+def _matrix(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns that span what the columns of `matrix` span.
+
+    By Householder's QR rather than the paper's Gram-Schmidt: columns that are zero or depend on each other
+    still get a direction, so that a gradient of zero does not leave Q zero for ever.
+    """
+    return torch.linalg.qr(matrix).Q
+
+
+# ---- plumbing: the same in every file of this package, so that each can be copied out alone
+
+
+def _place(group: Group) -> tuple[int, int]:
+    """This process's rank in `group`, and the group's size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
+            "may call. Guard the call with `if dist.get_rank() in ranks:`."
+        )
+    return rank, dist.get_world_size(group)
+
+
+def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
+    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
+    for one, name in zip((tensor, error), names, strict=True):
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
+        if not one.is_floating_point() or one.layout != torch.strided:
+            raise ValueError(
+                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
+                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
+            )
+    if tensor.shape != error.shape or tensor.device != error.device:
+        raise ValueError(
+            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
+            f"{error.device}: they must be alike. Make the residual once, before the first step: "
+            "error = torch.zeros_like(tensor)."
+        )
+
+
+def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
+    """Write the residual into `error`; where it is infinite or not a number, zero.
+
+    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
+    """
+    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))

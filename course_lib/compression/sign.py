@@ -1,0 +1,297 @@
+"""One bit an element: signs with a scale, and Adam built on them.
+
+Signs keep the direction of each element and one magnitude for all, the mean of theirs. That is 32 times
+less than float32, and with error feedback SGD with momentum still converges. Adam does not: it
+divides by the root of the variance, which is not linear in the gradient, so errors do not cancel. 1-bit
+Adam rests on an observation: the variance soon settles. So
+
+    warm-up      Adam as ever, gradients averaged in full precision
+    afterwards   the variance is frozen; each rank adds its own gradient to the momentum, and the
+                 *momentum* is averaged, as signs
+
+Signs cannot be added on the way, so rank r is the server for the r-th shard: it gets everybody's signs of
+it (all-to-all), averages, takes signs again, and hands them out (all-gather). Both sides remember
+what their signs miss: the worker's error, of the whole tensor, and the server's, of its shard.
+
+Where this differs from the paper: scales are the mean magnitude, one for each shard of each tensor, with
+which signs never enlarge the error (Karimireddy et al. 2019); momentum and variance keep Adam's bias
+correction, so that the warm-up is torch.optim.Adam to the last step; and an element without variance is
+left alone, as no scale for it was ever seen.
+
+Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+Speed", ICML 2021, algorithm 1; signs with error feedback: Seide et al., "1-Bit Stochastic Gradient Descent
+and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014. This file
+imports torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+Group = dist.ProcessGroup | None
+
+SCALE_BYTES = 4
+Tensors = Sequence[torch.Tensor]
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """Adam that averages gradients over the ranks itself: after `warmup_steps`, by one bit an element.
+
+    params: as for any optimizer; float32 or float64, of one device; the same values on every rank. Their
+        `.grad` is this rank's own, not averaged, and is left alone; None counts as zeros.
+    lr, betas, eps: Adam's.
+    warmup_steps: steps in full precision, at least 1; the paper takes 15 to 25 % of the run. An element
+        without a gradient in all of them is not changed afterwards.
+
+    A step sends 2 (N-1)/N times the parameters' bytes per rank in the warm-up, afterwards
+    2 (N-1) (s + 4) for each tensor, with s = ceil(size / 8N). Memory: Adam's two states and the
+    worker's error, of the parameter's size each, and the server's, of 1/N. The errors are each rank's own,
+    so each rank saves its own state_dict, and it is loaded by as many ranks. The same bits on every rank.
+
+    Raises ValueError for arguments and parameters that do not fit.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        warmup_steps: int,
+        group: Group = None,
+    ):
+        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 1:
+            raise ValueError(
+                f"warmup_steps={warmup_steps!r}: at least one step in full precision must come first, "
+                "since the variance that it leaves is used ever after"
+            )
+        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(
+                f"lr={lr}, betas={betas}, eps={eps}: lr and eps are 0 or more, betas in [0, 1)"
+            )
+        self.group, self.warmup_steps = group, warmup_steps
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        _check_parameters([p for group in self.param_groups for p in group["params"]])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update of all parameters that require a gradient; returns what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        places = [(p, group) for group in self.param_groups for p in group["params"]]
+        places = [(p, group) for p, group in places if p.requires_grad]
+        if not places:
+            return loss
+        states = [self._state(p) for p, _ in places]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p, _ in places]
+        for state in states:
+            state["step"] += 1
+        if states[0]["step"] <= self.warmup_steps:
+            self._full_precision(places, states, gradients)
+        else:
+            self._one_bit(places, states, gradients)
+        for (p, group), state in zip(places, states, strict=True):
+            beta1, beta2 = group["betas"]
+            variance = state["exp_avg_sq"] / (1 - beta2 ** min(state["step"], self.warmup_steps))
+            lr = group["lr"] / (1 - beta1 ** state["step"])
+            p.addcdiv_(state["exp_avg"], variance.sqrt_().add_(group["eps"]), value=-lr)
+        return loss
+
+    def _full_precision(self, places: list, states: list[dict], gradients: Tensors) -> None:
+        means = _mean(gradients, self.group)
+        for (_, group), state, mean in zip(places, states, means, strict=True):
+            beta1, beta2 = group["betas"]
+            state["exp_avg"].lerp_(mean, 1 - beta1)
+            state["exp_avg_sq"].mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
+
+    def _one_bit(self, places: list, states: list[dict], gradients: Tensors) -> None:
+        for (_, group), state, gradient in zip(places, states, gradients, strict=True):
+            state["exp_avg"].lerp_(gradient, 1 - group["betas"][0])
+        names = ("exp_avg", "error", "server_error")
+        sign_all_reduce(*([state[name] for state in states] for name in names), group=self.group)
+        for state in states:
+            unknown = state["exp_avg_sq"] == 0
+            state["exp_avg"].masked_fill_(unknown, 0)
+            state["error"].masked_fill_(unknown, 0)
+
+    def _state(self, p: torch.Tensor) -> dict:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq", "error"):
+                state[name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
+            state["server_error"] = p.new_zeros(shard_size(p.numel(), _place(self.group)[1]))
+        return state
+
+
+@torch.no_grad()
+def sign_all_reduce(
+    tensors: Tensors, errors: Tensors, server_errors: Tensors, group: Group = None
+) -> None:
+    """Replace each tensor by the mean over the ranks of `tensor + error`, as signs with a scale.
+
+    tensors: any shapes, floating point, of one device; the same shapes on every rank. Overwritten.
+    errors: what this rank's signs have missed so far: one tensor of the same shape for each. Overwritten.
+    server_errors: the same for the shard that this rank serves: one vector of
+        `shard_size(tensor.numel(), world_size)` elements for each. Overwritten.
+    Sends 2 (N-1) (s + 4) bytes per rank for each tensor, with s = ceil(size / 8N): one all-to-all and one
+    all-gather for all tensors together, scales included. The same bits on every rank.
+
+    Raises ValueError when errors do not fit their tensors; TypeError for what is no tensor.
+    """
+    rank, n = _place(group)
+    _check_errors(tensors, errors, server_errors, n)
+    if not tensors:
+        return
+    real = [_real(t, n) for t in tensors]
+    asked = [_rows(t + e, n) for t, e in zip(tensors, errors, strict=True)]
+    sent = _pack(asked, real)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+
+    mine = [mask[rank : rank + 1] for mask in real]
+    arrived = _unpack(received, [mask.expand(n, -1) for mask in mine], asked)
+    means = [
+        signs.mean(0, keepdim=True) + e for signs, e in zip(arrived, server_errors, strict=True)
+    ]
+    own = _pack(means, mine)
+    everything = torch.empty_like(sent)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since 2.13
+    gather(everything, own, group=group)
+
+    said, agreed = _unpack(sent, real, asked), _unpack(own, mine, asked)
+    results = _unpack(everything, real, asked)
+    for i, tensor in enumerate(tensors):
+        _keep(errors[i], (asked[i] - said[i]).view(-1)[: tensor.numel()])
+        _keep(server_errors[i], means[i] - agreed[i])
+        tensor.copy_(results[i].view(-1)[: tensor.numel()].view(tensor.shape))
+
+
+def shard_size(numel: int, n: int) -> int:
+    """Elements of each rank's shard: ceil(numel / n), rounded up to whole bytes of signs."""
+    return 8 * -(-numel // (8 * n))
+
+
+def _pack(rows: Tensors, real: Tensors) -> torch.Tensor:
+    """(n, bytes): for each tensor the signs of its (n, shard), eight to a byte, and a float32 scale.
+
+    real: where the rows hold elements of the tensor, not padding.
+    """
+    parts = []
+    for row, mask in zip(rows, real, strict=True):
+        scale = row.abs().sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        bits = (row >= 0).view(len(row), -1, 8).to(torch.uint8)
+        packed = (bits << _eight(row)).sum(-1, dtype=torch.uint8)
+        parts += [packed, scale.float().view(torch.uint8)]
+    return torch.cat(parts, dim=1)
+
+
+def _unpack(packed: torch.Tensor, real: Tensors, like: Tensors) -> list[torch.Tensor]:
+    """For each tensor (n, shard) of plus or minus its scale, zero where there is padding."""
+    rows = []
+    widths = [mask.shape[1] // 8 + SCALE_BYTES for mask in real]
+    for part, mask, model in zip(packed.split(widths, dim=1), real, like, strict=True):
+        bits = part[:, :-SCALE_BYTES].unsqueeze(-1) >> _eight(part) & 1
+        scale = (
+            part[:, -SCALE_BYTES:]
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.float32)
+            .to(model.dtype)
+        )
+        rows.append(torch.where(bits.flatten(1).bool(), scale, -scale) * mask)
+    return rows
+
+
+def _eight(like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+def _rows(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """(n, shard): the elements, shard after shard, with zeros at the end."""
+    shard = shard_size(tensor.numel(), n)
+    return F.pad(tensor.reshape(-1), (0, n * shard - tensor.numel())).view(n, shard)
+
+
+def _real(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """(n, shard): where `_rows` holds elements and not padding."""
+    shard = shard_size(tensor.numel(), n)
+    return (torch.arange(n * shard, device=tensor.device) < tensor.numel()).view(n, shard)
+
+
+def _mean(tensors: Tensors, group: Group) -> list[torch.Tensor]:
+    """The mean of each over the ranks, by one all-reduce."""
+    flat = torch.cat([one.reshape(-1) for one in tensors])
+    dist.all_reduce(flat, group=group)
+    flat /= _place(group)[1]
+    parts = flat.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
+
+
+def _check_parameters(params: Tensors) -> None:
+    kinds = {(p.dtype, p.device) for p in params}
+    wrong = [dtype for dtype, _ in kinds if dtype not in (torch.float32, torch.float64)]
+    if len(kinds) > 1 or wrong:
+        raise ValueError(
+            f"the parameters are {sorted(f'{d} on {where}' for d, where in kinds)}: they must share one "
+            "device and be all float32 or all float64. Keep a float32 copy of narrower ones, or make one "
+            "OneBitAdam for each kind."
+        )
+
+
+def _check_errors(tensors: Tensors, errors: Tensors, server_errors: Tensors, n: int) -> None:
+    for tensor, error, server in zip(tensors, errors, server_errors, strict=True):
+        _check_pair(tensor, error, ("a tensor", "its error"))
+        if server.shape != (shard_size(tensor.numel(), n),):
+            raise ValueError(
+                f"a server error is {tuple(server.shape)}, but {n} ranks serve shards of "
+                f"{shard_size(tensor.numel(), n)} elements of a tensor of {tensor.numel()}: make it once, "
+                "with tensor.new_zeros(shard_size(tensor.numel(), world_size))"
+            )
+
+
+# ---- plumbing: the same in every file of this package, so that each can be copied out alone
+
+
+def _place(group: Group) -> tuple[int, int]:
+    """This process's rank in `group`, and the group's size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
+            "may call. Guard the call with `if dist.get_rank() in ranks:`."
+        )
+    return rank, dist.get_world_size(group)
+
+
+def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
+    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
+    for one, name in zip((tensor, error), names, strict=True):
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
+        if not one.is_floating_point() or one.layout != torch.strided:
+            raise ValueError(
+                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
+                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
+            )
+    if tensor.shape != error.shape or tensor.device != error.device:
+        raise ValueError(
+            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
+            f"{error.device}: they must be alike. Make the residual once, before the first step: "
+            "error = torch.zeros_like(tensor)."
+        )
+
+
+def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
+    """Write the residual into `error`; where it is infinite or not a number, zero.
+
+    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
+    """
+    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))
