@@ -7,7 +7,7 @@
 A group of version 2 is one folder; of version 1 it is two of the same name, in the hierarchies of memory
 and of pids. They are made in the grader's own group, where that may be written to. The kernel counts
 what nobody else can: memory that is shared or lies in files without a disk, at the moment it is taken.
-Cost for each sandbox: a millisecond of work, and about 15 in which the kernel waits before it lets the
+Cost for each sandbox: 3 ms of work, and about 15 in which the kernel waits before it lets the
 keeper in. Sources: the kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
