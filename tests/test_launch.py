@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -298,3 +299,19 @@ def test_kept_ranks_serve_several_calls_and_start_afresh(monkeypatch: pytest.Mon
         assert {r[0] for r in launch(shift, 4, world_size=3)}.isdisjoint(r[0] for r in third)
     finally:
         pool.close()
+
+
+def test_what_ranks_import_late_is_imported_for_those_to_come() -> None:
+    """The first optimizer of a process imports torch._dynamo, for a second or two: once is enough."""
+
+    def body() -> tuple[bool, int]:
+        imported = "torch._dynamo" in sys.modules
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1).zero_grad()
+        return imported, len(os.listdir(f"/proc/{os.getppid()}/task"))
+
+    launch(body, world_size=2)
+    again = launch(body, world_size=3)
+    assert [imported for imported, _ in again] == [True] * 3
+    assert {threads for _, threads in again} == {
+        1
+    }  # the process that forks must stay with one thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -57,6 +58,7 @@ class Preloaded:
         there.close()
         self.socket, self.owner = here, os.getpid()
         self.groups: dict[int, Children] = {}
+        self.imported = {*PRELOAD, *modules}
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -64,6 +66,16 @@ class Preloaded:
     def spawn(self, entries: Sequence[Entry], sandbox: Sandbox | None = None) -> Children:
         """Fork one process for each entry; see `Children`."""
         return Children(self, entries, sandbox)
+
+    def also_import(self, modules: Sequence[str]) -> None:
+        """Import these before the next fork, unless that was asked for before; returns at once."""
+        more = [name for name in modules if name not in self.imported]
+        if more:
+            self.imported.update(more)
+            with contextlib.suppress(
+                OSError
+            ):  # it has ended; the next launch tells, or starts anew
+                self.socket.send(json.dumps({"import": more}).encode())
 
     def read(self, wait: float | None = 0) -> bool:
         """Take in what the process has told; False when nothing came within `wait` seconds."""
@@ -111,6 +123,7 @@ class Adopted(Preloaded):
         self.socket, self.owner = sock, os.getpid()
         self.environment = dict(os.environ)
         self.groups = {}
+        self.imported = set(PRELOAD)
         self.gone = False
 
     def alive(self) -> bool:

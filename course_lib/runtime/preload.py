@@ -43,6 +43,15 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
     Server(control, kernel_pid).serve()
 
 
+def import_more(modules: list[str]) -> None:
+    """So that the ranks to come need not, each for itself. One that is not there is theirs to tell of."""
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
 class Server:
     """Forks groups of processes and tells whoever asked when one of them ends."""
 
@@ -105,6 +114,8 @@ class Server:
         order = json.loads(data)
         if "fork" in order:
             (self.fork_sandboxed if order["sandbox"] else self.fork)(order, fds)
+        elif "import" in order:
+            import_more(order["import"])
         elif "end" in order:
             self.groups.pop(order["end"], None)
             self.close_link(order["end"])

@@ -32,6 +32,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime import wire
+from course_lib.runtime.heavy import HEAVY
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
@@ -159,6 +160,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
         torch.cuda.synchronize()
     flush()
     reply["clean"] = reply["ok"] and process_groups() == groups_before
+    reply["imported"] = [name for name in HEAVY if name in sys.modules]
     recorder.set_state(rows.RETURNED if reply["ok"] else rows.RAISED)
     wire.send(sock, reply, answer)
 

@@ -18,6 +18,7 @@ from course_lib.runtime import wire
 from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
+from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import ONE_THREAD, Pool
@@ -57,6 +58,7 @@ def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
     sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
+    imports: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
@@ -65,8 +67,9 @@ def run_ranks(
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
     bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
-    at the end, with `spare`, as many as these. LaunchError when the ranks cannot be started;
-    KeyboardInterrupt passes through, after the ranks were ended.
+    at the end, with `spare`, as many as these. `imports`: modules that every rank will need; what else of
+    PyTorch a rank turned out to need, the ranks to come find imported. LaunchError when the ranks cannot be
+    started; KeyboardInterrupt passes through, after the ranks were ended.
     """
     global _tasks
     _tasks += 1
@@ -76,6 +79,7 @@ def run_ranks(
         sandbox = sandbox.without(
             APART
         )  # NCCL's ranks pass buffers on by sockets and shared memory
+    pools.preloaded().also_import(imports)
     pool = pools.pool(world_size, backend, record, sandbox)
     watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
     kept = False
@@ -103,6 +107,7 @@ def run_ranks(
         orderly = failure is None and watch.clean() and not ledger.unmatched()
         kept = backend in KEPT and orderly
         replies = [watch.result(rank) for rank in range(world_size)]
+        pool.preloaded.also_import([name for name in HEAVY if watch.imported(name)])
         said = [list(lines) for lines in output.tail]
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None

@@ -38,3 +38,8 @@ class Watch:
 
     def clean(self) -> bool:
         return all(reply.get("clean") for reply, _ in self.replies.values())
+
+    def imported(self, module: str) -> bool:
+        """Whether some rank had that module at its end."""
+        told = [reply.get("imported") for reply, _ in self.replies.values()]
+        return any(isinstance(names, list) and module in names for names in told)

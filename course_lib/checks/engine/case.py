@@ -145,6 +145,7 @@ class Case:
     alone: it needs no ranks; a process without a process group runs it.
     needed: bytes of messages without which the result cannot come about, of all ranks together, by any
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
+    imports: modules that every rank needs, and that take long to import.
     """
 
     title: str
@@ -157,6 +158,7 @@ class Case:
     timeout: float = SECONDS
     hidden: bool = False
     alone: bool = False
+    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.alone and (self.world_size != 1 or self.groups):

@@ -153,6 +153,7 @@ def run(session: Session, case: Case) -> Outcome:
         spare=following is None and session.sandbox is None,
         ahead=following.world_size if following and not following.alone else None,
         sandbox=session.sandbox,
+        imports=case.imports,
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )
 

@@ -1,0 +1,181 @@
+"""Recipes (see `harness`) that train a toy model for a few steps with a student's class, and tell what came.
+
+Instructions of all of them:
+
+    model        a description for `toys.build`; the same shapes on every rank, "seed" may differ
+    optimizer    [name in torch.optim, keyword arguments]
+    steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
+    kwargs       keyword arguments of the student's class
+    no_sync      whether all microbatches of a step but the last run under the class's no_sync()
+    memory       whether memory is watched (see `watching`)
+    tell         which tensors go back: "start", "grads", "params", "buffers"
+
+What goes back: tensors "start.NAME", "grad.STEP.NAME", "param.STEP.NAME", "buffer.NAME", with the
+parameters' names in the model; and values: "passes" and "highest" (see `watching.Watch`), "held" (bytes
+after the model was wrapped, and after each backward and each step), "without" (gradients that are None;
+zeros stand for them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib.checks.engine.training import toys, watching
+from course_lib.runtime.backend import device
+
+_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
+_mse = nn.functional.mse_loss
+_optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
+
+Told = tuple[dict, dict[str, Any]]
+
+
+class Session:
+    """One model in training on this rank, and what is told of it."""
+
+    def __init__(self, instructions: dict):
+        self.given = instructions
+        self.tell = set(instructions["tell"])
+        base = watching.resident() if instructions.get("memory") else None
+        self.model = toys.build(instructions["model"]).to(device())
+        self.named = dict(self.model.named_parameters())
+        self.dtype = next(iter(self.named.values())).dtype
+        self.watch = watching.Watch(self.model, base)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.without: list[str] = []
+        self.held: list[int | None] = []
+
+    def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
+        name, defaults = self.given["optimizer"]
+        return _optimizers[name], dict(defaults)
+
+    def keep(
+        self, what: str, tensors: Iterable[tuple[str, torch.Tensor | None]], like=None
+    ) -> None:
+        for name, tensor in tensors:
+            full = f"{what}.{name}"
+            if tensor is None:
+                self.without.append(full)
+                tensor = _zeros_like(self.named[name])
+            self.tensors[full] = _clone(_detach(tensor))
+
+    def started(self) -> None:
+        self.held.append(self.watch.held())
+        if "start" in self.tell:
+            self.keep("start", self.named.items())
+        if "buffers" in self.tell:
+            self.keep("buffer", self.model.named_buffers())
+
+    def accumulate(
+        self, step: int, run: Callable[[torch.Tensor], torch.Tensor], no_sync: Callable | None
+    ) -> None:
+        """Forward and backward over the microbatches of a step; the loss is the mean over all of them."""
+        microbatches = self.given["steps"][step]
+        for number, described in enumerate(microbatches):
+            last = number == len(microbatches) - 1
+            quiet = no_sync() if no_sync is not None and not last else contextlib.nullcontext()
+            x, y = (one.to(device()) for one in toys.batch(described, self.dtype))
+            with quiet:
+                loss = _mse(run(x), y) / len(microbatches)
+                self.watch.backward_begins()
+                loss.backward()
+                del loss
+        del x, y
+        self.held.append(self.watch.held())
+
+    def gradients(self, step: int) -> None:
+        if "grads" in self.tell:
+            kept = ((n, p.grad) for n, p in self.named.items() if p.requires_grad)
+            self.keep(f"grad.{step}", kept)
+
+    def stepped(
+        self, step: int, parameters: Iterable[tuple[str, torch.Tensor]] | None = None
+    ) -> None:
+        self.held.append(self.watch.held())
+        if "params" in self.tell:
+            self.keep(f"param.{step}", self.named.items() if parameters is None else parameters)
+
+    def told(self) -> Told:
+        values = {
+            "passes": self.watch.passes, "highest": self.watch.highest, "held": self.held,
+            "without": self.without,
+        }  # fmt: skip
+        return values, self.tensors
+
+
+def warm_up(instructions: dict) -> None:
+    """What libraries allocate once, at their first use, is not to be counted as the class's."""
+    if not instructions.get("memory"):
+        return
+    watching.give_back_at_once()
+    model = toys.build({"name": "plain", "width": 300, "seed": 0, "dtype": "float32"})
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(torch.ones(4, 300)).sum().backward()
+        optimizer.step()
+    group = torch.distributed.group.WORLD
+    inner = getattr(group, "inner", group)  # not the recorded one: this is not the student's
+    inner.allreduce([torch.ones(1 << 14)]).wait()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
+    warm_up(instructions)
+    session = Session(instructions)
+    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+    make, defaults = session.optimizer()
+    optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
+    session.started()
+    for step in range(len(instructions["steps"])):
+        optimizer.zero_grad()
+        session.accumulate(step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None)
+        wrapped.finish_gradient_synchronization()
+        session.gradients(step)
+        optimizer.step()
+        session.stepped(step)
+    return session.told()
+
+
+def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """An optimizer of a whole model that keeps a shard of the state: backward, step(), zero_grad()."""
+    warm_up(instructions)
+    session = Session(instructions)
+    make, defaults = session.optimizer()
+    trained = [p for p in session.named.values() if p.requires_grad]
+    optimizer = objects[0](trained, make, **defaults, **instructions.get("kwargs", {}))
+    session.started()
+    for step in range(len(instructions["steps"])):
+        quiet = optimizer.no_sync if instructions.get("no_sync") else None
+        session.accumulate(step, session.model, quiet)
+        optimizer.step()
+        optimizer.zero_grad()
+        session.stepped(step)
+    return session.told()
+
+
+def sharded_module(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
+    warm_up(instructions)
+    session = Session(instructions)
+    names = list(session.named)
+    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+    session.named = {}  # nothing here holds on to the whole parameters
+    make, defaults = session.optimizer()
+    optimizer = make([p for p in wrapped.parameters() if p.requires_grad], **defaults)
+    session.started()
+    for step in range(len(instructions["steps"])):
+        session.accumulate(step, wrapped, None)
+        optimizer.step()
+        optimizer.zero_grad()
+        if "params" in session.tell:
+            whole = wrapped.full_state_dict()
+            session.stepped(step, [(name, whole[name]) for name in names])
+            del whole
+        else:
+            session.stepped(step)
+    return session.told()

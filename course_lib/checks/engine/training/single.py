@@ -1,0 +1,103 @@
+"""The same training in one process, in float64: what the ranks' results are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from course_lib.checks.engine.training import toys
+
+Tensors = dict[str, torch.Tensor]
+Gradient = Callable[[int, list[list[Tensors]]], Tensors]
+
+
+@dataclass
+class Training:
+    """What a run is made of. steps[rank][step] is that rank's list of microbatches (see `toys.batch`)."""
+
+    model: dict
+    optimizer: tuple[str, dict]
+    steps: Sequence[Sequence[Sequence[dict]]]
+    tell: tuple[str, ...] = ("start", "grads", "params")
+    more: dict = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.steps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.model.get("dtype", "float64"))
+
+    def instructions(self, rank: int) -> dict:
+        """Rank 0's model is the one that counts: the others are made from seeds of their own."""
+        model = {**self.model, "seed": self.model["seed"] + 1000 * rank}
+        steps = [list(step) for step in self.steps[rank]]
+        return {
+            "model": model, "optimizer": list(self.optimizer), "steps": steps, "tell": list(self.tell),
+            **self.more,
+        }  # fmt: skip
+
+    def built(self, rank: int = 0) -> toys.Toy:
+        model = {**self.model, "seed": self.model["seed"] + 1000 * rank}
+        return toys.build(model).to(torch.float64)
+
+
+def mean(step: int, given: list[list[Tensors]]) -> Tensors:
+    """Of the ranks' gradients, each the sum over its microbatches: what data parallelism is to give.
+
+    given[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
+    """
+    names = {name: one for rank in given for micro in rank for name, one in micro.items()}
+    zeros = {name: torch.zeros_like(one) for name, one in names.items()}
+    for rank in given:
+        for micro in rank:
+            for name, one in micro.items():
+                zeros[name] += one
+    return {name: total / len(given) for name, total in zeros.items()}
+
+
+def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tensors:
+    """The tensors that every rank should hand back, in float64, by the names of `recipes`.
+
+    gradient: from the ranks' gradients to the one that the optimizer gets; another one than `mean` shows
+    what a mistake gives. start: the rank whose model is trained.
+    """
+    model = training.built(start)
+    named = dict(model.named_parameters())
+    trained = [p for p in named.values() if p.requires_grad]
+    kind, defaults = training.optimizer
+    optimizer = getattr(torch.optim, kind)(trained, **defaults)
+    found: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
+    for step in range(len(training.steps[0])):
+        given = [
+            [gradients(model, described, len(rank[step])) for described in rank[step]]
+            for rank in training.steps
+        ]
+        result = gradient(step, given)
+        for name, p in named.items():
+            if p.requires_grad:
+                p.grad = result.get(name)
+                shown = p.grad if p.grad is not None else torch.zeros_like(p)
+                found[f"grad.{step}.{name}"] = shown.detach().clone()
+        optimizer.step()
+        found |= {f"param.{step}.{name}": p.detach().clone() for name, p in named.items()}
+    return found
+
+
+def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:
+    """Of one microbatch, by name; parameters that took no part are missing.
+
+    Inputs are drawn as the ranks draw them, and parameters are rounded only at the start, so that what
+    differs from a run in float32 is that run's rounding.
+    """
+    x, y = toys.batch(described, torch.float64)
+    model.zero_grad(set_to_none=True)
+    (nn.functional.mse_loss(model(x), y) / microbatches).backward()
+    named = dict(model.named_parameters())
+    found = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found

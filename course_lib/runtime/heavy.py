@@ -1,0 +1,13 @@
+"""What of PyTorch a rank imports only when its code needs it, which takes it a second or two.
+
+A rank tells which of these it has at its end, and the preloaded process imports them then, so that this
+is paid once in a session and not in every rank of every launch (see `pool.Preloaded.also_import`).
+"""
+
+HEAVY = (
+    "torch._dynamo",  # the first optimizer of a process imports it
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)

@@ -1,0 +1,253 @@
+"""Checks that train a model: what is right passes, what is wrong is named, nothing is hidden."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import MethodType
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.case import Case, Draw, Exercise
+from course_lib.checks.engine.training import lines, single, toys, watching
+from course_lib.runtime import wire
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
+WIDE, DEEP = 384, 6
+WHOLE = DEEP * WIDE * (WIDE + 1) * 4  # bytes of the parameters
+
+
+class Right(nn.Module):
+    """One all-reduce for each gradient, after backward."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
+        super().__init__()
+        self.module = module
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+    def finish_gradient_synchronization(self) -> None:
+        for p in self.module.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+
+class OwnStart(Right):
+    def __init__(self, module: nn.Module):
+        nn.Module.__init__(self)
+        self.module = module
+
+
+class NotSent(Right):
+    def finish_gradient_synchronization(self) -> None:
+        return None
+
+
+class NotDivided(Right):
+    def finish_gradient_synchronization(self) -> None:
+        for p in self.module.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+
+
+class LastOnly(Right):
+    """Gradients of the microbatches under no_sync stay away from the exchange."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+        self.kept = getattr(self, "kept", {})
+        for p in self.module.parameters():
+            if p.grad is not None:
+                self.kept[p] = self.kept.get(p, 0) + p.grad
+                p.grad = None
+
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        for p, kept in getattr(self, "kept", {}).items():
+            p.grad += kept
+        self.kept = {}
+
+
+class InHooks(Right):
+    """Begun in backward, waited for afterwards."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.begun: list = []
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(self.begin)
+
+    def begin(self, p: torch.Tensor) -> None:
+        self.begun.append((p, dist.all_reduce(p.grad, async_op=True)))
+
+    def finish_gradient_synchronization(self) -> None:
+        for p, handle in self.begun:
+            handle.wait()
+            p.grad /= dist.get_world_size()
+        self.begun.clear()
+
+
+class WaitsInHooks(InHooks):
+    def begin(self, p: torch.Tensor) -> None:
+        dist.all_reduce(p.grad)
+        self.begun.append((p, type("Handle", (), {"wait": lambda self: None})()))
+
+
+class Hoarder(Right):
+    """A second copy of everything, where no walk over tensors finds it."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        copies = [p.detach().numpy().copy().tobytes() for p in module.parameters()]
+        self.look = MethodType(lambda _, kept=copies: len(kept), self)
+
+
+def training(
+    n: int, model: dict, *, micro: int = 1, steps: int = 2, **more: object
+) -> single.Training:
+    given = [
+        [
+            [
+                {"seed": 1000 * rank + 10 * step + k, "samples": 3, "width": model["width"]}
+                for k in range(micro)
+            ]
+            for step in range(steps)
+        ]
+        for rank in range(n)
+    ]  # fmt: skip
+    return single.Training({"seed": 5, **model}, SGD, given, **more)  # pyright: ignore[reportArgumentType]
+
+
+def judged(make: type, *cases: Case) -> dict[str, dict]:
+    """The lines of the report by title."""
+
+    def yields(draw: Draw) -> Iterator[Case]:
+        yield from cases
+
+    exercise = Exercise("made", 1.0, ("Made",), yields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "find", lambda name: exercise)
+        report = judging.judge("made", wire.dumps((make,)), 0)
+    return {line["title"].partition(":")[0]: line for line in report["lines"]}
+
+
+def values(n: int, model: dict, micro: int = 1) -> Case:
+    run = training(n, model, micro=micro, more={"no_sync": micro > 1})
+    told = [
+        lines.same_as_one_process(what, run, what, mistakes=lines.common(n))
+        for what in ("start", "grad", "param")
+    ]
+    return lines.case("replicas", "values", run, told)
+
+
+def overlap_and_memory(n: int = 2) -> Case:
+    model = {"name": "plain", "width": WIDE, "depth": DEEP, "dtype": "float32"}
+    run = training(n, model, steps=1, tell=(), more={"memory": True})
+    return lines.case(
+        "replicas", "overlap", run,
+        [
+            lines.Line("values", lambda seen: lines.RIGHT),
+            lines.during_backward_line(title="overlap"),
+            lines.volume_line([2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)],
+                              most=[3 * WHOLE] * n),
+            lines.held_line([("at the start", 0, WHOLE), ("after the step", -1, 3 * WHOLE)], slack=1e6),
+            lines.peak_line(3 * WHOLE, slack=1e6),
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [
+    {"name": "traps", "width": 5}, {"name": "plain", "width": 6, "depth": 3, "dtype": "float32"},
+], ids=lambda model: model["name"])  # fmt: skip
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_is_right_passes(model: dict, n: int) -> None:
+    for micro in (1, 3):
+        found = judged(Right, values(n, model, micro))
+        assert all(line["passed"] for line in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("make", "micro", "wrong", "says"),
+    [
+        (OwnStart, 1, "start", "start from the first rank's"),
+        (NotSent, 1, "grad", "nothing was exchanged"),
+        (NotDivided, 1, "grad", "divide it by their number"),
+        (LastOnly, 3, "grad", "Only the last microbatch was exchanged"),
+    ],
+    ids=lambda given: getattr(given, "__name__", str(given)),
+)
+def test_what_is_wrong_is_named(make: type, micro: int, wrong: str, says: str) -> None:
+    found = judged(make, values(3, {"name": "plain", "width": 4}, micro))
+    assert not found[wrong]["passed"]
+    assert says in " ".join(found[wrong]["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "says"),
+    [
+        (InHooks, None, ""),
+        (Right, "overlap", "nothing had been sent"),
+        (WaitsInHooks, "overlap", "nothing overlaps"),
+        (Hoarder, "memory held", "are enough"),
+    ],
+    ids=lambda given: getattr(given, "__name__", str(given)),
+)
+def test_overlap_and_memory_are_seen_from_outside(make: type, wrong: str | None, says: str) -> None:
+    found = judged(make, overlap_and_memory())
+    failed = {title: line for title, line in found.items() if not line["passed"]}
+    assert (wrong is None and not failed) or (wrong in failed), failed
+    assert says in " ".join(str(line) for line in failed.values())
+
+
+def test_one_process_on_all_data_is_what_torch_computes(seed: int) -> None:
+    """The judge's own arithmetic: the mean over the ranks is the gradient of the mean over all samples."""
+    run = training(3, {"name": "traps", "width": 4, "seed": seed % 1000}, micro=2, steps=1)
+    model = run.built()
+    batches = [toys.batch(one, torch.float64) for rank in run.steps for one in rank[0]]
+    x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+    nn.functional.mse_loss(model(x), y).backward()
+    expected = single.train(run)
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.grad is not None:
+            torch.testing.assert_close(expected[f"grad.0.{name}"], p.grad)
+
+
+def test_ranks_that_tell_nonsense_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values come from a student's process: any JSON may stand there."""
+    case = overlap_and_memory()
+    for nonsense in (None, 7, "x", [], [[1]], [["a", "b", "c"]], {"a": 1}):
+        values = [
+            {"passes": nonsense, "held": nonsense, "highest": nonsense, "without": nonsense}
+        ] * 2
+        seen = judging.Observed(case, [{}, {}], values, ledger=None, operations=[[], []])  # pyright: ignore[reportArgumentType]
+        for line in case.lines:
+            if line.title in ("overlap", "memory held") or (
+                line.title == "peak of memory" and nonsense != 7
+            ):
+                assert not line.judge(seen).ok, (line.title, nonsense)
+
+
+def test_memory_that_was_freed_does_not_count() -> None:
+    watching.give_back_at_once()
+    before = watching.resident()
+    held: Callable[[], torch.Tensor] = torch.ones(4_000_000).clone
+    tensor = held()
+    assert watching.resident() - before > 15e6
+    del tensor, held
+    assert watching.resident() - before < 1e6
