@@ -5,6 +5,7 @@
     hardware.py   links: how many bytes a second they carry each way
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
+    zero.py       ZeRO: bytes that a rank keeps and sends, by stage
 
 A later topic adds a module here (memory, pipelines, attention) and its names below.
 
@@ -51,11 +52,14 @@ from course_lib.facts.data_parallel import (
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
 from course_lib.facts.hardware import LINKS, Link, link
+from course_lib.facts.zero import FLOAT32, MIXED, zero_bytes, zero_memory, zero_volume
 
 __all__ = [
     "ALGORITHMS",
     "BUILT_INS",
+    "FLOAT32",
     "LINKS",
+    "MIXED",
     "TREE_BLOCKS",
     "Cost",
     "Link",
@@ -88,4 +92,7 @@ __all__ = [
     "topk_bytes",
     "topk_count",
     "uncompressed_bytes",
+    "zero_bytes",
+    "zero_memory",
+    "zero_volume",
 ]

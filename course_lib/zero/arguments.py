@@ -1,0 +1,106 @@
+"""What a sharded optimizer can be made of, said before anything is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+ParamGroup = dict[str, Any]
+
+
+def param_groups(params: Iterable[Any]) -> list[ParamGroup]:
+    """`params` as torch.optim takes them (tensors, (name, tensor) pairs, or groups), as groups.
+
+    Raises ValueError when there is none, one appears twice, or two share memory; TypeError for anything
+    that is no tensor.
+    """
+    if isinstance(params, torch.Tensor):
+        raise TypeError(
+            "params is a tensor; a list of them is expected, such as module.parameters()"
+        )
+    given = list(params)
+    dicts = given if given and isinstance(given[0], dict) else [{"params": given}]
+    groups: list[ParamGroup] = []
+    for group in dicts:
+        members = group["params"]
+        members = [members] if isinstance(members, torch.Tensor) else list(members)
+        tensors = [one[1] if isinstance(one, tuple) else one for one in members]
+        groups.append({**group, "params": tensors})
+    every = [param for group in groups for param in group["params"]]
+    for param in every:
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"params holds a {type(param).__name__}; tensors are expected")
+    trainable = [param for param in every if param.requires_grad]
+    if not trainable:
+        raise ValueError(
+            f"none of {len(every)} parameters requires a gradient: there is nothing to optimise"
+            if every
+            else "params is empty: pass module.parameters() (a generator can be read only once)"
+        )
+    check_distinct(trainable)
+    return groups
+
+
+def check_distinct(params: Sequence[torch.Tensor]) -> None:
+    """No parameter twice, none that is not a leaf, no two in the same memory."""
+    if len({id(param) for param in params}) < len(params):
+        raise ValueError("a parameter appears twice in params: pass each once")
+    if any(not param.is_leaf for param in params):
+        raise ValueError(
+            "a tensor in params was computed from others: only leaves can be optimised"
+        )
+    used = []
+    for param in params:
+        if param.numel():
+            reach = sum((k - 1) * s for k, s in zip(param.shape, param.stride(), strict=True)) + 1
+            begin = param.data_ptr()
+            used.append((str(param.device), begin, begin + reach * param.element_size()))
+    used.sort()
+    for (device, _, end), (other, begin, _) in itertools.pairwise(used):
+        if device == other and begin < end:
+            raise ValueError(
+                "two parameters share memory: after they are moved into a flat buffer they would no longer. "
+                "Tie weights by using one Parameter in both places"
+            )
+
+
+def check_elementwise(
+    optimizer_cls: type[torch.optim.Optimizer], defaults: dict[str, Any], device: torch.device
+) -> None:
+    """An optimizer may be run on shards if it treats each element by itself: try it on a small tensor.
+
+    Steps are taken on a matrix and on the same elements cut in two; where the results differ, the update
+    of an element depends on others (the norm of a layer, a row's mean, a history of whole gradients) and
+    would depend on where the shards begin.
+
+    Raises TypeError for what is no optimizer class, ValueError for one that is not elementwise.
+    """
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+        raise TypeError(
+            f"optimizer_cls is {optimizer_cls!r}; a class such as torch.optim.AdamW is expected, its "
+            "options as keywords"
+        )
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(4, 3, 5, generator=generator).to(device)  # a tensor and three gradients
+    whole = [torch.nn.Parameter(drawn[0].clone())]
+    parts = [torch.nn.Parameter(part.clone()) for part in drawn[0].view(-1).split([4, 11])]
+    for params, cut in ((whole, lambda x: [x]), (parts, lambda x: x.view(-1).split([4, 11]))):
+        optimizer = optimizer_cls(params, **defaults)
+        for gradient in drawn[1:]:
+            for param, piece in zip(params, cut(gradient), strict=True):
+                param.grad = piece.clone()
+            try:
+                optimizer.step()
+            except (TypeError, RuntimeError, ValueError) as error:
+                raise ValueError(
+                    f"{optimizer_cls.__name__} cannot take a step on a dense flat shard: {error}"
+                ) from error
+    together = torch.cat([part.detach() for part in parts])
+    if not torch.allclose(whole[0].detach().view(-1), together, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            f"{optimizer_cls.__name__} is not elementwise: what it does to a tensor differs from "
+            "what it does to its parts, so shards would change the result. Use AdamW or SGD, for instance"
+        )

@@ -1,0 +1,220 @@
+"""Flat shards: how parameters of any shape are cut into equal parts for N ranks.
+
+Cutting by parameter gives uneven parts (the embedding alone can be half a model), and a collective wants
+equal ones. So the parameters are laid one after another in one flat buffer, zeros are appended until N
+divides its length, and rank r owns the r-th N-th of it. A boundary may fall inside a parameter.
+
+    parameters   [ a a a a a | b b | c c c c ]
+    4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
+
+The parameters themselves become views of the buffer, so that an all-gather into it writes them in place,
+without a copy.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
+flat parameters as in Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter: 16 bits, 16 bits, float32 copy + m + v
+
+
+def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) -> float:
+    """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
+
+    params: how many parameters. stage: 0 (replicas), 1, 2 or 3.
+    offload: what the optimizer's step reads and writes lies in host memory: its states, from stage 2 on
+        the gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). Counted is
+        what stays on the device between steps; stage 3 needs room for the units in use besides.
+
+    Activations, buffers of the communication and what is gathered for a moment are not in it.
+    Source: ZeRO, section 5 and figure 1; Ren et al., "ZeRO-Offload" (2021), section 4.
+
+    Raises ValueError for a stage other than 0 to 3, less than one rank or negative params.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage is 0 (replicas), 1, 2 or 3, not {stage!r}")
+    if n < 1 or params < 0:
+        raise ValueError(f"n is at least 1 and params at least 0; here n = {n}, params = {params}")
+    states = STATES / n if stage >= 1 else STATES
+    gradients = GRADIENTS / n if stage >= 2 else GRADIENTS
+    weights = WEIGHTS / n if stage >= 3 else WEIGHTS
+    if offload:
+        states = 0
+        gradients = 0 if stage >= 2 else gradients
+        weights = 0 if stage >= 3 else weights
+    return float(params * (weights + gradients + states))
+
+
+def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tensor]:
+    """The elements of `params` in a row, cut into n flat shards of one size; zeros fill the last ones.
+
+    params: tensors of any shapes, of one dtype and on one device. They are left alone: the shards are
+        views of one new buffer of n * ceil(P / n) elements, P the elements of all params.
+
+    Raises ValueError when there are no params, for several dtypes or devices, and for n < 1.
+    """
+    tensors = [param.detach() for param in params]
+    if n < 1:
+        raise ValueError(f"n is a number of ranks, at least 1, not {n}")
+    if not tensors:
+        raise ValueError("params is empty: there is nothing to cut into shards")
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1:
+        told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(
+            f"params are {told}: a flat buffer has one dtype and one device. Call once for each kind."
+        )
+    total = sum(tensor.numel() for tensor in tensors)
+    flat = tensors[0].new_zeros(padded(total, n))
+    for tensor, offset in zip(tensors, offsets(tensors), strict=True):
+        flat[offset : offset + tensor.numel()] = tensor.reshape(-1)
+    return list(flat.tensor_split(n)) if total else [flat] * n
+
+
+def padded(numel: int, n: int) -> int:
+    """The smallest multiple of n that is not below numel."""
+    return -(-numel // n) * n
+
+
+def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where each tensor begins when all lie in a row."""
+    begins, total = [], 0
+    for tensor in tensors:
+        begins.append(total)
+        total += tensor.numel()
+    return begins
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of one parameter that lies in a rank's shard: elements start to stop of the parameter.
+
+    `low` and `high` say where they lie in the shard. All are 0 when the shard holds none of it.
+    """
+
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+class Bucket:
+    """Parameters of one dtype and device in one flat buffer, of which this rank owns a shard.
+
+    params: become views of `flat`.  flat: (n * shard_numel,).  own: this rank's part of flat, a view.
+    spans: where each parameter's part of the own shard lies.
+    gradient: the full gradient in the same layout, while there is one.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], rank: int, n: int):
+        self.params = list(params)
+        self.offsets = offsets(self.params)
+        self.numel = sum(param.numel() for param in self.params)
+        self.shard_numel = padded(self.numel, n) // n
+        self.begin = rank * self.shard_numel
+        self.shapes = [param.shape for param in self.params]
+        self.flat = torch.zeros(
+            n * self.shard_numel, dtype=self.params[0].dtype, device=self.params[0].device
+        )
+        with torch.no_grad():
+            for param, view in zip(self.params, self.views(self.flat), strict=True):
+                view.copy_(param)
+                param.data = view
+        self.own = self.flat[self.begin : self.begin + self.shard_numel]
+        self.spans = [self._span(i) for i in range(len(self.params))]
+        self.gradient: torch.Tensor | None = None
+        self._gradient_views: list[torch.Tensor] = []
+        self.arrived = [False] * len(self.params)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of a full buffer, in the parameter's shape."""
+        return [
+            flat[begin : begin + shape.numel()].view(shape)
+            for begin, shape in zip(self.offsets, self.shapes, strict=True)
+        ]
+
+    def pieces(self, shard: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of this rank's shard, flat, often empty."""
+        return [shard[span.low : span.high] for span in self.spans]
+
+    def _span(self, i: int) -> Span:
+        begin, numel = self.offsets[i], self.shapes[i].numel()
+        low = max(begin, self.begin)
+        high = min(begin + numel, self.begin + self.shard_numel)
+        if high <= low:
+            return Span(0, 0, 0, 0)
+        return Span(low - begin, high - begin, low - self.begin, high - self.begin)
+
+    # ---- the full gradient
+
+    def put(self, i: int, add: bool) -> torch.Tensor:
+        """Copy the i-th parameter's .grad into the flat gradient; returns its view there.
+
+        add: to what had arrived before; else .grad is all of it.
+        """
+        view, grad = self._gradient_view(i), self.params[i].grad
+        if grad is None:
+            raise RuntimeError("a parameter's gradient was removed by another hook of its own")
+        if grad.layout != torch.strided:
+            raise ValueError(
+                f"a gradient is {grad.layout}; shards are dense: use sparse=False in the embedding"
+            )
+        if grad.data_ptr() != view.data_ptr():
+            # + 0.0 turns -0.0 into 0.0, which leaves -0.0 to say "no gradient": see `fill_absent`.
+            torch.add(grad, view if add and self.arrived[i] else 0.0, out=view)
+        self.arrived[i] = True
+        return view
+
+    def fill_absent(self) -> torch.Tensor:
+        """The whole flat gradient, parameters without one filled with -0.0.
+
+        A parameter that no rank used must be skipped by the optimizer, as in one process, not be decayed
+        with a gradient of zero. Its owner learns it without a further message: -0.0 + -0.0 is -0.0, and
+        any gradient added to it, 0.0 also, gives something else (IEEE 754, section 6.3).
+        """
+        for i, here in enumerate(self.arrived):
+            if not here:
+                self._gradient_view(i).fill_(-0.0)
+        if self.gradient is None:
+            raise RuntimeError("a bucket without parameters has no gradient")
+        return self.gradient
+
+    def take_gradient(self) -> tuple[torch.Tensor, list[bool]]:
+        """As `fill_absent`, with which had arrived; the bucket forgets both."""
+        taken = self.fill_absent(), self.arrived
+        self.forget_gradient()
+        return taken
+
+    def present(self, shard: torch.Tensor, arrived: Sequence[bool]) -> list[bool]:
+        """Of which parameters this shard of the summed gradient holds a gradient of some rank.
+
+        arrived: which had one on this rank.
+        """
+        return [
+            bool(piece.numel()) and (here or not _all_negative_zero(piece))
+            for piece, here in zip(self.pieces(shard), arrived, strict=True)
+        ]
+
+    def forget_gradient(self) -> None:
+        """No gradient has arrived, and there is no memory for one."""
+        self.arrived = [False] * len(self.params)
+        self.gradient, self._gradient_views = None, []
+
+    def _gradient_view(self, i: int) -> torch.Tensor:
+        if self.gradient is None:
+            self.gradient = torch.empty(
+                self.flat.numel(), dtype=self.flat.dtype, device=self.flat.device
+            )
+            self.gradient[self.numel :].zero_()
+            self._gradient_views = self.views(self.gradient)
+        return self._gradient_views[i]
+
+
+def _all_negative_zero(piece: torch.Tensor) -> bool:
+    return bool(((piece == 0) & torch.signbit(piece)).all())

@@ -1,0 +1,84 @@
+"""The two collectives of ZeRO, by PyTorch's own functions or by functions that are given.
+
+    reduce-scatter   every rank has a whole gradient; rank r gets shard r of the mean
+    all-gather       every rank has a shard; all get the whole
+
+Together they move 2 (N-1)/N bytes for each byte of the whole, as an all-reduce does: an all-reduce *is* the
+one after the other. ZeRO does something useful between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None
+Collective = Callable[[torch.Tensor, torch.Tensor, Group], object]
+
+
+class Transport:
+    """Reduce-scatter (mean) and all-gather over `group`.
+
+    reduce_scatter, all_gather: functions (output, input, group) that sum or collect; None takes
+        `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`. Over gloo the former is an
+        all-reduce inside, with twice the bytes on the wire; a ring sends what is counted.
+    """
+
+    def __init__(
+        self,
+        group: Group = None,
+        reduce_scatter: Collective | None = None,
+        all_gather: Collective | None = None,
+    ):
+        for name, given in (("reduce_scatter", reduce_scatter), ("all_gather", all_gather)):
+            if given is not None and not callable(given):
+                raise TypeError(
+                    f"{name} is a {type(given).__name__}; a function (output, input, group) is expected"
+                )
+        self.group = group
+        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
+                "may call. Guard the call with `if dist.get_rank() in ranks:`."
+            )
+        self._given_reduce_scatter, self._given_all_gather = reduce_scatter, all_gather
+
+    def reduce_scatter_mean(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start it; the function returned waits and gives this rank's shard of the mean.
+
+        `whole` must stay as it is until then. With PyTorch's own collective the sum is on its way while
+        backward goes on; a function that was given has finished when this returns.
+        """
+        shard = torch.empty(whole.numel() // self.n, dtype=whole.dtype, device=whole.device)
+        work = None
+        if self._given_reduce_scatter is not None:
+            self._given_reduce_scatter(shard, whole, self.group)
+        else:
+            work = _reduce_scatter_tensor(shard, whole, group=self.group, async_op=True)
+
+        def finish() -> torch.Tensor:
+            if work is not None:
+                work.wait()
+            return shard.div_(self.n)
+
+        return finish
+
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
+        """Every rank's `shard` into `whole`; the shard may be the own part of `whole`."""
+        if self._given_all_gather is not None:
+            self._given_all_gather(whole, shard, self.group)
+        else:
+            _all_gather_into_tensor(whole, shard, group=self.group)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """The group's first rank's values on all of them, in place."""
+        first = dist.get_process_group_ranks(self.group or dist.group.WORLD)[0]
+        dist.broadcast(tensor, first, group=self.group)
+
+
+# PyTorch 2.13 renames both and warns of the old names; 2.6 knows only these.
+_reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
