@@ -17,7 +17,7 @@ from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 
-MODULES = ("course_lib.checks.engine.harness", "autograder.executor", "torch._dynamo")
+MODULES = ("course_lib.checks.engine.harness", "autograder.executor")
 MODES = ("auto", "require", "off")
 
 
