@@ -21,8 +21,8 @@ from course_lib import launch
 from course_lib.data_parallel import BucketedDataParallel
 
 WIDTH, LAYERS = 256, 6
-BATCH, LENGTH = 4, 64
-ROUNDS, REPEATS = 3, 12  # launches, and steps of each within one
+BATCH, LENGTH = 2, 64
+ROUNDS, REPEATS = 3, 10  # launches, and steps of each within one
 WORLDS = (2, 4)
 REACH = 1.05
 Step = Callable[[], None]
