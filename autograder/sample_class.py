@@ -2,8 +2,9 @@
 
 Each hands in the student version with the exercises filled in by the reference, but for what the
 student is here to show. A new assignment joins the class by itself: what goes wrong is looked up
-among its mutants by their titles. The last three are broken or hostile, one of each kind; many more
-are in `autograder.faults`.
+among its mutants by their titles, and who finds nothing there does not hand it in. What has nothing to
+do with an assignment's exercises is shown on the first `FEW`. The last three are broken or hostile, one
+of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Assignment:
         ]
 
 
-Student = Callable[[Assignment], Answers]
+Student = Callable[[Assignment], Answers | None]  # None: does not hand it in
 
 
 def perfect(assignment: Assignment) -> Answers:
@@ -59,6 +60,8 @@ def blank(assignment: Assignment) -> Answers:
 def partial(assignment: Assignment) -> Answers:
     """Slips in the first exercise that has mutants, and leaves the last exercise as it was."""
     answers = with_mutant(r"")(assignment)
+    if answers is None:
+        raise LookupError(f"{assignment.mutants / assignment.name} holds no wrong answer.")
     last = list(answers)[-1]
     return answers | {last: assignment.empty[last]}
 
@@ -69,16 +72,13 @@ def with_mutant(*titles: str) -> Student:
     The patterns are tried in their order, each on all exercises.
     """
 
-    def student(assignment: Assignment) -> Answers:
+    def student(assignment: Assignment) -> Answers | None:
         for title in titles:
             for mutant in assignment.wrong_answers():
                 if re.search(title, mutant.title, re.IGNORECASE):
                     text = instead(assignment.reference[mutant.exercise], mutant.text)
                     return assignment.reference | {mutant.exercise: text}
-        raise LookupError(
-            f"No wrong answer in {assignment.mutants / assignment.name} has a title that matches "
-            f"{' or '.join(map(repr, titles))}; the sample class needs one."
-        )
+        return None
 
     return student
 
@@ -162,6 +162,10 @@ class Right:
 
 course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
 
+FEW = 2  # assignments
+OF_ALL = ("sample-perfect", "sample-partial")
+OF_MUTANTS = ("sample-deadlock", "sample-twice-the-bytes", "sample-built-in")
+
 CHANGES: dict[str, Change] = {
     "sample-broken-file": broken_file,
     "sample-forged-checks": forged,
@@ -197,23 +201,38 @@ def make_sample_class(
     """
     if folder.exists():
         shutil.rmtree(folder)
-    for name in assignments:
+    for place, name in enumerate(assignments):
         reference = _exercises(solutions / name / f"{name}.ipynb")
         empty = _exercises(notebooks / name / f"{name}.ipynb")
         released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
         for student, make in STUDENTS.items():
+            if place >= FEW and student not in (*OF_ALL, *OF_MUTANTS):
+                continue
             answers = make(Assignment(name, reference, empty, mutants))
-            notebook = copy.deepcopy(released)
-            for cell in notebook.cells:
-                if (text := answers.get(grade_id(cell) or "")) is not None:
-                    cell["source"] = without_markers(text)
+            if answers is None:
+                continue
             path = folder / student / name / f"{name}.ipynb"
             path.parent.mkdir(parents=True)
-            made = CHANGES[student](notebook) if student in CHANGES else notebook
+            made = handed_in(student, released, answers)
             if isinstance(made, bytes):
                 path.write_bytes(made)
             else:
                 nbformat.write(made, path)
+    idle = [student for student in STUDENTS if not (folder / student).exists()]
+    if idle:
+        raise LookupError(
+            f"No wrong answer in {mutants} has a title that {', '.join(idle)} could show; the sample class "
+            "needs one."
+        )
+
+
+def handed_in(student: str, released: NotebookNode, answers: Answers) -> NotebookNode | bytes:
+    """The student version with the answers, and what the student does to it besides."""
+    notebook = copy.deepcopy(released)
+    for cell in notebook.cells:
+        if (text := answers.get(grade_id(cell) or "")) is not None:
+            cell["source"] = without_markers(text)
+    return CHANGES[student](notebook) if student in CHANGES else notebook
 
 
 def _exercises(path: Path) -> Answers:
