@@ -100,10 +100,7 @@ class PowerSGD:
         ):  # against this rank's own Q, as in algorithm 2: the mean error is the same
             missed = [g - one @ own.T for g, one, own in zip(asked, p, own_q, strict=True)]
             self.errors = [one.nan_to_num(0.0, 0.0, 0.0) for one in missed]
-        self._queries = [
-            torch.where(new.isfinite().all(), new, old)  # an overflow must not stay in Q for ever
-            for new, old in zip(q, self._queries, strict=True)
-        ]
+        self._queries = [_usable(new, old) for new, old in zip(q, self._queries, strict=True)]
         means = iter([one @ other.T for one, other in zip(p, q, strict=True)])
         rest = iter(plain)
         for gradient in gradients:
@@ -177,11 +174,16 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(tensor.shape[0], -1)
 
 
+def _usable(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """`new`, but for columns that no step can start from: an overflow would stay, zeros find nothing."""
+    return torch.where(new.isfinite().all(0) & new.any(0), new, old)
+
+
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     """Orthonormal columns that span what the columns of `matrix` span.
 
-    By Householder's QR rather than the paper's Gram-Schmidt: columns that are zero or depend on each other
-    still get a direction, so that a gradient of zero does not leave Q zero for ever.
+    By Householder's QR rather than the paper's Gram-Schmidt, which divides by zero when a column is zero or
+    depends on those before it.
     """
     return torch.linalg.qr(matrix).Q
 
