@@ -215,6 +215,23 @@ def test_overlap_and_memory_are_seen_from_outside(make: type, wrong: str | None,
     assert says in " ".join(str(line) for line in failed.values())
 
 
+def test_a_steps_bytes_and_what_the_run_ends_with() -> None:
+    n, model = 2, {"name": "plain", "width": WIDE, "depth": 2, "dtype": "float32"}
+    run = training(n, model, tell=("end",))
+    step = 2 * (n - 1) / n * 2 * WIDE * (WIDE + 1) * 4
+    told = [
+        lines.same_as_one_process("end", run, "end", mistakes=lines.common(n)),
+        lines.volume_line([step] * n, title="second step", between=(2, 4)),
+        lines.volume_line([step] * n, title="whole run"),
+    ]
+    found = judged(Right, lines.case("replicas", "bytes", run, told))
+    assert {title: line["passed"] for title, line in found.items()} == {
+        "end": True, "second step": True, "whole run": False,
+    }  # fmt: skip
+    wrong = judged(NotDivided, lines.case("replicas", "bytes", run, told[:1]))
+    assert "divide it by their number" in " ".join(wrong["end"]["sentences"])
+
+
 def test_one_process_on_all_data_is_what_torch_computes(seed: int) -> None:
     """The judge's own arithmetic: the mean over the ranks is the gradient of the mean over all samples."""
     run = training(3, {"name": "traps", "width": 4, "seed": seed % 1000}, micro=2, steps=1)
@@ -233,14 +250,18 @@ def test_ranks_that_tell_nonsense_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     case = overlap_and_memory()
     for nonsense in (None, 7, "x", [], [[1]], [["a", "b", "c"]], {"a": 1}):
         values = [
-            {"passes": nonsense, "held": nonsense, "highest": nonsense, "without": nonsense}
-        ] * 2
+            {
+                "passes": nonsense, "held": nonsense, "highest": nonsense, "without": nonsense,
+                "begun": nonsense,
+            }
+        ] * 2  # fmt: skip
         seen = judging.Observed(case, [{}, {}], values, ledger=None, operations=[[], []])  # pyright: ignore[reportArgumentType]
         for line in case.lines:
             if line.title in ("overlap", "memory held") or (
                 line.title == "peak of memory" and nonsense != 7
             ):
                 assert not line.judge(seen).ok, (line.title, nonsense)
+        assert lines.within(seen, (0, 1)) == [[], []]
 
 
 def test_memory_that_was_freed_does_not_count() -> None:

@@ -21,11 +21,15 @@ from course_lib.checks.engine.case import (
 )
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
+from course_lib.ledger.operation import Operation
 
 OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
 RECIPES = "course_lib.checks.engine.training.recipes"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
-WHAT = {"start": "parameter", "grad": "gradient of", "param": "parameter", "buffer": "buffer"}
+WHAT = {
+    "start": "parameter", "grad": "gradient of", "param": "parameter", "end": "parameter",
+    "buffer": "buffer",
+}  # fmt: skip
 
 
 def case(recipe: str, title: str, training: Training, lines: Sequence[Line], **more: Any) -> Case:
@@ -43,6 +47,7 @@ def outputs(training: Training) -> dict[str, Spec]:
         names = [f"start.{name}"] if "start" in tell else []
         names += [f"grad.{s}.{name}" for s in steps if "grads" in tell and p.requires_grad]
         names += [f"param.{s}.{name}" for s in steps if "params" in tell]
+        names += [f"end.{name}"] if "end" in tell else []
         found |= {one: Spec.of(p) for one in names}
     if "buffers" in tell:
         found |= {f"buffer.{name}": Spec.of(b) for name, b in model.named_buffers()}
@@ -122,7 +127,7 @@ def same_as_one_process(
     trivial: bool = False,
     short: bool = False,
 ) -> Line:
-    """Every rank's tensors of kind `what` ("start", "grad", "param") are those of one process on all data."""
+    """Every rank's tensors of kind `what` ("start", "grad", "param", "end") are one process's on all data."""
 
     def judge(seen: Observed) -> Finding:
         expected = kind(what, train(training, gradient))
@@ -162,7 +167,7 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
         step, _, rest = rest.partition(".")
         when = f"in step {int(step) + 1}" if what == "grad" else f"after step {int(step) + 1}"
     else:
-        when = "after the model was wrapped"
+        when = "after the last step" if what == "end" else "after the model was wrapped"
     subject = f"{WHAT[what]} {rest}"
     right = "the first rank's" if what == "start" else "what one process gets from all data"
     general = f"{when}, {subject} on rank {rank} is not {right}"
@@ -206,15 +211,17 @@ def volume_line(
     weight: float = 1.0,
     title: str = "bytes sent",
     what: str = "",
+    between: tuple[int, int] | None = None,
 ) -> Line:
     """Bytes that each rank sends, collectives counted as the best algorithm sends them (see the ledger).
 
-    between `least` and `most` (the same when left out). hint: given the ratio, the usual cause.
+    Between `least` and `most` (the same when left out). hint: given the ratio, the usual cause. between:
+    two places in "begun" of `recipes`, such as (2, 4) for the second step; the whole run when left out.
     """
     allowed = list(most or least)
 
     def judge(seen: Observed) -> Finding:
-        sent = [sum(one.bytes_sent for one in rank) for rank in seen.operations]
+        sent = [sum(one.bytes_sent for one in rank) for rank in within(seen, between)]
         for rank, bytes_of_rank in enumerate(sent):
             if least[rank] - 1 <= bytes_of_rank <= allowed[rank] + 1:
                 continue
@@ -231,6 +238,20 @@ def volume_line(
         return Finding(True, title=f"{title}: {words.number(round(max(sent)))} by the busiest rank")
 
     return Line(title, judge, weight, "communication")
+
+
+def within(seen: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:
+    """Each rank's operations between two moments; none of a rank that did not tell them as agreed."""
+    if between is None:
+        return seen.operations
+    found = []
+    for rank, operations in enumerate(seen.operations):
+        told = seen.values[rank].get("begun")
+        begun = told if isinstance(told, list) and len(told) > max(between) else []
+        first, last = (begun[between[0]], begun[between[1]]) if begun else (0, 0)
+        whole = type(first) is int and type(last) is int and 0 <= first <= last
+        found.append(operations[first:last] if whole else [])
+    return found
 
 
 def during_backward_line(

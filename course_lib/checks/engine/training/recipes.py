@@ -8,12 +8,12 @@ Instructions of all of them:
     kwargs       keyword arguments of the student's class
     no_sync      whether all microbatches of a step but the last run under the class's no_sync()
     memory       whether memory is watched (see `watching`)
-    tell         which tensors go back: "start", "grads", "params", "buffers"
+    tell         which tensors go back: "start", "grads", "params", "end", "buffers"
 
-What goes back: tensors "start.NAME", "grad.STEP.NAME", "param.STEP.NAME", "buffer.NAME", with the
-parameters' names in the model; and values: "passes" and "highest" (see `watching.Watch`), "held" (bytes
-after the model was wrapped, and after each backward and each step), "without" (gradients that are None;
-zeros stand for them).
+What goes back: tensors "start.NAME", "grad.STEP.NAME", "param.STEP.NAME", "end.NAME" (parameters after the
+last step), "buffer.NAME", with the parameters' names in the model; and values: "passes" and "highest" (see
+`watching.Watch`), "held" and "begun" (bytes held, and operations begun so far: after the model was wrapped,
+and after each backward and each step), "without" (gradients that are None; zeros stand for them).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Session:
         self.tensors: dict[str, torch.Tensor] = {}
         self.without: list[str] = []
         self.held: list[int | None] = []
+        self.begun: list[int] = []
 
     def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
         name, defaults = self.given["optimizer"]
@@ -64,8 +65,13 @@ class Session:
                 tensor = _zeros_like(self.named[name])
             self.tensors[full] = _clone(_detach(tensor))
 
-    def started(self) -> None:
+    def moment(self) -> None:
+        """A backward or a step is over: note what is held, and how many operations were begun."""
         self.held.append(self.watch.held())
+        self.begun.append(watching.begun_and_waited()[0])
+
+    def started(self) -> None:
+        self.moment()
         if "start" in self.tell:
             self.keep("start", self.named.items())
         if "buffers" in self.tell:
@@ -86,7 +92,7 @@ class Session:
                 loss.backward()
                 del loss
         del x, y
-        self.held.append(self.watch.held())
+        self.moment()
 
     def gradients(self, step: int) -> None:
         if "grads" in self.tell:
@@ -94,16 +100,21 @@ class Session:
             self.keep(f"grad.{step}", kept)
 
     def stepped(
-        self, step: int, parameters: Iterable[tuple[str, torch.Tensor]] | None = None
+        self, step: int, whole: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None
     ) -> None:
-        self.held.append(self.watch.held())
-        if "params" in self.tell:
-            self.keep(f"param.{step}", self.named.items() if parameters is None else parameters)
+        """A step is over. whole: gives the parameters by name; the model's own when left out."""
+        self.moment()
+        last = step == len(self.given["steps"]) - 1
+        kinds = ["end"] if "end" in self.tell and last else []
+        kinds += [f"param.{step}"] if "params" in self.tell else []
+        parameters = (whole or self.named.items)() if kinds else ()
+        for kind in kinds:
+            self.keep(kind, parameters)
 
     def told(self) -> Told:
         values = {
             "passes": self.watch.passes, "highest": self.watch.highest, "held": self.held,
-            "without": self.without,
+            "begun": self.begun, "without": self.without,
         }  # fmt: skip
         return values, self.tensors
 
@@ -142,12 +153,12 @@ def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> 
 
 
 def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
-    """An optimizer of a whole model that keeps a shard of the state: backward, step(), zero_grad()."""
+    """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
     warm_up(instructions)
     session = Session(instructions)
     make, defaults = session.optimizer()
-    trained = [p for p in session.named.values() if p.requires_grad]
-    optimizer = objects[0](trained, make, **defaults, **instructions.get("kwargs", {}))
+    every = list(session.named.values())
+    optimizer = objects[0](every, make, **defaults, **instructions.get("kwargs", {}))
     session.started()
     for step in range(len(instructions["steps"])):
         quiet = optimizer.no_sync if instructions.get("no_sync") else None
@@ -165,6 +176,11 @@ def sharded_module(objects: list, tensors: dict, groups: list, instructions: dic
     names = list(session.named)
     wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
     session.named = {}  # nothing here holds on to the whole parameters
+
+    def whole() -> list[tuple[str, torch.Tensor]]:
+        state = wrapped.full_state_dict()
+        return [(name, state[name]) for name in names]
+
     make, defaults = session.optimizer()
     optimizer = make([p for p in wrapped.parameters() if p.requires_grad], **defaults)
     session.started()
@@ -172,10 +188,5 @@ def sharded_module(objects: list, tensors: dict, groups: list, instructions: dic
         session.accumulate(step, wrapped, None)
         optimizer.step()
         optimizer.zero_grad()
-        if "params" in session.tell:
-            whole = wrapped.full_state_dict()
-            session.stepped(step, [(name, whole[name]) for name in names])
-            del whole
-        else:
-            session.stepped(step)
+        session.stepped(step, whole)
     return session.told()

@@ -85,7 +85,7 @@ def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tens
                 found[f"grad.{step}.{name}"] = shown.detach().clone()
         optimizer.step()
         found |= {f"param.{step}.{name}": p.detach().clone() for name, p in named.items()}
-    return found
+    return found | {f"end.{name}": p.detach().clone() for name, p in named.items()}
 
 
 def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:

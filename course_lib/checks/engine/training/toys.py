@@ -82,7 +82,26 @@ class Sometimes(Toy):
         return last(x)
 
 
-MODELS = {"plain": Plain, "traps": Traps, "sometimes": Sometimes}
+class Shift(nn.Module):
+    """x + a buffer of random numbers, which forward does not write."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("shift", torch.randn(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+class Shifted(Toy):
+    """A buffer that makes the ranks differ until it is broadcast."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width), Shift(width), Block(width)])
+
+
+MODELS = {"plain": Plain, "traps": Traps, "sometimes": Sometimes, "shifted": Shifted}
 
 
 def build(description: dict) -> Toy:
