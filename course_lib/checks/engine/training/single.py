@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,9 +33,15 @@ class Training:
     def dtype(self) -> torch.dtype:
         return getattr(torch, self.model.get("dtype", "float64"))
 
+    def model_seed(self, rank: int) -> int:
+        """Rank 0's model is the one that counts. From a seed of its own no rank can tell another's."""
+        if rank == 0:
+            return self.model["seed"]
+        digest = hashlib.sha256(f"{self.model['seed']}/{rank}".encode()).digest()
+        return int.from_bytes(digest[:6], "big")
+
     def instructions(self, rank: int) -> dict:
-        """Rank 0's model is the one that counts: the others are made from seeds of their own."""
-        model = {**self.model, "seed": self.model["seed"] + 1000 * rank}
+        model = {**self.model, "seed": self.model_seed(rank)}
         steps = [list(step) for step in self.steps[rank]]
         return {
             "model": model, "optimizer": list(self.optimizer), "steps": steps, "tell": list(self.tell),
@@ -42,7 +49,7 @@ class Training:
         }  # fmt: skip
 
     def built(self, rank: int = 0) -> toys.Toy:
-        model = {**self.model, "seed": self.model["seed"] + 1000 * rank}
+        model = {**self.model, "seed": self.model_seed(rank)}
         return toys.build(model).to(torch.float64)
 
 
