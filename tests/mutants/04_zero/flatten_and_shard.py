@@ -1,0 +1,107 @@
+# %% wrong: the tail is lost
+# says: Rounded down
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    size = flat.numel() // n
+    return [flat[k * size : (k + 1) * size] for k in range(n)]
+
+
+# %% wrong: shards of unequal size
+# says: A collective wants equal shards
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    return list(flat.tensor_split(n))
+
+
+# %% wrong: whole parameters in turn
+# says: A collective wants equal shards
+def flatten_and_shard(params, n):
+    empty = params[0].detach().new_zeros(0)
+    return [torch.cat([empty, *(p.detach().reshape(-1) for p in params[k::n])]) for k in range(n)]
+
+
+# %% wrong: every parameter is filled up by itself
+# says: Each tensor was filled up by itself
+def flatten_and_shard(params, n):
+    pieces = [[] for _ in range(n)]
+    for p in params:
+        flat = p.detach().reshape(-1)
+        flat = torch.cat([flat, flat.new_zeros(-flat.numel() % n)])
+        for k, piece in enumerate(flat.chunk(n)):
+            pieces[k].append(piece)
+    return [torch.cat(piece) for piece in pieces]
+
+
+# %% wrong: the padding is whatever was there
+# says: Zeros fill the last shard
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    whole = flat.new_full((-(-flat.numel() // n) * n,), 7)  # as torch.empty might
+    whole[: flat.numel()] = flat
+    return list(whole.chunk(n))
+
+
+# %% wrong: zeros in front
+# says: The zeros stand in front
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    return list(torch.cat([flat.new_zeros(-flat.numel() % n), flat]).chunk(n))
+
+
+# %% wrong: every n-th element
+# says: Every n-th element
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    flat = torch.cat([flat, flat.new_zeros(-flat.numel() % n)])
+    return [flat[k::n] for k in range(n)]
+
+
+# %% wrong: in the order of the memory
+# says: not that of its memory
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().as_strided((p.numel(),), (1,)) for p in params])
+    flat = torch.cat([flat, flat.new_zeros(-flat.numel() % n)])
+    return list(flat.chunk(n))
+
+
+# %% wrong: always float32
+# says: have another dtype|shards are torch.float32
+def flatten_and_shard(params, n):
+    total = sum(p.numel() for p in params)
+    flat = torch.zeros(-(-total // n) * n)
+    flat[:total] = torch.cat([p.detach().reshape(-1) for p in params])
+    return list(flat.chunk(n))
+
+
+# %% wrong: n more zeros when n divides
+# says: More zeros than needed
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    flat = torch.cat([flat, flat.new_zeros(n - flat.numel() % n)])
+    return list(flat.chunk(n))
+
+
+# %% wrong: nothing returned
+# says: Is there a `return`
+def flatten_and_shard(params, n):
+    torch.cat([p.detach().reshape(-1) for p in params])
+
+
+# %% right: pad, then chunk
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.reshape(-1) for p in params]).detach()
+    return list(torch.nn.functional.pad(flat, (0, -flat.numel() % n)).chunk(n))
+
+
+# %% right: shard by shard
+def flatten_and_shard(params, n):
+    with torch.no_grad():
+        row = torch.cat([p.flatten() for p in params])
+    size = -(-len(row) // n)
+    shards = []
+    for k in range(n):
+        shard = row.new_zeros(size)
+        own = row[k * size : (k + 1) * size]
+        shard[: len(own)] = own
+        shards.append(shard)
+    return shards
