@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, markdown
 
-PARTS = ("launching", "diagnosis", "collectives", "data_parallel", "recording", "checks")
+PARTS = ("launching", "diagnosis", "collectives", "data_parallel", "zero", "recording", "checks")
 LONG = ("grading",)  # only when it is named: half an hour
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"

@@ -19,9 +19,10 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
     value = 0
     for tensor in tensors:
         if tensor.numel() and tensor.device.type == "cpu":
-            flat = tensor.detach().view(-1).view(torch.uint8).numpy()
-            step = 1 if flat.size <= SMALL else flat.size // SAMPLES | 1
-            value = zlib.crc32(flat[::step].tobytes(), value)
+            flat = tensor.detach().view(-1).view(torch.uint8)
+            step = 1 if flat.numel() <= SMALL else flat.numel() // SAMPLES | 1
+            # A copy: a tensor whose memory NumPy has seen can never be resized any more.
+            value = zlib.crc32(flat[::step].clone().numpy().tobytes(), value)
     return value
 
 

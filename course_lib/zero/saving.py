@@ -146,7 +146,10 @@ def load_pieces(
     for place, param in enumerate(params):
         piece = numbers[id(param)]
         entry = state["state"].get(piece.index, {})
-        values = dict(_own(entry, piece) if own else _cut(entry, piece))
+        values = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in (_own(entry, piece) if own else _cut(entry, piece)).items()
+        }
         master = values.pop(MASTER, None)
         if master is not None and piece.has_master:
             with torch.no_grad():
@@ -176,7 +179,7 @@ def _cut(entry: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
     for name, value in entry.items():
         if isinstance(value, torch.Tensor) and (value.dim() > 0 or name != "step"):
             if value.shape == piece.shape:
-                value = value.reshape(-1)[piece.span.start : piece.span.stop].clone()
+                value = value.reshape(-1)[piece.span.start : piece.span.stop]
             elif value.dim() > 0:
                 raise ValueError(
                     f"the state {name!r} of parameter {piece.index} has the shape {tuple(value.shape)}, the "

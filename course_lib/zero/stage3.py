@@ -50,7 +50,7 @@ class Zero3Module(nn.Module):
     units: what is gathered at a time: submodules, or classes of submodules. By default the elements of
         every ModuleList and Sequential, or, where there is none, the children. Parameters outside all
         units, and those that several units share (tied weights), belong to the whole module's forward.
-        A unit's weights are there in its own `forward` only.
+        A unit's weights are there in its own `forward` only, and it runs on all ranks or on none.
     offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`), and with them
         what the optimizer keeps and does. States in a mapped file: `keep_state` after the first step.
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
