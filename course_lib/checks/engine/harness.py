@@ -160,15 +160,15 @@ def evaluate(
 ) -> tuple[dict, dict[str, Any]]:
     """Call functions on plain arguments; an exception is an answer too.
 
-    instructions: calls, a list of [index of the object, list of arguments]; instead of the arguments
-    None: the object itself is the answer.
+    instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments];
+    instead of the arguments None: the object itself is the answer.
     """
     answers: list[dict] = []
-    for index, args in instructions["calls"]:
+    for index, args, *named in instructions["calls"]:
+        one = objects[index]
         try:
-            answers.append(
-                {"value": plain(objects[index] if args is None else objects[index](*args))}
-            )
+            value = one if args is None else one(*args, **(named[0] if named else {}))
+            answers.append({"value": plain(value)})
         except Exception as error:
             answers.append({"error": describe(error)})
     return {"answers": answers}, {}

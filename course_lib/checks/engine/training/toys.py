@@ -85,6 +85,8 @@ class Sometimes(Toy):
 class Shift(nn.Module):
     """x + a buffer of random numbers, which forward does not write."""
 
+    shift: torch.Tensor
+
     def __init__(self, width: int):
         super().__init__()
         self.register_buffer("shift", torch.randn(width))

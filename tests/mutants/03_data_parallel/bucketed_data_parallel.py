@@ -1,0 +1,1303 @@
+# %% wrong: the average is forgotten
+# says: That is the sum over the 3 ranks
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: divides twice
+# says: the mean divided by 3 once more
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: the hook reduces its argument, the parameter
+# says: gives the hook the \*parameter\*
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([p.data.flatten() for p in bucket])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.data.copy_(part.view_as(p))
+        self.start_again()
+
+
+# %% wrong: all communication after backward, sold as overlap
+# says: all communication came after it
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: waits in the hook
+# says: nothing overlaps
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            work.wait()
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: buckets in forward order
+# says: fill buckets in reverse order
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in [p for p in module.parameters() if p.requires_grad]:
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: nothing is broadcast at the start
+# says: start from the first rank's
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: buffers are not broadcast
+# says: Buffers .* belong to the model
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in module.parameters():
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: only the last microbatch is sent
+# says: Only the last microbatch
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+            kept = getattr(self, "kept", None) or [(p, 0) for p in self.place]
+            self.kept = [(p, before + p.grad) for p, before in kept]
+            for p in self.place:
+                p.grad = None
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        for p, grad in getattr(self, "kept", []):
+            p.grad = p.grad + grad
+        self.kept = []
+        self.start_again()
+
+
+# %% wrong: the gradients of the earlier microbatches are lost
+# says: Only the last microbatch counts
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+            for p in self.place:
+                p.grad = None
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: hooks send under no_sync, too
+# says: Each of the 3 microbatches was sent
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            yield
+            self.finish_gradient_synchronization()
+            n = dist.get_world_size(self.group)
+            for p in self.place:
+                p.grad = p.grad.clone()
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: one all-reduce for each parameter, in hooks
+# says: Copy the gradients of a bucket into one flat tensor
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.works = module, group, []
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        for p in module.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.arrived)
+
+    def arrived(self, p):
+        self.works.append((p, dist.all_reduce(p.grad, group=self.group, async_op=True)))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def finish_gradient_synchronization(self):
+        for p, work in self.works:
+            work.wait()
+            p.grad /= dist.get_world_size(self.group)
+        self.works = []
+
+
+# %% wrong: ranks skip what has no gradient here
+# says: a rank without a gradient sends zeros
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            bucket = [p for p in bucket if p.grad is not None]
+            if not bucket:
+                self.under_way.append(None)
+                continue
+            grads = [p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, sent in zip(self.buckets, self.under_way):
+            if sent is None:
+                continue
+            work, flat = sent
+            bucket = [p for p in bucket if p.grad is not None]
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: buckets leave whenever they are full, in any order
+# says: a rank without a gradient sends zeros|same collectives
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way, self.gone = [], set()
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        for k, bucket in enumerate(self.buckets):
+            if self.missing[k] or k in self.gone:
+                continue
+            self.gone.add(k)
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((bucket, work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, work, flat in self.under_way:
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: frozen parameters fill the buckets, too
+# says: Frozen ones have no gradient
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed(list(module.parameters())):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: one bucket for everything
+# says: all communication came after it
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled < 0:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: the bucket is read before it has arrived
+# says: the bucket was read before its wait
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat.clone()))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: DistributedDataParallel inside
+# says: what you are to build
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module = torch.nn.parallel.DistributedDataParallel(
+            module,
+            process_group=group,
+            find_unused_parameters=True,
+            bucket_cap_mb=bucket_bytes / (1 << 20),
+        )
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        return self.module.no_sync()
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+# %% right: gradients live in the buckets all the time
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.flat = [bucket[0].new_zeros(sum(p.numel() for p in bucket)) for bucket in self.buckets]
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            flat = self.flat[len(self.under_way)].zero_()
+            for p, slot in zip(bucket, flat.split([p.numel() for p in bucket])):
+                if p.grad is not None:
+                    slot.copy_(p.grad.flatten())
+                p.grad = None
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p).clone()
+        self.start_again()
+
+
+# %% right: divides before, closes a bucket when it is full
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled >= bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% right: counts arrivals instead of naming what is missing
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]] -= 1
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [0] * len(self.buckets)
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()

@@ -1,0 +1,528 @@
+# %% wrong: summed as int8
+# says: 100 \+ 100 is -56
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    n = dist.get_world_size(group)
+    asked = (tensor + error).reshape(1, -1)
+    elements, scales = quantize(asked)
+    error.copy_((asked - dequantize(elements, scales)).view_as(error))
+    dist.all_reduce(elements, group=group)
+    tensor.copy_((dequantize(elements, scales) / n).view_as(tensor))
+
+
+# %% wrong: error feedback is forgotten
+# says: was not added
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = tensor.reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the error is added twice
+# says: added twice
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + 2 * error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the error is not written
+# says: `error` was left as it was
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the second rounding is forgotten
+# says: the second one, of the mean, is forgotten
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the error has the wrong sign
+# says: The sign is wrong
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(-residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the old error stays beside the new one
+# says: holds it already
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.add_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: one scale for the whole tensor
+# says: a scale of its own
+BLOCK = 256
+
+
+def quantize(rows):
+    BLOCK = rows.shape[1]
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    return elements.float() * scales
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: the sum, not the mean
+# says: That is the sum over
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True)
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += mean[0] - result[rank]
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% wrong: every rank sends all of its tensor to all
+# says: Every rank sent its whole tensor
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    n = dist.get_world_size(group)
+    asked = (tensor + error).reshape(1, -1)
+    elements, scales = quantize(asked)
+    got = elements.new_empty(n, elements.numel())
+    got_scales = scales.new_empty(n, scales.numel())
+    dist.all_gather_into_tensor(got.view(-1), elements.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), scales.view(-1), group=group)
+    error.copy_((asked - dequantize(elements, scales)).view_as(error))
+    tensor.copy_(dequantize(got, got_scales).mean(0).view_as(tensor))
+
+
+# %% wrong: rounded, but sent as float32
+# says: What travelled was float32
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    n = dist.get_world_size(group)
+    asked = (tensor + error).reshape(1, -1)
+    elements, scales = quantize(asked)
+    mean = dequantize(elements, scales)
+    dist.all_reduce(mean, group=group)
+    error.copy_((asked - dequantize(elements, scales)).view_as(error))
+    tensor.copy_((mean / n).view_as(tensor))
+
+
+# %% wrong: adds with its own scales, not the senders'
+# says: \*its\* sender's scale
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    got_scales.copy_(scales[rank])
+    got_scales *= 1.5
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% right: elements and scales apart
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = (tensor + error).reshape(-1)
+    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
+    own, own_scales = quantize(mean)
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+    residual = asked - dequantize(elements, scales)
+    residual[rank] += n * (mean[0] - result[rank])
+    error.copy_(residual.view(-1)[:size].view_as(error))
+    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+
+
+# %% right: scales as bytes in the same message, two lists
+BLOCK = 256
+
+
+def quantize(rows):
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = (blocks.abs().amax(-1) / 127).float()
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
+
+
+def dequantize(elements, scales):
+    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+    return elements.float() * wide
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    asked = tensor.reshape(-1) + error.reshape(-1)
+    length = -(-asked.numel() // n)
+    asked = torch.cat([asked, asked.new_zeros(n * length - asked.numel())]).view(n, length)
+    elements, scales = quantize(asked)
+    sent = torch.cat([elements, scales.view(torch.int8)], 1)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+
+    def read(packed):
+        inside = packed[:, length:].clone(memory_format=torch.contiguous_format)
+        return dequantize(packed[:, :length], inside.view(torch.float32))
+
+    mean = read(received).mean(0)
+    e, s = quantize(mean[None])
+    own = torch.cat([e, s.view(torch.int8)], 1)[0].contiguous()
+    parts = [torch.empty_like(own) for _ in range(n)]
+    dist.all_gather(parts, own, group=group)
+    result = read(torch.stack(parts))
+    left = asked - read(sent)
+    left[rank] += (mean - result[rank]) * n
+    error.copy_(left.view(-1)[: tensor.numel()].reshape(error.shape))
+    tensor.copy_(result.view(-1)[: tensor.numel()].reshape(tensor.shape))

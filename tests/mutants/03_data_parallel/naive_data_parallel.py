@@ -1,0 +1,337 @@
+# %% wrong: the average is forgotten
+# says: That is the sum over the 3 ranks
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+
+
+# %% wrong: divides before and after
+# says: the mean divided by 3 once more
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad /= n
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: parameters instead of gradients
+# says: it was no gradient
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.data, group=self.group)
+            p.data /= n
+
+
+# %% wrong: nothing is broadcast at the start
+# says: start from the first rank's
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: buffers are not broadcast
+# says: Buffers .* belong to the model
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in module.parameters():
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: the sum stays in a copy
+# says: must come back into
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            total = p.grad.clone()
+            dist.all_reduce(total, group=self.group)
+            total /= n
+
+
+# %% wrong: passes by what has no gradient on this rank
+# says: a rank without a gradient sends zeros
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                continue
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: gradients of frozen parameters, too
+# says: Frozen ones have no gradient
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: nothing is exchanged
+# says: nothing was exchanged
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            pass
+
+
+# %% wrong: everybody to rank 0, and back: twice the bytes
+# says: sent once|Send every gradient once|sent twice
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            received = [torch.empty_like(p.grad) for _ in range(n)]
+            dist.all_gather(received, p.grad, group=self.group)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad.copy_(sum(received) / n)
+
+
+# %% wrong: tied weights are reduced under both names
+# says: divided by 3 once more|Send every gradient once|is not what one process
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for _, p in self.module.named_parameters(remove_duplicate=False):
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: DistributedDataParallel inside
+# says: what you are to build
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module = torch.nn.parallel.DistributedDataParallel(
+            module, process_group=group, find_unused_parameters=True
+        )
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+# %% right: handles that are waited for at the end
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        works = []
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.div_(n)
+            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% right: one flat all-reduce
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        with torch.no_grad():
+            for tensor in module.state_dict().values():
+                if dist.get_rank(group):
+                    tensor.zero_()
+                dist.all_reduce(tensor, group=group)
+
+    def forward(self, x):
+        return self.module(x)
+
+    def finish_gradient_synchronization(self):
+        held = [p for p in self.module.parameters() if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
+        flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+        dist.all_reduce(flat, group=self.group)
+        for p, part in zip(held, flat.split([p.numel() for p in held])):
+            p.grad = part.view_as(p).clone()
+
+
+# %% right: broadcasts copies of what state_dict names
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in module.state_dict(keep_vars=True).values():
+            copy = tensor.detach().clone()
+            dist.broadcast(copy, 0, group=group)
+            tensor.data.copy_(copy)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad = p.grad / n

@@ -1,0 +1,86 @@
+# %% wrong: all of it is exposed
+# says: most of it passes while backward runs
+answer_1 = 2 * 7 / 8 * 14 / 50
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% wrong: nothing is exposed
+# says: exposed in any case
+answer_1 = 0.0
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% wrong: once the gradients
+# says: not 14 GB
+answer_1 = 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% wrong: efficiency without overlap
+# says: That is without overlap
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 1.5 / 3.95
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% wrong: AdamW shows it
+# says: the factor cancels
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "AdamW"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% wrong: the mean of means
+# says: the mean of the two means
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 4
+answer_5 = 50
+
+
+# %% wrong: 100 ranks
+# says: That is for 1 %
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 100
+
+
+# %% wrong: not answered
+# says: not answered yet
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = ...
+
+
+# %% right: as it stands
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 0.5
+answer_3 = "SGD"
+answer_4 = 3
+answer_5 = 50
+
+
+# %% right: as arithmetic
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20
+answer_2 = 1.5 / (1.5 + 24.5 / 10 - 0.95)
+answer_3 = "SGD"
+answer_4 = (30 * 2 + 10 * 6) / 40
+answer_5 = 1 / 0.02

@@ -1,0 +1,164 @@
+# %% wrong: the remainder is never seen
+# says: That is the remainder
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: not filled up: the last ranks have fewer
+# says: waits in its all-reduce for ever
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: the epoch does not count
+# says: epochs 0 and 1 have the same order
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: every rank draws an order of its own
+# says: draw one permutation
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch + rank)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: draws from the generator that everybody shares
+# says: two different orders
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    order = torch.randperm(n).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: shuffles what the rank has, not all samples
+# says: Shuffle all samples first
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    mine = [place % n for place in range(rank, each * world_size, world_size)]
+    if not shuffle:
+        return mine
+    generator = torch.Generator().manual_seed(seed + epoch)
+    return [mine[k] for k in torch.randperm(each, generator=generator).tolist()]
+
+
+# %% wrong: every rank sees all samples
+# says: No two ranks may see the same sample
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[:n]
+
+
+# %% wrong: fills up with indices that no sample has
+# says: that no sample has|there are samples 0 to
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order.append(len(order))
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: blocks instead of every N-th, without shuffling too
+# says: Rank r takes the places r
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank * each : (rank + 1) * each]
+
+
+# %% wrong: never shuffles
+# says: they are to be shuffled
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: fills up once only: 3 samples for 8 ranks
+# says: waits in its all-reduce for ever
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = n // world_size if drop_last else math.ceil(n / world_size)
+    if len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% wrong: drop_last is not looked at
+# says: floor|are expected
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator).tolist() if shuffle else list(range(n))
+    each = math.ceil(n / world_size)
+    while len(order) < each * world_size:
+        order += order[: each * world_size - len(order)]
+    return order[rank : each * world_size : world_size]
+
+
+# %% right: places modulo n
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    order = torch.arange(n)
+    if shuffle:
+        order = order[
+            torch.randperm(n, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+        ]
+    each = n // world_size if drop_last else -(-n // world_size)
+    return [int(order[(rank + k * world_size) % n]) for k in range(each)]
+
+
+# %% right: Python's own generator
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    import itertools
+    import random
+
+    order = list(range(n))
+    if shuffle:
+        random.Random(f"{seed} {epoch}").shuffle(order)
+    each = n // world_size + (0 if drop_last or n % world_size == 0 else 1)
+    dealt = itertools.islice(itertools.cycle(order), each * world_size)
+    return [one for place, one in enumerate(dealt) if place % world_size == rank]
+
+
+# %% right: as a DistributedSampler does it
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    from torch.utils.data import DistributedSampler
+
+    sampler = DistributedSampler(
+        range(n), world_size, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+    )
+    sampler.set_epoch(epoch)
+    sampler.num_samples = n // world_size if drop_last else sampler.num_samples
+    sampler.total_size = sampler.num_samples * world_size
+    return list(sampler)

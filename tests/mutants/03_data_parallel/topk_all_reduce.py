@@ -1,0 +1,297 @@
+# %% wrong: error feedback is forgotten
+# says: pick from tensor \+ error
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = tensor.clone().flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the error is added twice
+# says: added twice
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + 2 * error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the old error is added to the rest once more
+# says: which is in it already
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.add_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the sum, not the mean
+# says: the sum over the
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values)
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: a dense all-reduce sold as top-k
+# says: An all-reduce carries the zeros
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    mean = torch.zeros_like(asked)
+    mean[indices] = values
+    dist.all_reduce(mean, group=group)
+    mean /= n
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: indices travel as int64
+# says: 4 bytes each are enough
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int64)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices, group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the others' values at this rank's places
+# says: their indices must travel too
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    all_indices = indices.repeat(n)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: largest by value, not by magnitude
+# says: Use abs
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the error is not written
+# says: `error` was left as it was
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: what was sent is kept as well
+# says: it would be sent again
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the mean is subtracted, not what was sent
+# says: The mean was subtracted
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    error.copy_((asked - mean).view_as(error))
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the error is thrown away
+# says: what was not sent is lost
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.zero_()
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: the error goes in before the call and stays out after
+# says: `tensor` was left as it was
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    return mean.view_as(tensor)
+
+
+# %% wrong: rounds k down, to nothing for few elements
+# says: of each rank|raised|topk|wrong
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()) - 1)
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+    tensor.copy_(mean.view_as(tensor))
+
+
+# %% right: lists, and one addition for each rank
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    asked = tensor.detach() + error
+    k = max(1, int(fraction * tensor.numel() + 0.5))
+    places = torch.argsort(asked.abs().reshape(-1), descending=True)[:k]
+    pair = asked.reshape(-1)[places].contiguous(), places.to(torch.int32)
+    gathered = [[torch.empty_like(part) for _ in range(n)] for part in pair]
+    for parts, part in zip(gathered, pair):
+        dist.all_gather(parts, part, group=group)
+    result = torch.zeros(tensor.numel())
+    for value, place in zip(*gathered):
+        result[place.long()] += value / n
+    sent = torch.zeros(tensor.numel())
+    sent[places] = pair[0]
+    tensor.copy_(result.reshape(tensor.shape))
+    error.copy_(asked - sent.reshape(tensor.shape))
+
+
+# %% right: pairs in one message
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    asked = (tensor + error).reshape(-1)
+    k = max(1, round(fraction * asked.numel()))
+    indices = asked.abs().topk(k).indices
+    pairs = torch.stack([indices.int(), asked[indices].view(torch.int32)])
+    everything = torch.empty(n, 2, k, dtype=torch.int32)
+    dist.all_gather_into_tensor(everything.view(-1), pairs.view(-1), group=group)
+    mean = torch.zeros_like(asked)
+    for place, bits in everything:
+        mean.index_add_(0, place.long(), bits.contiguous().view(torch.float32))
+    mean /= n
+    tensor.copy_(mean.reshape(tensor.shape))
+    asked[indices] = 0
+    error.copy_(asked.reshape(error.shape))
