@@ -1,4 +1,4 @@
-"""The answers of notebook 00's lab are what the diagnoses say of its programs."""
+"""What the notebooks say of their labs is what the diagnoses say of these programs."""
 
 from __future__ import annotations
 
@@ -104,3 +104,17 @@ SAYS = {
 @pytest.mark.parametrize("program", [average, hand_over, columns, relay, farewell])
 def test_what_would_cure_it(program):
     assert SAYS[REMEDIES[program.__name__]] in failure_of(program).message
+
+
+def one_sample_more() -> None:
+    """Notebook 03, section 1: ten samples on four ranks, none of them filled up."""
+    for _ in range(10)[dist.get_rank() :: dist.get_world_size()]:
+        dist.all_reduce(torch.ones(4))
+
+
+def test_ranks_with_one_sample_more_wait_for_ever():
+    failure = failure_of(one_sample_more, world_size=4)
+    waiting = {r: report.waits_for for r, report in failure.ranks.items() if report.waits_for}
+    assert failure.kind == "deadlock"
+    assert waiting == {0: [2, 3], 1: [2, 3]}
+    assert "collective number 3" in failure.message

@@ -9,6 +9,7 @@ from course_lib.checks.data_parallel.replicas import (
     REFERENCE,
     broken_off,
     by_step,
+    case,
     gradients_sent,
     its_own_work,
     messages_in_step,
@@ -131,8 +132,7 @@ def nothing_or(nbytes: int) -> str:
 def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300
     run = training(draw, 3, {"name": "traps", "width": 5}, kwargs={"bucket_bytes": most})
-    yield lines.case(
-        "replicas", "traps", run,
+    yield case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters"),
             right_values(
@@ -147,8 +147,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     given = {"bucket_bytes": 200}
     plain = {"name": "plain", "width": 4, "depth": 3}
     run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=given, no_sync=True)
-    yield lines.case(
-        "replicas", "accumulation", run,
+    yield case("accumulation", run,
         [
             right_values(run, "grad", "2 microbatches under no_sync(), a third outside, AdamW", 2),
             right_values(run, "param", "and the parameters after each step", 0.5),
@@ -158,25 +157,22 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
     yield overlapping(draw, 4)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
-    yield lines.case("replicas", "buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
+    yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
     if draw.hidden:
         given = {"bucket_bytes": 1}
         run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"}, kwargs=given)
-        yield lines.case(
-            "replicas", "tiny buckets", run,
+        yield case("tiny buckets", run,
             [
                 right_values(run, "grad", "4 ranks, float32, a bucket for each parameter", short=True),
                 messages_in_step(len(trained(run)), "bucket"),
             ],
         )  # fmt: skip
         run = training(draw, 2, {"name": "traps", "width": 4}, steps=3)
-        yield lines.case(
-            "replicas", "one bucket", run,
+        yield case("one bucket", run,
             [right_values(run, "param", "one bucket for all, 3 steps", short=True)],
         )  # fmt: skip
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield lines.case(
-            "replicas", "1 rank", run,
+        yield case("1 rank", run,
             [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
         )  # fmt: skip
 
@@ -188,8 +184,7 @@ def overlapping(draw: Draw, n: int) -> Case:
     model = {"name": "plain", "width": width, "depth": DEPTH, "dtype": "float32"}
     run = training(draw, n, model, tell=("grads",), kwargs={"bucket_bytes": most})
     count = len(fill(sizes(run)[::-1], most))
-    return lines.case(
-        "replicas", "overlap", run,
+    return case("overlap", run,
         [
             right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
             leave_early(run, most, 3),

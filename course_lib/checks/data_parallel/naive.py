@@ -8,6 +8,7 @@ from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
     broken_off,
+    case,
     gradients_sent,
     its_own_work,
     messages_in_step,
@@ -19,14 +20,12 @@ from course_lib.checks.data_parallel.replicas import (
     training,
 )
 from course_lib.checks.engine.case import Case, Draw, exercise
-from course_lib.checks.engine.training import lines
 
 
 @exercise(points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off)
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 3, {"name": "traps", "width": 5})
-    yield lines.case(
-        "replicas", "traps", run,
+    yield case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters", 1.5),
             right_values(run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3),
@@ -37,8 +36,7 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     run = training(draw, 4, {"name": "plain", "width": 4}, optimizer=ADAMW, micro=2)
-    yield lines.case(
-        "replicas", "accumulation", run,
+    yield case("accumulation", run,
         [
             right_values(run, "grad", "2 microbatches added up, 4 ranks, AdamW", 1.5),
             right_values(run, "param", "and the parameters after each step", 0.5),
@@ -46,18 +44,16 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     )  # fmt: skip
     yield some_ranks_only(draw)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
-    yield lines.case("replicas", "buffers", run, [same_buffers(run, "rank 0's buffers, too")])
+    yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too")])
     if draw.hidden:
         run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"})
-        yield lines.case(
-            "replicas", "traps in float32", run,
+        yield case("traps in float32", run,
             [
                 right_values(run, "grad", "4 ranks, float32", short=True),
                 right_values(run, "param", "parameters in float32", short=True),
             ],
         )  # fmt: skip
         run = training(draw, 1, {"name": "traps", "width": 4})
-        yield lines.case(
-            "replicas", "1 rank", run,
+        yield case("1 rank", run,
             [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
         )  # fmt: skip

@@ -19,6 +19,7 @@ SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.05})
 NOTHING = "Each rank went on with the gradients of its own data"
 SUMS = ("all_reduce", "reduce_scatter")
+SECONDS = 20.0  # four ranks on two busy cores import their optimizers first
 
 Hint = Callable[[float, Observed], str]
 
@@ -44,6 +45,11 @@ def training(
     given = [[[batch(r, s) for _ in range(micro)] for s in range(steps)] for r in range(n)]
     seeded = {"seed": draw.integer(0, 1 << 31), **model}
     return Training(seeded, optimizer, given, tell, more)
+
+
+def case(title: str, run: Training, judged: Sequence[Line]) -> Case:
+    """A run of the student's wrapper."""
+    return lines.case("replicas", title, run, judged, timeout=SECONDS)
 
 
 def trained(run: Training) -> dict[str, torch.Tensor]:
@@ -140,9 +146,7 @@ def some_ranks_only(
     """In each step the middle block is used by one of two ranks."""
     turns = [[1, -1], [-1, 1]]
     run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
-    return lines.case(
-        "replicas", title, run, [right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS)]
-    )  # fmt: skip
+    return case(title, run, [right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS)])
 
 
 def broken_off(case: Case, kind: str, text: str) -> str:
