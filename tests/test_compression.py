@@ -352,8 +352,8 @@ def test_warm_start_finds_the_best_factors(seed: int, backend: str, require_rank
     """The same matrix again and again: Q turns to the leading singular vectors, against torch's SVD."""
 
     def body(warm_start: bool) -> list[float]:
-        u, v = (torch.linalg.qr(draw(seed + i, 30, 20)).Q for i in (0, 1))
-        matrix = u @ torch.diag(0.7 ** torch.arange(20, dtype=torch.float64)) @ v[:20, :].T
+        u, v = (torch.linalg.qr(draw(seed + i, rows, 20)).Q for i, rows in enumerate((30, 20)))
+        matrix = u @ torch.diag(0.7 ** torch.arange(20, dtype=torch.float64)) @ v.T
         compressor = ours.PowerSGD(3, warm_start=warm_start, error_feedback=False)
         missed = []
         for _ in range(25):

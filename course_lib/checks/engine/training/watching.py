@@ -22,6 +22,7 @@ from course_lib.ledger import rows
 PAGE = os.sysconf("SC_PAGE_SIZE")
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 SMALL = 64 << 10  # bytes
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _collect, _open, _read, _close = gc.collect, os.open, os.read, os.close
 
 
@@ -92,14 +93,18 @@ def begun_and_waited() -> tuple[int, int]:
 
 def give_back_at_once() -> None:
     """Let the C library return each larger block to the system when it is freed, or it would count on."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, SMALL)
-        libc.mallopt(M_TRIM_THRESHOLD, SMALL)
+    if _libc is not None:
+        _libc.mallopt(M_MMAP_THRESHOLD, SMALL)
+        _libc.mallopt(M_TRIM_THRESHOLD, SMALL)
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds by itself, and of what it shares without a file behind it."""
+    """Bytes of memory that this process holds by itself, and of what it shares without a file behind it.
+
+    What the C library keeps for later in the midst of its heap is returned first, and does not count.
+    """
+    if _libc is not None:
+        _libc.malloc_trim(0)
     fd = _open("/proc/self/status", os.O_RDONLY)
     try:
         text = _read(fd, 1 << 14).decode()
