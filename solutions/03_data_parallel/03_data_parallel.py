@@ -1,0 +1,1479 @@
+# %% [markdown]
+# # 03 · Data parallelism
+#
+# **How do replicas stay in step, and how is the cost of it hidden?**
+#
+# Eight GPUs hold the same 7B model. Each sees its own eighth of the batch, so each gets another gradient:
+# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. Then they are
+# equal again, and the step is the one that a single GPU would have made on the whole batch.
+#
+# Notebook 02 says what that costs: 2 · 7/8 · 14 GB = 24.5 GB out of every GPU, in every step. On a link of
+# 50 GB/s that is 0.49 s. Here you hide most of it behind the backward pass, and then send less.
+#
+# | | |
+# |---|---|
+# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces |
+# | you need | notebook 02: all-reduce, all-gather, all-to-all, what they send |
+# | time | two hours |
+# | points | 60 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 0 One process or eight | 5 | | notebook 02 |
+# | 1 Who sees which samples | 15 | 6 | |
+# | 2 Replicas that stay in step | 20 | 10 | 1 |
+# | 3 Buckets, while backward runs | 40 | 16 | 2 |
+# | 4 A mean of means is wrong | 5 | | 2 |
+# | 5 Send the largest: top-k | 15 | 8 | 2 |
+# | 6 Send eight bits | 15 | 8 | 5 |
+# | 7 What it costs | 5 | 6 | your predictions |
+# | 8 Questions | 5 | 6 | 3, 5, 7 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N | ranks; each holds a *replica*, a full copy of the model |
+# | M | bytes of all gradients of one replica |
+# | microbatch | what one backward pass sees. Several of them may add up before the optimizer steps (*accumulation*). Lecture 001 §19.1 calls a GPU's share of the batch a microbatch; with accumulation that share is several of them |
+# | bucket | gradients of some neighbouring layers in one flat tensor, which travel as one message |
+# | exposed | communication that goes on when backward has ended: time that the step waits |
+# | error feedback | what was not sent this time is added to what is asked next time |
+#
+# From here on built-in collectives are allowed: you have built them. The ledger books them at the least
+# that any algorithm must send, 2 (N−1)/N · M for an all-reduce.
+
+# %%
+import contextlib
+import math
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import RankError, check, device, launch
+from course_lib.ledger.colours import BACKWARD, COMMUNICATION, RANKS, picture
+from course_lib.scorecard import costs, scorecard
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# Tools. `network` makes a small model, another one for every seed; `samples` draws data that can be learned
+# (targets are what a fixed layer makes of the inputs). `one_step` is what every rank does in a training step;
+# it returns the gradients. `try_it` runs something that may fail and prints what the ranks have to say.
+
+
+# %%
+def network(seed, width=64, depth=6):
+    torch.manual_seed(seed)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)]
+    return nn.Sequential(*layers).to(device())
+
+
+def samples(seed, count, width=64):
+    teacher = torch.randn(width, width, generator=torch.Generator().manual_seed(9))
+    x = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+    return x.to(device()), (x @ teacher * 2 / math.sqrt(width)).tanh().to(device())
+
+
+def one_step(wrap, width=64, count=16, before=0):
+    """Own model and own data on every rank; the gradients of a step by name, after `before` others."""
+    rank = dist.get_rank()
+    model = wrap(network(rank, width))
+    x, y = samples(100 + rank, count, width)
+    for step in range(before + 1):
+        model.zero_grad()
+        if step == before:
+            dist.barrier()  # pictures begin here
+        nn.functional.mse_loss(model(x), y).backward()
+        if hasattr(model, "finish_gradient_synchronization"):
+            model.finish_gradient_synchronization()
+    return {name: p.grad.clone() for name, p in model.module.named_parameters()}
+
+
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+
+
+def said(prediction, *args):
+    """What a prediction of yours says, as text."""
+    try:
+        return f"{prediction(*args):,.0f}"
+    except NotImplementedError:
+        return "?"
+
+
+# %% [markdown]
+# ## 0 · One process or eight
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | time | 5 minutes |
+#
+# PyTorch has had two ways. `nn.DataParallel` is one process that drives all GPUs: in *every* step it
+# cuts the batch up, copies the weights to the other GPUs, runs a thread for each of them, gathers the
+# outputs, and adds the gradients up on GPU 0, where alone the optimizer steps.
+# `DistributedDataParallel` is one process for each GPU, and one all-reduce of the gradients.
+#
+# Both as collectives, on four ranks. Rank 0 is the master of the first.
+
+
+# %% tags=["skip-in-grading"]
+def master_step(model):
+    """What nn.DataParallel moves: weights out, gradients in."""
+    for p in model.parameters():
+        dist.broadcast(p.detach(), 0)
+    x, y = samples(dist.get_rank(), 16)
+    nn.functional.mse_loss(model(x), y).backward()
+    for p in model.parameters():
+        dist.reduce(p.grad, 0)
+
+
+def replica_step(model):
+    """What DistributedDataParallel moves: gradients, to everybody."""
+    x, y = samples(dist.get_rank(), 16)
+    nn.functional.mse_loss(model(x), y).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+
+
+def moves(step):
+    model = network(0)
+    step(model)
+    return sum(p.nbytes for p in model.parameters())
+
+
+for step in (master_step, replica_step):
+    run = launch(moves, step, world_size=4)
+    total = sum(run.ledger.bytes_sent(rank) for rank in range(4))
+    print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
+
+# %% [markdown]
+# The same bytes: (N−1) M out and (N−1) M in are 2 (N−1) M, and N times 2 (N−1)/N M is 2 (N−1) M too. So the
+# bytes are not why `nn.DataParallel` lost. These are:
+#
+# - **The weights must arrive before forward begins.** Nothing is left to compute meanwhile. Gradients can
+#   leave while backward still runs (§3), and DDP sends nothing else.
+# - **One Python.** N threads share one interpreter lock (GIL): the kernels of eight GPUs are launched one
+#   after another. With 1,000 kernels a pass and 10 µs each that is 10 ms for one GPU, 80 ms for eight.
+# - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for
+#   7B), all outputs, and steps alone while the others wait.
+# - **One machine.** Threads do not reach the next node.
+#
+# PyTorch's own documentation recommends DDP even on one machine. Lecture 001 §19.2 has the master
+# broadcast "updated params" after the step; `nn.DataParallel` copies them anew in each forward.
+
+# %% [markdown]
+# ## 1 · Who sees which samples
+#
+# | | |
+# |---|---|
+# | you will write | `shard_indices(n, rank, world_size, epoch)` |
+# | rests on | |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# Four ranks, ten samples. Every sample must be seen, no two ranks may see the same one, and *all ranks
+# need equally many*: a rank with one batch more would wait in its all-reduce for ever. 10 = 4 · 3 − 2, so
+# two samples are seen twice.
+#
+# A row of the picture is an epoch, a column a sample, the colour is the rank that sees it. Two colours:
+# seen twice.
+
+# %% tags=["skip-in-grading"]
+from course_lib import data_parallel as reference  # for the pictures; your own versions come below
+
+
+def dealt(sampler, n, world_size, epochs):
+    """Who sees what: a box for each sample in each epoch."""
+    figure = picture(0.55 * n + 1.2, 0.45 * epochs + 0.7)
+    axes = figure.subplots()
+    for epoch in range(epochs):
+        shards = [sampler(n, rank, world_size, epoch) for rank in range(world_size)]
+        for sample in range(n):
+            seen = [rank for rank in range(world_size) for one in shards[rank] if one == sample]
+            for k, rank in enumerate(seen):
+                height = 0.8 / len(seen)
+                axes.bar(sample, height, 0.9, epoch - 0.4 + k * height, color=RANKS[rank])
+    axes.set_yticks(range(epochs), [f"epoch {epoch}" for epoch in range(epochs)])
+    axes.set_xticks(range(n), range(n))
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_title(f"{n} samples on {world_size} ranks, a colour each", fontsize=10)
+    return figure
+
+
+dealt(reference.shard_indices, 10, 4, 3)
+
+# %% [markdown]
+# **Predict.** How many samples does each rank get, and how many are seen twice?
+
+
+# %% nbgrader={"grade_id": "samples_each", "solution": true}
+def samples_each(n: int, world_size: int) -> tuple[int, int]:
+    """(samples of each rank, samples that are seen once more to fill up)."""
+    ### BEGIN SOLUTION
+    each = -(-n // world_size)
+    return each, each * world_size - n
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** Nothing is sent. All ranks draw the *same* permutation, from a generator seeded with
+# `seed + epoch`, and each takes every N-th of it. The order is filled up from its own beginning.
+
+
+# %% nbgrader={"grade_id": "shard_indices", "solution": true}
+def shard_indices(
+    n: int,
+    rank: int,
+    world_size: int,
+    epoch: int = 0,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> list[int]:
+    """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
+
+    Every rank gets ceil(n / world_size); what is short is filled up from the beginning of the order,
+    several times over when n is smaller than that. drop_last: floor(n / world_size), nothing twice.
+    shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
+    Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
+    """
+    ### BEGIN SOLUTION
+    order = list(range(n))
+    if shuffle:
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(n, generator=generator).tolist()
+    each = n // world_size if drop_last else -(-n // world_size)
+    return [order[place % n] for place in range(rank, each * world_size, world_size)]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>Think of a pack of cards: shuffled once, dealt round the table.
+# All ranks shuffle alike, so nobody needs to be told.</details>
+# <details><summary>Hint: the step</summary>Places <code>rank, rank + N, ...</code> below
+# <code>each * N</code>; place p holds <code>order[p % n]</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "shard_indices_check", "points": 6}
+report = check("03_data_parallel/shard_indices", shard_indices)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/shard_indices", shard_indices, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** Your formula beside your sampler.
+
+# %% tags=["skip-in-grading"]
+for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
+    try:
+        shards = [shard_indices(n, rank, world_size) for rank in range(world_size)]
+        twice = sum(map(len, shards)) - len({one for shard in shards for one in shard})
+        print(
+            f"{n:6} samples, {world_size:2} ranks: you say {samples_each(n, world_size)}, "
+            f"your sampler gives ({len(shards[0])}, {twice})"
+        )
+    except NotImplementedError:
+        print("not written yet")
+
+# %% [markdown]
+# **Break it.** A sampler without filling up: ten samples on four ranks, one at a time. Ranks 0 and 1 have
+# three, ranks 2 and 3 two. Before you run it: what happens, and at which sample?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def uneven():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for _ in range(10)[rank::n]:
+        gradient = torch.ones(4, device=device())
+        dist.all_reduce(gradient)
+    return "done"
+
+
+try_it(uneven)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks
+# that have finished. On a cluster nobody tells you: NCCL waits ten minutes, at the end of an
+# epoch.</details>
+#
+# **In production.** `torch.utils.data.DistributedSampler`. Its epoch is set from outside, by
+# `sampler.set_epoch(epoch)`; forget it, and every epoch has the order of the first.
+
+# %% tags=["skip-in-grading"]
+from torch.utils.data import DistributedSampler
+
+for epoch in (0, 1):
+    theirs = DistributedSampler(range(10), num_replicas=4, rank=1)
+    theirs.set_epoch(epoch)
+    print(f"epoch {epoch}, rank 1: {list(theirs)}, ours {reference.shard_indices(10, 1, 4, epoch)}")
+
+# %% [markdown]
+# ## 2 · Replicas that stay in step
+#
+# | | |
+# |---|---|
+# | you will write | `gradient_bytes_sent(...)`, `NaiveDataParallel` |
+# | rests on | §1; notebook 02: `broadcast`, `all_reduce` |
+# | time | 20 minutes |
+# | points | 10 |
+#
+# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So: start
+# equal, average the gradients, step alike, stay equal. For ever, and without ever comparing the weights.
+#
+# Here is one step of the reference on four ranks. A band is an all-reduce.
+
+# %% tags=["skip-in-grading"]
+run = launch(one_step, reference.NaiveDataParallel, width=256, count=256, world_size=4)
+run.ledger.timeline(title="one all-reduce for each parameter, after backward", after="barrier")
+
+# %% [markdown]
+# White on the left is forward and backward. Then twelve all-reduces, one after the other, while nobody
+# computes.
+#
+# **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the first K − 1 of them
+# only add up on their ranks; without it each is sent.
+
+
+# %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
+def gradient_bytes_sent(
+    n: int, gradient_bytes: float, microbatches: int = 1, no_sync: bool = True
+) -> float:
+    """Bytes that each of n ranks sends in a step, by ring all-reduces."""
+    ### BEGIN SOLUTION
+    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
+    ### END SOLUTION
+
+
+# %% [markdown]
+# 7B in bf16, 8 ranks: 24.5 GB. With 64 ranks 27.6 GB. Lecture 001 says the cost is "independent of N":
+# it is bounded by 2M, and starts at M for two ranks.
+#
+# **Build.** A module around a module. `__init__` makes all replicas equal; after backward the training
+# loop calls `finish_gradient_synchronization()`.
+#
+# Four things that real models have: *frozen* parameters (`requires_grad=False`: broadcast them, but they
+# have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once), *buffers*
+# (part of the model, not of the gradients), and parameters that got *no gradient on this rank* (`.grad`
+# is `None`, because its samples took another branch). The other ranks wait for that one, too.
+
+
+# %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
+class NaiveDataParallel(nn.Module):
+    """Replicas of `module`, kept in step by one all-reduce for each parameter after backward."""
+
+    def __init__(self, module: nn.Module, group: Group = None):
+        """Wrap `module`; its parameters and buffers become those of the group's first rank."""
+        super().__init__()
+        self.module, self.group = module, group
+        ### BEGIN SOLUTION
+        first = dist.get_global_rank(group or dist.group.WORLD, 0)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), first, group=group)
+        ### END SOLUTION
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Make `.grad` of every parameter that requires one the mean over the ranks.
+
+        No gradient on this rank counts as zeros. Sends 2 (N-1)/N of the gradients' bytes.
+        """
+        ### BEGIN SOLUTION
+        for p in self.module.parameters():
+            if p.requires_grad:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= dist.get_world_size(self.group)
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient; a broadcast
+# writes into it in place. <code>p.detach()</code> shares its memory and may be written.</details>
+# <details><summary>Hint: gloo has no mean</summary><code>dist.all_reduce</code> sums. Divide by
+# <code>dist.get_world_size(group)</code>, before or after, once.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "naive_data_parallel_check", "points": 10}
+report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel, cases="hidden")
+### END HIDDEN TESTS
+report.points(10)
+
+# %% [markdown]
+# **Measure.** Your run beside your formula; what was sent before the barrier is the broadcast.
+
+
+# %% tags=["skip-in-grading"]
+def sent_after_barrier(ledger, rank=0):
+    """Operations of a rank after the first barrier."""
+    operations = ledger.operations(rank)
+    names = [one.op for one in operations]
+    return operations[names.index("barrier") + 1 :]
+
+
+for n in (2, 3, 4):
+    run = try_it(one_step, NaiveDataParallel, world_size=n)
+    if run is not None:
+        nbytes = sum(gradient.nbytes for gradient in run[0].values())
+        operations = sent_after_barrier(run.ledger)
+        sent = sum(one.bytes_sent for one in operations)
+        print(
+            f"{n} ranks: you say {said(gradient_bytes_sent, n, nbytes):>8} bytes, the ledger {sent:8,.0f} "
+            f"in {len(operations)} all-reduces"
+        )
+
+# %% [markdown]
+# **Break it, twice.** First: the average forgotten. The gradient is N times too large. Forty steps on
+# four ranks, with SGD and with AdamW, right and wrong. Before you run it: which of the four losses differ?
+
+
+# %% tags=["skip-in-grading"]
+class Forgetful(NaiveDataParallel):
+    """The sum instead of the mean."""
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for p in self.module.parameters():
+            p.grad *= dist.get_world_size()
+
+
+def losses(wrap, optimizer, steps=40):
+    """The loss on the same data before every step."""
+    rank = dist.get_rank()
+    model = wrap(network(rank, depth=3))
+    make, lr = {"SGD": (torch.optim.SGD, 32.0), "AdamW": (torch.optim.AdamW, 3e-3)}[optimizer]
+    optimizer = make(model.parameters(), lr=lr)
+    x, y = samples(100 + rank, 64)
+    seen = []
+    for _ in range(steps):
+        loss = nn.functional.mse_loss(model(x), y)
+        seen.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+    return seen
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+for optimizer in ("SGD", "AdamW"):
+    runs = [try_it(losses, wrap, optimizer) for wrap in (NaiveDataParallel, Forgetful)]
+    if None not in runs:
+        right, wrong = (run[0][-1] for run in runs)
+        print(f"{optimizer:6} mean {right:.5f}   sum {wrong:.5f}")
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>AdamW divides the gradient by the root of its own second
+# moment: a constant factor cancels (but for eps and clipping). For SGD the sum is N times the learning rate:
+# at a small one it may even look better, at a good one it breaks. So training with Adam does not test your
+# averaging. Compare gradients, or train with SGD, as the checks do.</details>
+#
+# Second: the hook's argument. `register_post_accumulate_grad_hook` calls you with the *parameter*. A tired
+# engineer reduces what comes in:
+
+
+# %% tags=["skip-in-grading"]
+class ParameterInHook(NaiveDataParallel):
+    """Reduces what the hook is given."""
+
+    def __init__(self, module, group=None):
+        super().__init__(module, group)
+        for p in module.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.average)
+
+    def average(self, tensor):
+        dist.all_reduce(tensor.data)
+        tensor.data /= dist.get_world_size()
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>The averaged weights are equal in step 1: nothing seems
+# wrong. The gradients are each rank's own, and after the step the replicas differ; the next average mends
+# that a little. It trains, worse. That is local SGD with extra cost, and no error message.</details>
+#
+# **In production.** `DistributedDataParallel`, on the same model and data. It reduces in buckets of 25 MB
+# (the first of 1 MB), so this model goes in one message.
+
+
+# %% tags=["skip-in-grading"]
+def ddp(module):
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def compared(ours, theirs=ddp, before=0):
+    """How far the gradients differ, relative to the largest; bytes and all-reduces of both."""
+    runs = [try_it(one_step, wrap, before=before) for wrap in (ours, theirs)]
+    if None in runs:
+        return
+    mine, others = (torch.cat([g.flatten() for g in run[0].values()]) for run in runs)
+    far = ((mine - others).abs().max() / mine.abs().max()).item()
+    digits = (
+        "float32's rounding" if far < 1e-5 else "float16's rounding" if far < 1e-2 else "nothing"
+    )
+    print("gradients are equal to within", digits)
+    for name, run in zip(("yours", "DDP"), runs, strict=True):
+        operations = [one for one in sent_after_barrier(run.ledger) if one.nbytes]
+        sent = sum(one.bytes_sent for one in operations)
+        print(f"{name:6} {sent:,.0f} bytes, all-reduces: {len(operations)}")
+
+
+compared(NaiveDataParallel)
+
+# %% [markdown]
+# Equal bytes. Between the two lies one flat all-reduce (`reference.FlatDataParallel`): it pays the latency
+# once instead of twelve times. With 300 parameters and α = 20 µs a round, 14 rounds on 8 ranks, that is 84 ms
+# against 0.3 ms. But none of these hides anything: all is sent after backward.
+
+# %% [markdown]
+# ## 3 · Buckets, while backward runs
+#
+# | | |
+# |---|---|
+# | you will write | `exposed_seconds(...)`, `scaling_efficiency(...)`, `BucketedDataParallel` |
+# | rests on | §2 |
+# | time | 40 minutes |
+# | points | 16 |
+#
+# Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the
+# work is still ahead: send it at once. (Lecture 001 §25.2 sends layer i "while computing layer i+1". It is
+# layer i − 1: backward counts down.) One message for each parameter pays too much latency, one for all can leave
+# only at the end. Buckets of some megabytes are between.
+
+# %% tags=["skip-in-grading"]
+run = launch(
+    one_step,
+    lambda m: reference.BucketedDataParallel(m, 600_000),
+    width=256,
+    count=256,
+    world_size=4,
+)
+run.ledger.timeline(title="three buckets, begun while backward runs", after="barrier")
+
+# %% [markdown]
+# A band begins when its bucket is handed over, and ends when it has been waited for. The first begins in the
+# middle of backward, and they overlap. (On a laptop ranks and messages share the cores, so that little time is
+# won. What is hidden here is a GPU's network.)
+#
+# **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
+# communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
+# has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
+
+
+# %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
+def exposed_seconds(backward: float, communication: float, buckets: int) -> float:
+    """Seconds from the end of backward until the last bucket has arrived."""
+    ### BEGIN SOLUTION
+    last_bucket = communication / buckets  # leaves when backward ends
+    from_the_first = backward / buckets + communication - backward  # never a pause on the wire
+    return max(last_bucket, from_the_first)
+    ### END SOLUTION
+
+
+def scaling_efficiency(compute: float, exposed: float) -> float:
+    """Share of ideal speed, when each rank computes for `compute` seconds and waits `exposed`."""
+    ### BEGIN SOLUTION
+    return compute / (compute + exposed)
+    ### END SOLUTION
+
+
+# %% tags=["skip-in-grading"]
+for buckets in (1, 4, 20):
+    try:
+        exposed = exposed_seconds(1.0, 0.49, buckets)
+        share = scaling_efficiency(1.5, exposed)
+        print(f"7B on 8 GPUs, {buckets:2} buckets: {exposed:.4f} s exposed, efficiency {share:.3f}")
+    except NotImplementedError:
+        print("not written yet")
+
+# %% [markdown]
+# **Build.** In `__init__`: broadcast as before; go through the parameters *in reverse order of
+# registration* and fill buckets, closing one before it would exceed `bucket_bytes` (a parameter larger
+# than that has one to itself); give every parameter a hook with `register_post_accumulate_grad_hook`.
+#
+# In the hook: the parameter's gradient is complete. If its bucket is, and all buckets before it have left,
+# copy its gradients into a flat tensor and start the all-reduce with `async_op=True`. *All ranks must
+# start the same all-reduces in the same order*, but gradients need not become ready in one order on all
+# ranks: so a full bucket waits for those before it. Keep the handle; do not wait.
+#
+# In `finish_gradient_synchronization()`: send what has not left (parameters without a gradient count as
+# zeros), wait for each handle, divide, copy back.
+#
+# Under `no_sync()` hooks do nothing: gradients of several microbatches add up in `.grad`. The backward
+# outside sends the total.
+
+
+# %% nbgrader={"grade_id": "bucketed_data_parallel", "solution": true}
+class BucketedDataParallel(nn.Module):
+    """Replicas of `module`, whose gradients are averaged in buckets while backward runs."""
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
+        """Wrap `module`: broadcast its state from the first rank, fill buckets, register hooks."""
+        super().__init__()
+        self.module, self.group = module, group
+        ### BEGIN SOLUTION
+        first = dist.get_global_rank(group or dist.group.WORLD, 0)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), first, group=group)
+        self.synchronises = True
+        self.buckets: list[list[nn.Parameter]] = []
+        filled = 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.bucket_of = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self._begin()
+        for p in self.bucket_of:
+            p.register_post_accumulate_grad_hook(self._arrived)
+        ### END SOLUTION
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backward passes in here only add to `.grad`; the next one outside sends the total."""
+        ### BEGIN SOLUTION
+        self.synchronises = False
+        try:
+            yield
+        finally:
+            self.synchronises = True
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Wait for the buckets and make every `.grad` the mean over the ranks.
+
+        Sends 2 (N-1)/N of the gradients' bytes in all, in as many all-reduces as there are buckets.
+        """
+        ### BEGIN SOLUTION
+        for missing in self.missing:
+            missing.clear()  # no gradient on this rank: zeros
+        self._launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (flat, work) in zip(self.buckets, self.under_way, strict=True):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad = part.view_as(p)
+        self._begin()
+
+    def _begin(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way: list[tuple[torch.Tensor, dist.Work]] = []
+
+    @torch.no_grad()
+    def _arrived(self, p):
+        if self.synchronises:
+            self.missing[self.bucket_of[p]].discard(p)
+            self._launch()
+
+    def _launch(self):
+        """Start the next buckets in order, as far as they are complete."""
+        for k in range(len(self.under_way), len(self.buckets)):
+            bucket = self.buckets[k]
+            if self.missing[k]:
+                break
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((flat, work))
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: what to remember</summary>The buckets (lists of parameters), for every parameter
+# its bucket, for every bucket the parameters that are still missing, and for those that have left the flat
+# tensor and the handle. Start anew at the end of <code>finish</code>.</details>
+# <details><summary>Hint: flat and back</summary><code>torch.cat([g.flatten() for g in grads])</code>;
+# back with <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
+# <details><summary>Hint: it hangs, or values are mixed up</summary>Print the order of all-reduces on each
+# rank. A rank whose samples skip a layer fills its buckets in another order: launch in the order of the
+# list, and let <code>finish</code> send the rest.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "bucketed_data_parallel_check", "points": 16}
+report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel, cases="hidden")
+### END HIDDEN TESTS
+report.points(16)
+
+# %% [markdown]
+# **Measure.** Forward and backward, and what comes after: two ranks, 4.2 million parameters in 16.8 MB. The three
+# take turns; of ten steps of each the best counts. Grey is exposed.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def clocked(wraps, width=1024, depth=4, steps=10):
+    """By name: (seconds of forward and backward, seconds until the gradients are averaged), the best step."""
+    rank = dist.get_rank()
+    models = {name: wrap(network(rank, width, depth)) for name, wrap in wraps.items()}
+    x, y = samples(rank, 128, width)
+    best = dict.fromkeys(wraps, (math.inf, math.inf))
+    for _ in range(steps):
+        for name, model in models.items():
+            model.zero_grad()
+            dist.barrier()
+            began = time.perf_counter()
+            nn.functional.mse_loss(model(x), y).backward()
+            turned = time.perf_counter()
+            model.finish_gradient_synchronization()
+            ended = time.perf_counter()
+            best[name] = min(best[name], (turned - began, ended - turned), key=sum)
+    return best
+
+
+contestants = {
+    "naive": NaiveDataParallel,
+    "one bucket of 25 MB": BucketedDataParallel,
+    "buckets of 4 MB": lambda module: BucketedDataParallel(module, 4 << 20),
+}
+figure = None
+run = try_it(clocked, contestants, world_size=2)
+if run is not None:
+    figure = picture(7.5, 2.2)
+    axes = figure.subplots()
+    for name in contestants:
+        compute, exposed = max((rank[name] for rank in run), key=sum)
+        axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
+        axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
+        print(f"{name:20} {1000 * compute:6.1f} ms, then {1000 * exposed:6.1f} ms exposed")
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds: forward and backward (orange), exposed communication (grey)")
+figure
+
+# %% [markdown]
+# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With 4 MB most of
+# it has left by then, so the grey part should be shorter. The orange part may be longer in return: here the
+# messages are copied and added on the cores that compute. On GPUs they travel beside the computation. If your
+# machine is busy, the figures say more about that: run the cell again.
+#
+# **Break it, twice.** First: *only the last microbatch is synchronised*. Somebody resets the gradients
+# around `no_sync()`, keeps what the rank had, and adds it afterwards:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class LastOnly(BucketedDataParallel):
+    """Gradients of the quiet microbatches never travel."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        with super().no_sync():
+            yield
+        kept = getattr(self, "kept", {})
+        for p in self.module.parameters():
+            if p.grad is not None:
+                kept[p] = kept.get(p, 0) + p.grad
+                p.grad = None
+        self.kept = kept
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for p, own in getattr(self, "kept", {}).items():
+            p.grad = p.grad + own
+        self.kept = {}
+
+
+check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>With one microbatch all is right, and the bytes are right
+# too: only the run with accumulation tells. The check computes what this mistake would give, and finds
+# exactly that.</details>
+#
+# Lecture 001's accumulation loop has two slips of its own. g = Σ gᵢ over K microbatches is K times the
+# mean (its code divides, rightly). And under DDP that code sends K times, since nothing says `no_sync()`:
+# K · 24.5 GB for the 7B model.
+#
+# Second: *a bucket is read too early*. Without `wait()` the flat tensor may hold anything: what was put in,
+# half a sum, the sum. Predict what the four ranks see.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def too_early():
+    rank = dist.get_rank()
+    flat = torch.full((1_000_000,), float(rank), device=device())
+    dist.barrier()
+    work = dist.all_reduce(flat, async_op=True)
+    early = flat.clone()  # no wait
+    work.wait()
+    return f"read early: {sorted(set(early.tolist()))[:4]}, after wait: {flat[0].item()}"
+
+
+run = try_it(too_early)
+if run is not None:
+    print(*(f"rank {rank} {said}" for rank, said in enumerate(run)), sep="\n")
+
+# %% [markdown]
+# The sum is 6. Whoever divides or copies before `wait()` trains on whatever was there. No exception, and on
+# another day another value.
+#
+# **In production.** DDP does what you have built, in C++, and a little more. Its first step has one bucket: it
+# watches in which order gradients arrive, and makes its buckets from that. With `find_unused_parameters=True`
+# it walks the graph to see which will never come. A later step side by side, in buckets of 20 KB:
+
+# %% tags=["skip-in-grading"]
+compared(
+    lambda module: BucketedDataParallel(module, 20_000),
+    lambda module: nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.02),
+    before=2,
+)
+
+# %% [markdown]
+# The same bytes; how many buckets there are depends on where each closes. A *comm hook* says what DDP does with
+# a full bucket. The one that comes with it for 16 bits:
+
+
+# %% tags=["skip-in-grading"]
+def in_half(module):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = nn.parallel.DistributedDataParallel(module)
+    model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+compared(lambda module: reference.BucketedDataParallel(module), in_half)
+
+# %% [markdown]
+# Half the bytes, and gradients that differ in the fourth digit. §5 and §6 go on from here.
+
+# %% [markdown]
+# ## 4 · A mean of means is wrong
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | §2 |
+# | time | 5 minutes |
+#
+# All of this was right because every rank had equally many samples. Sequences differ in length, the last
+# batch is short, padding does not count. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 with
+# 6. All 40 tokens: (60 + 60)/40 = 3. The mean of the means: 4.
+#
+# **Break it.** Both ways on two ranks, with three samples and one. The truth is one process with all four.
+
+
+# %% tags=["skip-in-grading"]
+def unequal(counted):
+    rank = dist.get_rank()
+    model = reference.NaiveDataParallel(network(0))
+    count = (3, 1)[rank]
+    x, y = samples(7, 4)
+    mine = slice(0, 3) if rank == 0 else slice(3, 4)
+    error = (model(x[mine]) - y[mine]).square().mean(1)  # of each sample
+    if counted:
+        error.sum().backward()
+        model.finish_gradient_synchronization(count=count)
+    else:
+        error.mean().backward()
+        model.finish_gradient_synchronization()
+    whole = network(0)
+    (whole(x) - y).square().mean(1).mean().backward()
+    pairs = zip(model.parameters(), whole.parameters(), strict=True)
+    return max(((p.grad - q.grad).abs().max() / q.grad.abs().max()).item() for p, q in pairs)
+
+
+for counted in (False, True):
+    off = launch(unequal, counted, world_size=2)[0]
+    print(
+        "summed, by the count of all:" if counted else "mean of means:",
+        "right" if off < 1e-5 else "wrong",
+    )
+
+# %% [markdown]
+# The cure: every rank takes the *sum* over its samples, the gradients are summed over the ranks, and
+# divided by the count of all ranks, which costs one all-reduce of 8 bytes. `reference`'s wrappers do it with
+# `finish_gradient_synchronization(count=...)`.
+#
+# **In production.** DDP divides by N, always. With unequal counts multiply the loss by N · (own count)/(count
+# of all) yourself. Until 2024 widely used trainers had this bug in their accumulation (Hugging Face,
+# "Fixing Gradient Accumulation").
+
+# %% [markdown]
+# ## 5 · Send the largest: top-k
+#
+# | | |
+# |---|---|
+# | you will write | `topk_bytes_sent(...)`, `topk_all_reduce(tensor, fraction, error, group=None)` |
+# | rests on | §2; notebook 02: all-gather |
+# | time | 15 minutes |
+# | points | 8 |
+#
+# Between machines a link may carry 3 GB/s instead of 50, and 24.5 GB take 8 s. Then it pays to send less.
+# Most of a gradient's length sits in few elements. Here it is for one step of our network:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
+squares = torch.cat([g.flatten() for g in gradients.values()]).square().sort(descending=True).values
+share = squares.cumsum(0) / squares.sum()
+figure = picture(5.5, 2.6)
+axes = figure.subplots()
+axes.plot(torch.linspace(0, 100, len(share)), 100 * share, color=RANKS[0])
+axes.set_xlabel("largest elements, % of all")
+axes.set_ylabel("% of the squared norm")
+axes.grid(True, alpha=0.3)
+print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % of the squared norm")
+figure
+
+# %% [markdown]
+# Each rank sends its k largest elements and **keeps the rest**: next time it asks for gradient + rest. What
+# is small but points the same way in every step adds up until it is sent. That is *error feedback*.
+#
+# Ranks pick different elements. So there is no vector to add up on the way: an element travels as a pair of
+# index and value, and everybody gets everybody's pairs, by all-gather.
+#
+# **Predict.** k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes.
+
+
+# %% nbgrader={"grade_id": "topk_bytes_sent", "solution": true}
+def topk_bytes_sent(n: int, numel: int, fraction: float) -> float:
+    """Bytes that each of n ranks sends for one tensor of float32."""
+    ### BEGIN SOLUTION
+    return (n - 1) * max(1, round(fraction * numel)) * 8
+    ### END SOLUTION
+
+
+# %% tags=["skip-in-grading"]
+for n in (2, 8, 64, 100, 512):
+    try:
+        ratio = gradient_bytes_sent(n, 4e6) / topk_bytes_sent(n, 1_000_000, 0.01)
+        print(f"1 % on {n:3} ranks: {ratio:6.2f} times less than an all-reduce")
+    except NotImplementedError:
+        print("not written yet")
+
+# %% [markdown]
+# Lecture 001 §25.1 says that top-k compresses 10 to 100 times. At 1 % it is 50 times on two ranks, since
+# indices cost as much as values, and nothing at all on 100.
+#
+# **Build.** `error` belongs to the caller, who keeps it from step to step.
+
+
+# %% nbgrader={"grade_id": "topk_all_reduce", "solution": true}
+@torch.no_grad()
+def topk_all_reduce(
+    tensor: torch.Tensor, fraction: float, error: torch.Tensor, group: Group = None
+) -> None:
+    """Replace `tensor` by the mean over the ranks of the k largest elements of `tensor + error`.
+
+    tensor: float32, any shape, the same on every rank. Overwritten. error: of the same shape; overwritten by
+    what this rank was asked for and did not send. k = max(1, round(fraction * size)), by magnitude.
+    Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
+    """
+    ### BEGIN SOLUTION
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    every_index = torch.empty(n * k, dtype=torch.int32, device=tensor.device)
+    every_value = torch.empty(n * k, dtype=values.dtype, device=tensor.device)
+    dist.all_gather_into_tensor(every_index, indices.int(), group=group)
+    dist.all_gather_into_tensor(every_value, values, group=group)
+
+    mean = torch.zeros_like(asked).index_add_(0, every_index.long(), every_value) / n
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    tensor.copy_(mean.view_as(tensor))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>asked = tensor + error; pick; gather indices and values of all
+# ranks; add each value at its index; divide by N. What was asked, with zeros where it was sent, is the new
+# error.</details>
+# <details><summary>Hint: the step</summary><code>asked.abs().topk(k).indices</code>;
+# <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds where an index comes
+# twice.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "topk_all_reduce_check", "points": 8}
+report = check("03_data_parallel/topk_all_reduce", topk_all_reduce)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/topk_all_reduce", topk_all_reduce, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Your bytes beside your formula.
+
+
+# %% tags=["skip-in-grading"]
+def average_of_noise(average):
+    tensor = torch.randn(100_000, device=device())
+    average(tensor, torch.zeros_like(tensor))
+
+
+def beside(name, average, prediction, *args):
+    """What `average(tensor, error)` sends for 100,000 elements beside prediction(n, 100_000, ...)."""
+    for n in (2, 4):
+        run = try_it(average_of_noise, average, world_size=n)
+        if run is not None:
+            sent = run.ledger.bytes_sent(0)
+            print(
+                f"{name}, {n} ranks: you say {said(prediction, n, 100_000, *args)} bytes, the ledger {sent:,.0f}"
+            )
+
+
+beside("top 1 %", lambda t, e: topk_all_reduce(t, 0.01, e), topk_bytes_sent, 0.01)
+
+# %% [markdown]
+# **Break it.** Without error feedback: the rest is thrown away in every step. Sixty steps of SGD on four
+# ranks. Before you run it: what happens to an element that is never among the largest?
+
+
+# %% tags=["skip-in-grading"]
+def trained_with(average, forget=False, steps=60):
+    """The loss before each step, when gradients are averaged by average(tensor, error)."""
+    rank = dist.get_rank()
+    model = network(0, depth=3)
+    held = list(model.parameters())
+    error = torch.zeros(sum(p.numel() for p in held), device=device())
+    x, y = samples(100 + rank, 64)
+    seen = []
+    for _ in range(steps):
+        model.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        flat = torch.cat([p.grad.flatten() for p in held])
+        average(flat, error)
+        if forget:
+            error.zero_()
+        with torch.no_grad():
+            for p, part in zip(held, flat.split([p.numel() for p in held]), strict=True):
+                p -= 2.0 * part.view_as(p)
+        seen.append(loss.item())
+    return seen
+
+
+def plain_mean(tensor, error):
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
+def curves(ways):
+    """A loss curve for each way: (function, forget)."""
+    figure = picture(7, 3)
+    axes = figure.subplots()
+    for (name, (average, forget)), colour in zip(ways.items(), RANKS, strict=False):
+        run = try_it(trained_with, average, forget)
+        if run is not None:
+            seen = torch.tensor(list(run)).mean(0)
+            axes.plot(seen, label=name, color=colour)
+            sent = run.ledger.bytes_sent(0) / 60
+            print(f"{name:32} loss {seen[-1].item():.4f}, {sent:9,.0f} bytes a step")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, mean over the ranks")
+    axes.grid(True, alpha=0.3)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+curves(
+    {
+        "float32": (plain_mean, False),
+        "top 1 %, the rest kept": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
+        "top 1 %, the rest thrown away": (lambda t, e: topk_all_reduce(t, 0.01, e), True),
+    }
+)
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>Thrown away, the small elements never count. Kept, they
+# come late: the curve lags by some steps, since an element waits about 1/fraction of the time between two
+# turns. With momentum and a learning rate tuned for float32 that lag can hurt: compression is not
+# free.</details>
+#
+# **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 % with momentum correction and a
+# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook`, whose thin factors *can* be added on the
+# way: two all-reduces, and its traffic does not grow with N. DeepSpeed has 1-bit Adam, which (unlike what
+# lecture 002 says) compresses the *momentum*, not the gradient, after a warm-up in full precision.
+# `course_lib.compression` has both to read.
+
+# %% [markdown]
+# ## 6 · Send eight bits
+#
+# | | |
+# |---|---|
+# | you will write | `int8_all_reduce(tensor, error, group=None)` |
+# | rests on | §5; notebook 02: all-to-all, all-gather |
+# | time | 15 minutes |
+# | points | 8 |
+#
+# Keep all elements, but eight bits of each. A block of 256 elements is divided by its largest magnitude/127
+# and rounded: 256 bytes and a scale of 4, 3.94 times less than float32. (Against the 16 bits of real
+# gradients it is 1.97 times, not the lecture's 10 to 100.) `quantize` and `dequantize` are given:
+
+# %%
+BLOCK = 256
+
+
+def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, size) float32 -> elements (rows, size) int8 and scales (rows, ceil(size/256)) float32."""
+    padded = nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    blocks = padded.view(len(rows), -1, BLOCK)
+    scales = blocks.abs().amax(-1) / 127
+    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
+    elements = steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]]
+    return elements.contiguous(), scales
+
+
+def dequantize(elements: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """(rows, size) float32, from what `quantize` made."""
+    return elements * scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+
+
+torch.manual_seed(0)
+row = torch.randn(1, 5)
+print("before    ", [round(x, 3) for x in row[0].tolist()])
+print("int8      ", quantize(row)[0][0].tolist())
+print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()])
+
+# %% [markdown]
+# The picture: how far off is each value, with a scale for each block and with one for all, when one element
+# is large?
+
+# %% tags=["skip-in-grading"]
+values = torch.randn(1, 2048)
+values[0, 700] = 300.0
+one_scale = (values / (300 / 127)).round() * (300 / 127)
+figure = picture(7.5, 2.4)
+axes = figure.subplots()
+axes.semilogy(
+    (one_scale - values).abs()[0] + 1e-5, color=RANKS[1], lw=0.6, label="one scale for all"
+)
+axes.semilogy(
+    (dequantize(*quantize(values)) - values).abs()[0] + 1e-5,
+    color=RANKS[0],
+    lw=0.6,
+    label="256 to a scale",
+)
+axes.set_xlabel("element; 700 is 300, all others are near 1")
+axes.set_ylabel("error")
+axes.legend(frameon=False, fontsize=8)
+figure
+
+# %% [markdown]
+# Now the sum. int8 cannot be summed as int8 (100 + 100 is −56), and blocks with different scales cannot be
+# added at all. Gathering everything would cost (N−1) · M/4: at N = 8 as much as float32's all-reduce. So
+# do it in two steps, as a reduce-scatter and an all-gather:
+#
+# 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
+# 2. Rank r widens what it got, takes the mean, quantises *that*, and gives it to all: **all-gather**.
+#
+# **Predict.** With s = ceil(size/N) each of the two sends (N−1)(s + 4 ceil(s/256)) bytes.
+
+
+# %% nbgrader={"grade_id": "int8_bytes_sent", "solution": true}
+def int8_bytes_sent(n: int, numel: int) -> float:
+    """Bytes that each of n ranks sends, scales included."""
+    ### BEGIN SOLUTION
+    shard = math.ceil(numel / n)
+    return 2 * (n - 1) * (shard + 4 * math.ceil(shard / BLOCK))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** There are two roundings, and both must be remembered. The first is easy: what this rank asked for,
+# less what the receivers make of it. The second is made by the owner of a shard alone. It is a part of the
+# *mean*; to come back in full, its N-fold must go into the owner's error, since next time it is divided by
+# N again. Then nothing is lost:
+#
+# **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
+
+
+# %% nbgrader={"grade_id": "int8_all_reduce", "solution": true}
+@torch.no_grad()
+def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = None) -> None:
+    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent in eight bits an element.
+
+    tensor: float32, any shape, the same on every rank. Overwritten, with the same bits on every rank.
+    error: of the same shape; overwritten by what this rank's roundings have left out.
+    Sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): an all-to-all and an all-gather.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    size = tensor.numel()
+    shard = math.ceil(size / n)
+    asked = nn.functional.pad((tensor + error).flatten(), (0, n * shard - size)).view(n, shard)
+
+    elements, scales = quantize(asked)
+    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
+    dist.all_to_all_single(got, elements, group=group)
+    dist.all_to_all_single(got_scales, scales, group=group)
+    mean = dequantize(got, got_scales).mean(0)
+
+    own, own_scales = quantize(mean[None])
+    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
+    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
+    result = dequantize(got, got_scales)
+
+    left_out = asked - dequantize(elements, scales)
+    left_out[rank] += n * (mean - result[rank])
+    error.copy_(left_out.flatten()[:size].view_as(error))
+    tensor.copy_(result.flatten()[:size].view_as(tensor))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the shards</summary>Pad <code>tensor + error</code> with zeros to N · s elements and
+# <code>view(N, s)</code>: row r goes to rank r. <code>dist.all_to_all_single(output, input)</code> sends row r
+# of its input to rank r.</details>
+# <details><summary>Hint: the second error</summary><code>left_out[rank] += n * (mean - result[rank])</code>:
+# this rank owns row <code>rank</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "int8_all_reduce_check", "points": 8}
+report = check("03_data_parallel/int8_all_reduce", int8_all_reduce)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/int8_all_reduce", int8_all_reduce, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Bytes, and the loss beside float32 and top-k.
+
+# %% tags=["skip-in-grading"]
+beside("int8", int8_all_reduce, int8_bytes_sent)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+curves(
+    {
+        "float32": (plain_mean, False),
+        "int8": (int8_all_reduce, False),
+        "top 1 %": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
+    }
+)
+
+# %% [markdown]
+# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. On 64 ranks
+# it would send more than int8.
+#
+# **Break it.** Sum int8 as int8, which is what `dist.all_reduce` does with it:
+
+
+# %% tags=["skip-in-grading"]
+def overflow():
+    elements = torch.tensor([100, 20, -90], dtype=torch.int8, device=device())
+    dist.all_reduce(elements)
+    return elements.tolist()
+
+
+print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
+
+# %% [markdown]
+# 400 − 256 = 144, and that is −112. No exception.
+#
+# **In production.** ZeRO++ (Wang et al. 2023) sends gradients so, in 4 bits, by all-to-all inside the node and
+# then across (notebook 02, §7). DDP has an experimental `quantize_pertensor_hook`, which gathers everything:
+# (N−1) · M/4. And it has `powerSGD_hook`: a matrix travels as the product of two thin ones, which *can* be added
+# on the way. The reference's PowerSGD with two columns beside yours:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class LowRank:
+    """PowerSGD on the matrices of the network, whose gradients lie in one flat tensor."""
+
+    def __init__(self):
+        self.inner = None
+
+    def __call__(self, flat, error):
+        from course_lib import compression
+
+        self.inner = self.inner or compression.PowerSGD(rank=2)
+        held = list(network(0, depth=3).parameters())
+        parts = flat.split([p.numel() for p in held])
+        self.inner.all_reduce([part.view(p.shape) for p, part in zip(held, parts, strict=True)])
+
+
+curves(
+    {
+        "float32": (plain_mean, False),
+        "int8": (int8_all_reduce, False),
+        "top 1 %": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
+        "PowerSGD, 2 columns": (LowRank(), False),
+    }
+)
+
+# %% [markdown]
+# ## 7 · What it costs
+#
+# | | |
+# |---|---|
+# | you will write | nothing new |
+# | rests on | your predictions in §2, §3, §5 |
+# | time | 5 minutes |
+# | points | 6 |
+#
+# Your formulas, checked.
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 6}
+report = check(
+    "03_data_parallel/predictions",
+    gradient_bytes_sent,
+    exposed_seconds,
+    scaling_efficiency,
+    topk_bytes_sent,
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "03_data_parallel/predictions",
+    gradient_bytes_sent,
+    exposed_seconds,
+    scaling_efficiency,
+    topk_bytes_sent,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# What they say of 7B parameters in bf16, forward and backward and step in 1.5 s, of which backward is 1 s, in
+# 20 buckets:
+
+# %% tags=["skip-in-grading"]
+with contextlib.suppress(NotImplementedError):
+    for bandwidth, wire in ((450e9, "NVLink"), (50e9, "400 Gb/s"), (3e9, "25 Gb/s")):
+        for n in (8, 64):
+            wired = gradient_bytes_sent(n, 14e9) / bandwidth
+            before, after = scaling_efficiency(1.5, wired), exposed_seconds(1.0, wired, 20)
+            print(
+                f"{wire:8} {n:2} ranks: {wired:6.2f} s on the wire; efficiency {before:.2f} after backward, "
+                f"{scaling_efficiency(1.5, after):.2f} overlapped"
+            )
+
+# %% [markdown]
+# Overlap hides what fits behind backward, and no more. At 25 Gb/s nothing helps but sending less, or less
+# often: with accumulation of K = 8 microbatches under `no_sync()` backward is eight times as long and the
+# bytes are the same. (Lecture 001 says that accumulation makes training K times as long: one *optimizer
+# step* is; a sample takes the same time or less. And lecture 002's throughput, batch × world size, holds
+# only while all ranks are replicas: tensor-parallel ranks share their samples.)
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §2 to §7 |
+# | time | 5 minutes |
+# | points | 6 |
+#
+# A number may be written as arithmetic.
+#
+# 1. 7B parameters, gradients in bf16, 8 ranks, links of 50 GB/s each way. Backward takes 1 s, in 20 equal
+#    buckets. How many **seconds** are exposed?
+# 2. The same with links of 10 GB/s. Forward, backward and step take 1.5 s together. What is the scaling
+#    **efficiency** (0 to 1)?
+# 3. The division by N was forgotten. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
+#    `"both"` or `"neither"`?
+# 4. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 tokens with a mean gradient of 6. What is the
+#    mean **gradient** of all tokens?
+# 5. Top-k sends 2 % of the elements, in float32 with 4-byte indices. From how many **ranks** on does it send no
+#    less than a plain ring all-reduce?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # seconds
+answer_2 = ...  # 0 to 1
+answer_3 = ...  # "sgd", "adamw", "both" or "neither"
+answer_4 = ...  # gradient
+answer_5 = ...  # ranks
+### BEGIN SOLUTION
+answer_1 = 2 * 7 / 8 * 14 / 50 / 20  # backward is the slower: one bucket
+answer_2 = 1.5 / (1.5 + 24.5 / 10 - 0.95)  # 2.45 s on the wire, begun after 0.05 s
+answer_3 = "sgd"
+answer_4 = (30 * 2 + 10 * 6) / 40
+answer_5 = 2 * 4 / (0.02 * 8)
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 6}
+report = check("03_data_parallel/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
+### BEGIN HIDDEN TESTS
+report = check(
+    "03_data_parallel/questions", answer_1, answer_2, answer_3, answer_4, answer_5, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003's three criteria, on one step of a network of 256 x 256 matrices: 64 samples in all, AdamW, four
+# ranks. M is the gradients' size. One process does the same step on all 64 samples.
+
+
+# %% tags=["skip-in-grading"]
+def whole_step(wrap):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = wrap(network(rank, 256))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    x, y = samples(rank, 64 // n, 256)
+    with costs(x, y, *model.parameters()) as cost:
+        nn.functional.mse_loss(model(x), y).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+    return cost
+
+
+alone = launch(whole_step, reference.NaiveDataParallel, world_size=1)
+unit = sum(p.nbytes for p in network(0, 256).parameters())
+card = {
+    wrap.__name__: try_it(whole_step, wrap) for wrap in (NaiveDataParallel, BucketedDataParallel)
+}
+card = {name: run for name, run in card.items() if run is not None}
+scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
+
+# %% [markdown]
+# Row by row. Forward and backward are shared out without loss; what every rank repeats is the optimizer's step,
+# and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two states are there on every
+# rank, and only activations are shared out. (The buckets take an M more while backward runs. The peak comes
+# later, in the optimizer's step.) The bytes hold the broadcast at the start, too: 1 M and 1.5 M. *Four copies of
+# everything*: which of them did we need? That is notebook 04.
+#
+# **You have built** what `DistributedDataParallel` does, and what one can put in place of its all-reduce. You
+# can say beforehand what is exposed.
+#
+# **Read on.**
+# - Li et al. (2020), *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, §3.2 and
+#   §4: buckets, hooks, order, unused parameters.
+# - Lin et al. (2018), *Deep Gradient Compression*; Stich et al. (2018), *Sparsified SGD with Memory*: top-k,
+#   and why error feedback converges.
+# - Karimireddy et al. (2019), *Error Feedback Fixes SignSGD*.
+# - Vogels et al. (2019), *PowerSGD*; Tang et al. (2021), *1-bit Adam*; Wang et al. (2023), *ZeRO++*.
+# - `course_lib/data_parallel/` and `course_lib/compression/`: read them after you have written yours.
