@@ -33,6 +33,7 @@ _mse = nn.functional.mse_loss
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
 
 Told = tuple[dict, dict[str, Any]]
+Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 
 class Session:
@@ -67,13 +68,16 @@ class Session:
 
     def moment(self) -> None:
         """A backward or a step is over: note what is held, and how many operations were begun."""
+        if self.given.get("memory"):
+            settle()
         self.held.append(self.watch.held())
         self.begun.append(watching.begun_and_waited()[0])
 
-    def started(self) -> None:
+    def started(self, whole: Whole | None = None) -> None:
+        """The model is wrapped. whole: gives the parameters by name; the model's own when left out."""
         self.moment()
         if "start" in self.tell:
-            self.keep("start", self.named.items())
+            self.keep("start", (whole or self.named.items)())
         if "buffers" in self.tell:
             self.keep("buffer", self.model.named_buffers())
 
@@ -99,10 +103,8 @@ class Session:
             kept = ((n, p.grad) for n, p in self.named.items() if p.requires_grad)
             self.keep(f"grad.{step}", kept)
 
-    def stepped(
-        self, step: int, whole: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None
-    ) -> None:
-        """A step is over. whole: gives the parameters by name; the model's own when left out."""
+    def stepped(self, step: int, whole: Whole | None = None) -> None:
+        """A step is over. whole: as in `started`."""
         self.moment()
         last = step == len(self.given["steps"]) - 1
         kinds = ["end"] if "end" in self.tell and last else []
@@ -129,9 +131,15 @@ def warm_up(instructions: dict) -> None:
     for _ in range(2):
         model(torch.ones(4, 300)).sum().backward()
         optimizer.step()
+    settle(1 << 14)
+
+
+def settle(numel: int = 16) -> None:
+    """Small sums for gloo's threads, which keep the tensors of their last operation until the next."""
     group = torch.distributed.group.WORLD
-    inner = getattr(group, "inner", group)  # not the recorded one: this is not the student's
-    inner.allreduce([torch.ones(1 << 14)]).wait()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    inner: Any = getattr(group, "inner", group)  # not the recorded one: this is not the student's
+    for _ in range(4):
+        inner.allreduce([torch.ones(numel)]).wait()
 
 
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
@@ -183,7 +191,7 @@ def sharded_module(objects: list, tensors: dict, groups: list, instructions: dic
 
     make, defaults = session.optimizer()
     optimizer = make([p for p in wrapped.parameters() if p.requires_grad], **defaults)
-    session.started()
+    session.started(whole)
     for step in range(len(instructions["steps"])):
         session.accumulate(step, wrapped, None)
         optimizer.step()

@@ -1,0 +1,209 @@
+"""The training runs on which the sharded optimizers and the sharded module are judged, and their lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, Line, Observed, wrong
+from course_lib.checks.engine.training import lines
+from course_lib.checks.engine.training.lines import Mistake
+from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
+
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
+ADAMW = ("AdamW", {"lr": 0.02, "weight_decay": 0.1})
+WIDTH, DEPTH = 448, 8
+BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
+WHOLE = DEPTH * BLOCK
+SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
+Sizes = Sequence[int]
+
+
+def small(
+    draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1
+) -> Training:
+    """Two or three steps in float64, own data and own first parameters on every rank."""
+    width, first = draw.integer(5, 9), draw.integer(1, 1 << 30)
+    described: dict = {"name": model, "seed": draw.integer(1, 1 << 30), "width": width}
+    steps = []
+    for rank in range(n):
+        own = [
+            [
+                {"seed": first + 100 * rank + 10 * s + k, "samples": 3, "width": width}
+                for k in range(micro)
+            ]
+            for s in range(3 if micro == 1 else 2)
+        ]
+        if (
+            model == "sometimes"
+        ):  # in every step the middle block takes part on one rank, not on all
+            for s, step in enumerate(own):
+                for one in step:
+                    one["sign"] = 1 if rank == s % n else -1
+        steps.append(own)
+    return Training(described, optimizer, steps, tell=("start", "params"))
+
+
+def wide(draw: Draw, n: int) -> Training:
+    """Two steps of a model of 6.4 MB in float32, whose memory is watched."""
+    described = {
+        "name": "plain", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "depth": DEPTH,
+        "dtype": "float32",
+    }  # fmt: skip
+    first = draw.integer(1, 1 << 30)
+    steps = [
+        [[{"seed": first + 10 * rank + s, "samples": 2, "width": WIDTH}] for s in range(2)]
+        for rank in range(n)
+    ]
+    more = {"memory": True, "kwargs": {}}
+    return Training(described, SGD, steps, tell=("end",), more=more)
+
+
+# ---- values
+
+
+def value_line(
+    training: Training,
+    title: str,
+    *,
+    weight: float = 1.0,
+    trivial: bool = False,
+    otherwise: str = "",
+) -> Line:
+    """After every step all ranks have the parameters of one process on all data.
+
+    otherwise: said when the values fit no mistake.
+    """
+    known = [*lines.common(training.world_size), carried()]
+    return stepped(training, title, known, weight, trivial, otherwise)
+
+
+def carried() -> Mistake:
+    """Gradients of a step are still there in the next."""
+
+    def gradient(rank: int) -> Gradient:
+        total: Tensors = {}
+
+        def summed(step: int, given: list[list[Tensors]]) -> Tensors:
+            for name, one in mean(step, given).items():
+                total[name] = total[name] + one if name in total else one
+            return dict(total)
+
+        return summed
+
+    return Mistake(
+        "The gradients of the step before are still there: zero_grad() has to clear the shards' gradients.",
+        gradient,
+    )
+
+
+def start_line(training: Training) -> Line:
+    """Before the first step all ranks have the first rank's parameters, frozen ones too."""
+    return stepped(
+        training, "all ranks start alike", lines.common(training.world_size)[-1:], 0.5, what="start",
+        otherwise="Give every rank the first rank's parameters (dist.broadcast) before they are cut.",
+    )  # fmt: skip
+
+
+def stepped(
+    training: Training,
+    title: str,
+    mistakes: Sequence[Mistake],
+    weight: float = 1.0,
+    trivial: bool = False,
+    otherwise: str = "",
+    what: str = "param",
+) -> Line:
+    def judge(seen: Observed) -> Finding:
+        everything = train(training)
+        expected = lines.kind(what, everything)
+        for rank in range(seen.world_size):
+            found = {name: seen.tensors[rank][name] for name in expected}
+            differ = lines.differing(found, expected, training.dtype)
+            if not differ:
+                continue
+            said = lines.first(differ[0], found, expected, rank, seen)
+            why = lines.told(training, differ[0], found, rank, mistakes)
+            if what == "param":
+                why = why or partly(seen, everything, differ[0], rank, training.dtype)
+            return wrong(said, why or otherwise, cause=why or f"{title} {otherwise}")
+        return RIGHT
+
+    return Line(title, judge, weight, trivial=trivial)
+
+
+def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.dtype) -> str:
+    """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
+    step = int(first.split(".")[1])
+    now, before, found, other = [], [], [], []
+    for name, wanted in lines.kind(f"param.{step}", right).items():
+        short = name.split(".", 2)[2]
+        earlier = right[f"param.{step - 1}.{short}" if step else f"start.{short}"]
+        now.append(wanted.flatten())
+        before.append(earlier.flatten())
+        found.append(seen.tensors[rank][name].to(torch.float64).flatten())
+        other.append(seen.tensors[rank - 1][name].to(torch.float64).flatten())
+    want, was, got = torch.cat(now), torch.cat(before), torch.cat(found)
+    trained = want != was  # of the others nothing can be said
+    bound = lines.TOLERANCE[dtype] * float(want.abs().max())
+    same, good = (got - was).abs() <= bound, (got - want).abs() <= bound
+    changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
+    if not bool((same | good).all()) or not changes:
+        return ""
+    n, share = seen.world_size, stale / changes
+    if share == 1:
+        return (
+            "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
+            "parameters."
+        )
+    if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
+        return (
+            "Some parameters did not change on any rank: their gradients never left. A bucket with a "
+            "parameter that gets no gradient is never full; when backward is over, send what is left."
+        )
+    if n > 1 and stale <= 2 * n:
+        return (
+            "The last elements never change: round the shard's size up, or they belong to nobody."
+        )
+    if n > 2 and share < 0.5:
+        return (
+            "Only what another rank owns is new there; its own shard was not written back. The all-gather "
+            "brings all shards, the own one too."
+        )
+    return (
+        "Only a part is new there: each rank updated its own shard, and the others have not got it. "
+        "All-gather the shards after the step."
+    )
+
+
+# ---- traffic
+
+
+def step_bytes(
+    volume: int,
+    training: Training,
+    hint: Callable[[float, Observed], str],
+    *,
+    title: str,
+    weight: float = 1.0,
+) -> Line:
+    """Bytes sent in the second step: `volume` times (N-1)/N of all parameters, padding allowed.
+
+    At least without any padding, at most with that of every parameter cut up by itself.
+    """
+    n, itemsize = training.world_size, training.dtype.itemsize
+    sizes = [p.numel() for p in training.built().parameters()]
+    least = volume * (n - 1) / n * sum(sizes) * itemsize
+    most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
+    return lines.volume_line(
+        [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
+        what=f" ({volume} times (N-1)/N of the parameters)", between=(2, 4),
+    )  # fmt: skip
+
+
+def case(
+    recipe: str, training: Training, title: str, told: Sequence[Line], hidden: bool = False
+) -> Case:
+    return lines.case(recipe, title, training, told, timeout=30.0, hidden=hidden)

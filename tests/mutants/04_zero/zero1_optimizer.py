@@ -1,0 +1,715 @@
+# %% wrong: plain AdamW sold as a sharded optimizer
+# says: model that it made itself
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        self.optimizer = optimizer_cls(params, **defaults)
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: the same start, and then nothing is exchanged
+# says: nothing was exchanged
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.optimizer = optimizer_cls(params, **defaults)
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: replicas: nothing is sharded
+# says: its state then has 1/N of the size
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        self.params = list(params)
+        for p in self.params:
+            dist.broadcast(p.data, 0)
+        self.optimizer = optimizer_cls(self.params, **defaults)
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: all-reduce, then the own shard of it
+# says: 3P where 2P are enough: an all-reduce
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        dist.all_reduce(whole)
+        self.shard.grad = whole.chunk(self.n)[self.rank].clone()
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: not divided
+# says: divide it by their number
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: divided twice
+# says: divided by 3 once more
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n**2
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: every rank starts from its own parameters
+# says: all are to start from the first rank's
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: frozen parameters start from those of each rank
+# says: first rank's parameters \(dist.broadcast\)
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        self.params = [p for p in params if p.requires_grad]
+        for p in self.params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the tail is lost
+# says: The last elements never change
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = sum(p.numel() for p in self.params) // self.n
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return row[: self.n * self.size]
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            there = whole[: p.numel()]
+            p.data.view(-1)[: len(there)] = there
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the own shard is not written back
+# says: its own shard was not written back
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        old = self.flat([p.detach() for p in self.params])
+        whole.chunk(self.n)[self.rank].copy_(old.chunk(self.n)[self.rank])
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: shards are not gathered
+# says: All-gather the shards after the step
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        whole = self.flat([p.detach() for p in self.params])
+        whole.chunk(self.n)[self.rank].copy_(self.shard)
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: gathered before the step
+# says: The step changed nothing there
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.optimizer.step()
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: state for all parameters
+# says: its state then has 1/N of the size
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.others = torch.nn.Parameter(self.flat([p.detach() for p in self.params]))
+        self.optimizer = optimizer_cls([self.shard, self.others], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.others.grad = torch.zeros_like(self.others)
+        self.optimizer.step()
+        self.others.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the flat gradient is kept
+# says: free copies after use|1/N of the size
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+        self.last = whole
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: frozen parameters count too
+# says: leave frozen ones out
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = params
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: parameters without a gradient are left out of the row
+# says: keeps its place in the row|counts as zeros|same order
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(-len(row) % self.n)])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([p.grad for p in self.params if p.grad is not None])
+        self.shard.grad = whole.new_empty(len(whole) // self.n)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: reduced after every backward
+# says: reduce-scatter once, in step
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+        self.sum, self.waiting = None, False
+        for p in self.params:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def arrived(self, _):
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.reduce)
+
+    @torch.no_grad()
+    def reduce(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        self.sum = mean / self.n if self.sum is None else self.sum + mean / self.n
+        self.waiting = False
+        for p in self.params:
+            p.grad = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([p.detach() for p in self.params])
+        self.shard.grad, self.sum = self.sum, None
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% right: parameters are views of the flat buffer
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0, group)
+        self.group, self.n = group, dist.get_world_size(group)
+        self.params = [p for p in params if p.requires_grad]
+        count = sum(p.numel() for p in self.params)
+        self.whole = self.params[0].new_zeros(-(-count // self.n) * self.n, requires_grad=False)
+        self.own = self.whole.chunk(self.n)[dist.get_rank(group)]
+        for p, place in zip(self.params, self.places(self.whole), strict=True):
+            place.copy_(p.data)
+            p.data = place
+        self.shard = torch.nn.Parameter(self.own)
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def places(self, flat):
+        pieces = flat[: sum(p.numel() for p in self.params)].split([p.numel() for p in self.params])
+        return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
+
+    def step(self):
+        gradient = torch.zeros_like(self.whole)
+        for p, place in zip(self.params, self.places(gradient), strict=True):
+            if p.grad is not None:
+                place.copy_(p.grad)
+        gradient /= self.n
+        self.shard.grad = torch.empty_like(self.own)
+        dist.reduce_scatter_tensor(self.shard.grad, gradient, group=self.group)
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(self.whole, self.own.clone(), group=self.group)
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% right: each parameter cut by itself, on the ring of notebook 02
+from course_lib.collectives import all_gather, reduce_scatter
+
+
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.n = dist.get_world_size()
+        rank = dist.get_rank()
+        self.shards = [
+            torch.nn.Parameter(self.cut(p.data).chunk(self.n)[rank].clone()) for p in self.params
+        ]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+
+    def cut(self, tensor):
+        return torch.nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % self.n))
+
+    @torch.no_grad()
+    def step(self):
+        for p, shard in zip(self.params, self.shards, strict=True):
+            grad = p.grad if p.grad is not None else torch.zeros_like(p)
+            shard.grad = torch.empty_like(shard)
+            reduce_scatter(shard.grad, self.cut(grad))
+            shard.grad /= self.n
+        self.optimizer.step()
+        for p, shard in zip(self.params, self.shards, strict=True):
+            shard.grad = None
+            whole = torch.empty_like(self.cut(p))
+            all_gather(whole, shard.detach())
+            p.copy_(whole[: p.numel()].view_as(p))
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% right: lists of shards instead of flat tensors
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)))
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
