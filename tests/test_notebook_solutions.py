@@ -25,6 +25,7 @@ EXEMPT = {
 EXPECTED = {
     "first_ranks": {"exchange", "ring_shift"},
     "collectives": {"broadcast", "reduce_scatter", "all_gather", "ring_all_reduce", "all_to_all"},
+    "zero": {"memory_per_rank", "flatten_and_shard"},
 }
 
 

@@ -1,0 +1,1358 @@
+# %% [markdown]
+# # 04 · ZeRO
+#
+# **Which of the N copies of everything did we need?**
+#
+# Eight GPUs train a 7B model as replicas (notebook 03). In mixed precision with Adam each of them holds
+# 16 bytes for every parameter: 2 of weights, 2 of gradients, 12 of the optimizer's state. That is 112 GB.
+# An H100 has 80. So the model does not fit, and eight more GPUs do not help: each would need 112 GB
+# again.
+#
+# But the eight copies are equal. Here you keep each part once instead of eight times: first the
+# optimizer's state, then the gradients, then the weights. From 112 GB you come to 38.5, 26.25 and 14.
+#
+# | | |
+# |---|---|
+# | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a sharded module (ZeRO-3) |
+# | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
+# | time | two hours |
+# | points | 60 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 What a rank keeps | 15 | 6 | notebook 03 |
+# | 2 Flat shards | 10 | 6 | |
+# | 3 ZeRO-1: the optimizer's state | 25 | 14 | 2 |
+# | 4 ZeRO-2: the gradients | 25 | 12 | 3 |
+# | 5 ZeRO-3: the weights | 35 | 16 | 2, 4 |
+# | 6 Offload: memory that is cheaper | 5 | | 3 |
+# | 7 DeepSpeed's configuration, line by line | 5 | | all |
+# | 8 Questions | 5 | 6 | 1, 3, 4, 5 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N | ranks; in data parallelism each has its own part of the batch |
+# | P | parameters of the model |
+# | K | microbatches whose gradients add up before a step |
+# | model states | weights, gradients and the optimizer's state: what ZeRO shards. Activations are something else |
+# | shard | one of N equal parts; rank r *owns* the r-th |
+# | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
+# | unit | parameters that are gathered and freed together: here, a block |
+#
+# Bytes sent are given in units of **(N−1)/N · P** elements: what a reduce-scatter or an all-gather of P
+# elements sends per rank. An all-reduce is 2 of them (notebook 02).
+
+# %%
+import contextlib
+import gc
+import json
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import RankError, check, device, launch
+from course_lib.ledger.colours import BACKWARD, FORWARD, WEIGHT_GRADIENT, picture
+from course_lib.scorecard import Row, Scorecard, costs
+
+warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+WIDTH, DEPTH = 128, 8
+P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
+
+# %% [markdown]
+# The tools. `Network` is a small model whose layers stand in `blocks`. `train` makes a few steps of it on
+# every rank and says how many bytes of tensors the rank held: after the last backward, after the last
+# step, and at most where blocks begin and end. `sent` reads from the ledger what a rank sent in the last
+# step.
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+class Network(nn.Module):
+    def __init__(self, seed, width=WIDTH, depth=DEPTH):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def held():
+    """Bytes of the tensors that exist on this rank, and were not there before the training."""
+    found = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor):
+            for tensor in (one, one.grad if one.is_leaf else None):
+                if tensor is not None:
+                    found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def train(make, steps=2, microbatches=1, samples=2):
+    """Steps of `make(model)`, a pair (model, optimizer), on every rank's own data and own first weights."""
+    gc.collect()
+    gc.freeze()  # what exists already does not count
+    rank = dist.get_rank()
+    model, most = Network(seed=rank).to(device()), []
+
+    def look(block, args, output):
+        most.append(held())
+        if output.requires_grad:
+            output.register_hook(lambda grad: most.append(held()))
+
+    for block in model.blocks:
+        block.register_forward_hook(look)
+    model, optimizer = make(model)
+    generator = torch.Generator().manual_seed(100 + rank)
+    data = [torch.randn(2, samples, WIDTH, generator=generator) for _ in range(microbatches)]
+    for _ in range(steps):
+        dist.barrier()  # `sent` counts from the last one on
+        with costs() as spent:
+            for x, y in data:
+                loss = nn.functional.mse_loss(model(x.to(device())), y.to(device())) / microbatches
+                loss.backward()
+                del loss
+            most.append(held())
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {"after backward": most[-1], "after step": held(), "most": max(most)}
+    return {**found, "flops": spent.flops}
+
+
+def sent(run, rank=0):
+    """What a rank sent after its last barrier, in units of (N-1)/N P elements of four bytes."""
+    operations = run.ledger.operations(rank)
+    last = max(i for i, one in enumerate(operations) if one.op == "barrier")
+    n = run.ledger.world_size
+    return sum(one.bytes_sent for one in operations[last:]) / ((n - 1) / n * 4 * P)
+
+
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+
+
+# %% [markdown]
+# ## 1 · What a rank keeps
+#
+# | | |
+# |---|---|
+# | you will write | `memory_per_rank(params, n, stage, offload=False)` |
+# | rests on | notebook 03 |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
+# and a variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of
+# 1e-5 on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that
+# is a coincidence.
+#
+# Lectures count this in three ways. 000 has "~28 GB" of optimizer states for 7B: that is m and v in 16
+# bits, without a master copy. 002 has 8 bytes a parameter: m and v in float32, the master copy forgotten.
+# 001 has the 12, and calls them once "fp32 momentum + variance": those are 8. Say what you count.
+#
+# First look at replicas. A small model, plain AdamW in float32, one rank:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def replicas(model):
+    return model, torch.optim.AdamW(model.parameters())
+
+
+run = launch(train, replicas, world_size=1)
+print(f"{P:,} parameters")
+for when in ("after backward", "after step"):
+    print(f"{when:15} {run[0][when]:10,} bytes: {run[0][when] / P:5.2f} for each parameter")
+
+# %% [markdown]
+# After the backward pass there are 16 bytes for each parameter; after the step the gradients are gone.
+# (The few hundredths more are activations and inputs. A real model has many more of those; ZeRO does not
+# shard them, notebook 09 does something about them.)
+#
+# **Predict.** ZeRO shards in three stages. Each divides one thing more by N:
+#
+# | stage | divided by N |
+# |---|---|
+# | 0, replicas | nothing |
+# | 1 | the optimizer's state: master copy, m, v |
+# | 2 | and the gradients |
+# | 3 | and the weights |
+#
+# With `offload`, what the optimizer's step reads and writes lies in the host's memory instead: the state;
+# from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the parameter shard too
+# (ZeRO-Infinity). Count what stays on the device between steps.
+
+# %%
+WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
+
+
+# %% nbgrader={"grade_id": "memory_per_rank", "solution": true}
+def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) -> float:
+    """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
+
+    stage: 0 (replicas), 1, 2 or 3. offload: see above.
+    """
+    ### BEGIN SOLUTION
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage is 0 (replicas), 1, 2 or 3, not {stage!r}")
+    if n < 1 or params < 0:
+        raise ValueError(f"n is at least 1 and params at least 0; here n = {n}, params = {params}")
+    states = STATES / n if stage >= 1 else STATES
+    gradients = GRADIENTS / n if stage >= 2 else GRADIENTS
+    weights = WEIGHTS / n if stage >= 3 else WEIGHTS
+    if offload:
+        states = 0
+        gradients = 0 if stage >= 2 else gradients
+        weights = 0 if stage >= 3 else weights
+    return float(params * (weights + gradients + states))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>Three numbers, 2, 2 and 12. Each is divided by n from its own stage on:
+# weights from 3, gradients from 2, states from 1.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "memory_prediction_check", "points": 6}
+report = check("04_zero/memory_prediction", memory_per_rank)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/memory_prediction", memory_per_rank, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** The table that lecture 001 gives in parts, from your function: 7B parameters on 8 GPUs.
+
+# %% tags=["skip-in-grading"]
+for stage in range(4):
+    there = memory_per_rank(7e9, 8, stage) / 1e9
+    away = f"{memory_per_rank(7e9, 8, stage, True) / 1e9:6.2f} GB" if stage else "     -"
+    print(f"stage {stage}: {there:7.2f} GB, with offload {away}")
+print(f"7B on 64 GPUs, stage 3: {memory_per_rank(7e9, 64, 3) / 1e9:.2f} GB")
+print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
+
+# %% [markdown]
+# Two things to see. Stage 1 alone saves 73.5 of the 98 GB that there are to save. And the weights set a
+# floor under stages 1 and 2: lecture 001 recommends "FSDP or ZeRO-2" for 10 to 70B, but ZeRO-2 keeps 2
+# bytes a parameter on every GPU, 140 GB for 70B, however many GPUs there are.
+#
+# **Break it.** Nothing to run, but a question: which of these numbers does a GPU with 80 GB reach in
+# training? None. There are activations, buffers for the communication, and what the allocator loses
+# between blocks. Plan with 60.
+#
+# **In production.** ZeRO's figure 1 has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Yours:
+
+# %% tags=["skip-in-grading"]
+print([round(memory_per_rank(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)])
+
+# %% [markdown]
+# ## 2 · Flat shards
+#
+# | | |
+# |---|---|
+# | you will write | `flatten_and_shard(params, n)` |
+# | time | 10 minutes |
+# | points | 6 |
+#
+# How do you cut a model into N equal parts? Not by layers: an embedding can be half of a small model. And
+# collectives want parts of *equal* size. So lay all parameters in one row, append zeros until N divides
+# its length, and cut that. A boundary may fall inside a parameter; nobody minds, since Adam and SGD treat
+# every element by itself.
+#
+#     parameters   [ a a a a a | b b | c c c c ]
+#     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
+#
+# Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers 0-3 of 32)". That is pipelining
+# (notebook 07). Here *every* layer is spread over *all* ranks.
+#
+# **Predict.** 14 parameters, 4 ranks: how long is a shard, and how many zeros are there? At most how many
+# zeros can there ever be? (4 elements, 2 zeros; N − 1.)
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "flatten_and_shard", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def padded(numel: int, n: int) -> int:
+    """The smallest multiple of n that is not below numel."""
+    return -(-numel // n) * n
+
+
+def offsets(tensors) -> list[int]:
+    """Where each tensor begins when all lie in a row."""
+    begins, total = [], 0
+    for tensor in tensors:
+        begins.append(total)
+        total += tensor.numel()
+    return begins
+
+
+### END SOLUTION
+
+
+def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
+    """The elements of `params` in a row, cut into n flat shards of one size; zeros fill the last ones.
+
+    params: tensors of any shapes, contiguous or not, of one dtype. They are left alone. The order of a
+    tensor's elements is that of reshape(-1). Returns n tensors of ceil(P / n) elements, of the same dtype,
+    without a gradient history.
+    """
+    ### BEGIN SOLUTION
+    tensors = [param.detach() for param in params]
+    if n < 1:
+        raise ValueError(f"n is a number of ranks, at least 1, not {n}")
+    if not tensors:
+        raise ValueError("params is empty: there is nothing to cut into shards")
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1:
+        told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(
+            f"params are {told}: a flat buffer has one dtype and one device. Call once for each kind."
+        )
+    total = sum(tensor.numel() for tensor in tensors)
+    flat = tensors[0].new_zeros(padded(total, n))
+    for tensor, offset in zip(tensors, offsets(tensors), strict=True):
+        flat[offset : offset + tensor.numel()] = tensor.reshape(-1)
+    return list(flat.tensor_split(n)) if total else [flat] * n
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: round up</summary><code>-(-total // n)</code> is total / n, rounded up. Make a row
+# of n times that length with <code>new_zeros</code>, copy the parameters into it, and cut it with
+# <code>chunk</code> or <code>tensor_split</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "flatten_and_shard_check", "points": 6}
+report = check("04_zero/flatten_and_shard", flatten_and_shard)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/flatten_and_shard", flatten_and_shard, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Measure.** What padding costs: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. Cut
+# each of its 291 tensors by itself, and it is 291 times as much: still nothing. Cut *small* tensors on
+# many ranks, and it is something:
+
+# %% tags=["skip-in-grading"]
+bias = [torch.ones(100)]
+print("a bias of 100 over 1,024 ranks:", sum(map(len, flatten_and_shard(bias, 1024))), "elements")
+
+# %% [markdown]
+# **Break it.** Without the zeros: 10 elements, 4 ranks, `tensor_split`. What does the collective say?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def uneven():
+    whole = torch.arange(10.0, device=device())
+    own = whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+    dist.reduce_scatter_tensor(own, whole)
+    return own.tolist()
+
+
+try_it(uneven)
+
+# %% [markdown]
+# **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2
+# (`fully_shard`) cuts each parameter along its first dimension instead and copies on the way: some
+# padding and a copy more, and in return every shard is still a parameter with a name.
+
+# %% [markdown]
+# ## 3 · ZeRO-1: the optimizer's state
+#
+# | | |
+# |---|---|
+# | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
+# | rests on | §2 |
+# | time | 25 minutes |
+# | points | 14 |
+#
+# The optimizer's state is the largest part, 12 of 16 bytes, and it is used in one moment only. So rank r
+# keeps the state of its shard and makes the step for its shard alone. What must it know for that? The
+# mean gradient of *its shard*. And what must the others know afterwards? Its new weights.
+#
+# | | sent |
+# |---|---|
+# | 1. reduce-scatter the gradients: rank r gets the sum of shard r, and divides it by N | 1 |
+# | 2. the optimizer's step, on the shard | 0 |
+# | 3. all-gather the shards: every rank has all new weights | 1 |
+#
+# Together 2: an all-reduce of the gradients alone, which replicas need, is 2 as well. The saved
+# memory costs no byte.
+#
+# **Predict.** Lecture 001 draws it otherwise: *all-reduce* the gradients, step, all-gather the
+# parameters. What does that send? And over K = 4 microbatches, if the gradients of the first three stay
+# where they are?
+#
+# <details><summary>Answer</summary>2 + 1 = 3: one and a half times as much. The all-reduce brings every rank
+# the whole gradient, of which it reads 1/N. (004 says it right: reduce-scatter.) With accumulation nothing
+# changes: gradients add up on each rank, and one exchange in the step is enough: 2.</details>
+#
+# **Build.** It is an optimizer from outside (`step`, `zero_grad`), and has an ordinary one inside, which
+# knows a single parameter: the shard.
+#
+# - `params`: all parameters of the model, as one gives them to `torch.optim`. Some may be frozen: those
+#   are not trained, but they get the first rank's values like all others.
+# - A parameter that has no gradient counts as zeros. Not every rank uses the same parts of a model.
+# - Keep no large tensor after the step but the shard and what the inner optimizer has made.
+
+
+# %% nbgrader={"grade_id": "zero1_optimizer", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+def reduce_scatter_mean(whole, group):
+    """This rank's shard of the mean of all ranks' `whole`."""
+    shard = whole.new_empty(whole.numel() // dist.get_world_size(group))
+    dist.reduce_scatter_tensor(shard, whole, group=group)
+    return shard.div_(dist.get_world_size(group))
+
+
+def gather_into(params, shard, group):
+    """Write all ranks' shards into the parameters that they were cut from."""
+    whole = shard.new_empty(shard.numel() * dist.get_world_size(group))
+    dist.all_gather_into_tensor(whole, shard, group=group)
+    for param, offset in zip(params, offsets(params), strict=True):
+        param.copy_(whole[offset : offset + param.numel()].view_as(param))
+
+
+def flat_gradient(params, n):
+    """The gradients of `params` in a row, zeros where there is none."""
+    return torch.cat(
+        flatten_and_shard([torch.zeros_like(p) if p.grad is None else p.grad for p in params], n)
+    )
+
+
+### END SOLUTION
+
+
+class Zero1Optimizer:
+    """Any elementwise torch optimizer, its state sharded over the ranks of `group`.
+
+    params: all parameters of a model. They get the values of the first rank. optimizer_cls, **defaults: the
+    optimizer and its arguments, such as torch.optim.AdamW, lr=1e-3.
+    Sends 2 (N-1)/N of the parameters a step, however many backwards came before it.
+    """
+
+    def __init__(self, params, optimizer_cls, *, group: Group = None, **defaults):
+        ### BEGIN SOLUTION
+        params = list(params)
+        for param in params:
+            dist.broadcast(param.detach(), 0, group=group)
+        self.group, self.n = group, dist.get_world_size(group)
+        self.params = [param for param in params if param.requires_grad]
+        own = flatten_and_shard(self.params, self.n)[dist.get_rank(group)]
+        self.shard = nn.Parameter(own.clone())  # a view would keep the whole row alive
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+        ### END SOLUTION
+
+    def step(self):
+        """Average the gradients, update this rank's shard, give all ranks the new parameters."""
+        ### BEGIN SOLUTION
+        with torch.no_grad():
+            self.shard.grad = reduce_scatter_mean(flat_gradient(self.params, self.n), self.group)
+            self.optimizer.step()
+            self.shard.grad = None
+            gather_into(self.params, self.shard.detach(), self.group)
+        ### END SOLUTION
+
+    def zero_grad(self):
+        """Forget the gradients."""
+        ### BEGIN SOLUTION
+        for param in self.params:
+            param.grad = None
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the two collectives</summary><code>dist.reduce_scatter_tensor(shard, whole)</code>
+# and <code>dist.all_gather_into_tensor(whole, shard)</code>. <code>torch.cat(flatten_and_shard(grads,
+# n))</code> is the whole row.</details>
+# <details><summary>Hint: the inner optimizer</summary><code>shard = nn.Parameter(own.clone())</code> and
+# <code>optimizer_cls([shard], **defaults)</code>. Before its step, give it the mean:
+# <code>shard.grad = ...</code>. It never sees a parameter of the model.</details>
+# <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the same
+# order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
+#
+# **Check.** Values against one process on all data; bytes against the formula; and the memory that the
+# operating system counts for the process.
+
+# %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
+report = check("04_zero/zero1_optimizer", Zero1Optimizer)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/zero1_optimizer", Zero1Optimizer, cases="hidden")
+### END HIDDEN TESTS
+report.points(14)
+
+# %% [markdown]
+# **Measure.** Your optimizer on four ranks, AdamW in float32: weights 4P, gradients 4P, and 12P/N for the
+# shard's copy, m and v. (In mixed precision that copy *is* the float32 master: you have built it
+# already.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def zero1(model):
+    return model, Zero1Optimizer(model.parameters(), torch.optim.AdamW)
+
+
+def show(name, make, expected, world_size=4, **options):
+    """Bytes a parameter, said and found, and what a step sends."""
+    run = try_it(train, make, world_size=world_size, **options)
+    if run:
+        found = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
+        said = ", ".join(f"{value:.2f}" for value in expected.values())
+        print(f"{name}: bytes a parameter {found} (expected {said}); a step sends {sent(run):.2f}")
+    return run
+
+
+measured = {0: launch(train, replicas, world_size=1)}
+measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
+
+# %% [markdown]
+# What is above the expected value are inputs and activations.
+#
+# **Break it.** The lecture's workflow: all-reduce, then every rank takes its shard of the result. Will
+# the check on values notice? Which line will?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class AllReduceFirst(Zero1Optimizer):
+    def step(self):
+        for param in self.params:
+            if param.grad is not None:
+                dist.all_reduce(param.grad)
+                param.grad /= dist.get_world_size()
+        super().step()  # whose mean over equal gradients changes nothing
+
+
+def all_reduce_first(model):
+    return model, AllReduceFirst(model.parameters(), torch.optim.AdamW)
+
+
+_ = show("all-reduce first", all_reduce_first, {"after step": 4 + 12 / 4})
+
+# %% [markdown]
+# Values and memory are the same: only the bytes tell, and here it is even 4 (2 + 1 + 1; with the shard
+# cut out of the all-reduce's result it would be 3). A test that looks at values alone accepts this, and
+# also plain AdamW behind an all-reduce. Yours was held against all three.
+#
+# **In production.** `torch.distributed.optim.ZeroRedundancyOptimizer` under `DistributedDataParallel`.
+# DDP averages all gradients, as it always does; the optimizer then broadcasts each rank's part. Which
+# workflow is that?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def parameters_after(make, steps=3):
+    """All parameters in a row after some steps, from the same start on own data."""
+    rank = dist.get_rank()
+    model, optimizer = make(Network(seed=5).to(device()))
+    generator = torch.Generator().manual_seed(100 + rank)
+    for _ in range(steps):
+        x, y = torch.randn(2, 4, WIDTH, generator=generator).to(device())
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def row(make):
+    model, _ = parameters_after(make)
+    if hasattr(model, "full_state_dict"):
+        tensors = list(model.full_state_dict().values())
+    else:
+        tensors = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def torchs(model):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3)
+
+
+def step_in_two(make):
+    """Two steps; before the second one's optimizer step there is a barrier."""
+    model, optimizer = make(Network(seed=5).to(device()))
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        dist.barrier()
+        nn.functional.mse_loss(model(x), y).backward()
+        dist.barrier()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+for name, make in (("yours", zero1), ("PyTorch's", torchs)):
+    run = try_it(step_in_two, make)
+    if run:
+        both = run.ledger.operations(0)
+        marks = [i for i, one in enumerate(both) if one.op == "barrier"][-2:]
+        unit = 3 / 4 * 4 * P
+        backward = sum(one.bytes_sent for one in both[marks[0] : marks[1]]) / unit
+        step = sum(one.bytes_sent for one in both[marks[1] :]) / unit
+        print(f"{name:10} backward {backward:.2f}, step {step:.2f}, together {backward + step:.2f}")
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+ours, theirs = try_it(row, zero1), try_it(row, torchs)
+if ours and theirs:
+    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
+
+# %% [markdown]
+# The same values at one and a half times the bytes: PyTorch's is lecture 001's workflow, because DDP was
+# there first. It has one advantage: its all-reduce runs *during* backward, and yours waits until the
+# step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed optimizer
+# reduce-scatter.)
+#
+# **On this machine.** The ledger books a reduce-scatter at what it must send, 1. gloo's own is an
+# all-reduce inside and puts twice as much on the wire (notebook 02 §2). The ring that you wrote there has
+# the same arguments and sends what is booked: in place of `dist.reduce_scatter_tensor(output, input)`
+# write `ring.reduce_scatter(output, input)` after `from course_lib import collectives as ring`. NCCL's is
+# a ring already.
+
+# %% [markdown]
+# ## 4 · ZeRO-2: the gradients
+#
+# | | |
+# |---|---|
+# | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
+# | rests on | §3; notebook 03 §3, buckets and hooks |
+# | time | 25 minutes |
+# | points | 12 |
+#
+# ZeRO-1 keeps all gradients until the step, though each rank will read 1/N of them. So send them off
+# while backward produces them: when the gradients of some neighbouring parameters (a *bucket*) are there,
+# reduce-scatter them, keep the own shard, and free the rest. The full gradient never exists.
+#
+# **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
+# And over K microbatches: what does it send?
+#
+# <details><summary>Answer</summary>Weights whole, the rest divided: 2P + 14P/N bytes. The peak is higher by a
+# bucket or two. What is not kept cannot wait for the other microbatches: K reduce-scatters and one
+# all-gather, K + 1. Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with lower memory
+# requirement": for one microbatch.</details>
+#
+# **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
+# list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
+#
+# Three rules make it right on all ranks.
+# 1. Buckets leave *in order*. Ranks may get their gradients in different orders, or not at all; a bucket
+#    that is full before its turn waits.
+# 2. When backward is over, what has not left leaves: a parameter without a gradient counts as zeros.
+#    `after_backward(function)`, called from a hook, calls `function` at that moment.
+# 3. Shards of several backwards add up.
+
+
+# %%
+def after_backward(function):
+    """Call `function()` when the backward that is running now is over. To be called from its hooks."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# %% nbgrader={"grade_id": "zero2_optimizer", "solution": true}
+class Zero2Optimizer:
+    """As Zero1Optimizer, with gradients sharded too.
+
+    bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to the first.
+    After every backward the gradients of the parameters are None, and their mean is in the shards.
+    Sends (K + 1) (N-1)/N of the parameters for a step after K backwards.
+    """
+
+    def __init__(
+        self, params, optimizer_cls, *, bucket_bytes: int = 1 << 20, group: Group = None, **defaults
+    ):
+        ### BEGIN SOLUTION
+        params = list(params)
+        for param in params:
+            dist.broadcast(param.detach(), 0, group=group)
+        self.group, self.n = group, dist.get_world_size(group)
+        self.buckets, room = [], 0
+        for param in reversed([param for param in params if param.requires_grad]):
+            if param.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(param)
+            room -= param.nbytes
+            param.register_post_accumulate_grad_hook(self._arrived)
+        rank = dist.get_rank(group)
+        cut = (flatten_and_shard(bucket, self.n)[rank].clone() for bucket in self.buckets)
+        self.shards = [nn.Parameter(own) for own in cut]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self._turn = None  # the bucket that leaves next; None between backwards
+
+    def _arrived(self, param):
+        if self._turn is None:
+            self._turn = 0
+            after_backward(self._send_the_rest)
+        while self._turn < len(self.buckets) and self._is_full(self.buckets[self._turn]):
+            self._send()
+
+    def _is_full(self, bucket):
+        return all(param.grad is not None for param in bucket)
+
+    @torch.no_grad()
+    def _send(self):
+        bucket, shard = self.buckets[self._turn], self.shards[self._turn]
+        whole = flat_gradient(bucket, self.n)
+        for param in bucket:
+            param.grad = None
+        mean = reduce_scatter_mean(whole, self.group)
+        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        self._turn += 1
+
+    def _send_the_rest(self):
+        while self._turn < len(self.buckets):
+            self._send()
+        self._turn = None
+        ### END SOLUTION
+
+    def step(self):
+        """Update this rank's shards, give all ranks the new parameters."""
+        ### BEGIN SOLUTION
+        with torch.no_grad():
+            self.optimizer.step()
+            for bucket, shard in zip(self.buckets, self.shards, strict=True):
+                gather_into(bucket, shard.detach(), self.group)
+        ### END SOLUTION
+
+    def zero_grad(self):
+        """Forget the gradients."""
+        ### BEGIN SOLUTION
+        self.optimizer.zero_grad()
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the hook</summary><code>param.register_post_accumulate_grad_hook(hook)</code> calls
+# <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the <i>parameter</i>.
+# A bucket is full when no <code>.grad</code> in it is None.</details>
+# <details><summary>Hint: the turn</summary>Keep the number of the bucket that leaves next. In the hook:
+# <code>while</code> the bucket whose turn it is is full, send it. In the first hook of a backward set the
+# number to 0 and ask <code>after_backward</code> for the rest.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "zero2_optimizer_check", "points": 12}
+report = check("04_zero/zero2_optimizer", Zero2Optimizer)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/zero2_optimizer", Zero2Optimizer, cases="hidden")
+### END HIDDEN TESTS
+report.points(12)
+
+# %% [markdown]
+# **Measure.** One microbatch, then four, beside ZeRO-1. Expected in float32: 4P + 16P/N after backward.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def zero2(model, bucket_bytes=4 * WIDTH * (WIDTH + 1)):
+    return model, Zero2Optimizer(model.parameters(), torch.optim.AdamW, bucket_bytes=bucket_bytes)
+
+
+measured[2] = show("ZeRO-2", zero2, {"after backward": 4 + 16 / 4, "after step": 4 + 12 / 4})
+_ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microbatches=4)
+_ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
+
+# %% [markdown]
+# 5 against 2 units with four microbatches: memory is paid with bytes. Where gradients must add up over
+# many microbatches, and pipelines have many (notebook 07), ZeRO-1 is what one takes.
+#
+# **Break it.** Rule 1, broken. Two ranks, two buckets; on rank 1 the gradients arrive in another order,
+# and it sends what is full. The buckets have different sizes here:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def in_order_of_arrival():
+    buckets = [torch.ones(8, device=device()), torch.ones(4, device=device())]
+    if dist.get_rank() == 1:
+        buckets.reverse()
+    for bucket in buckets:
+        dist.reduce_scatter_tensor(torch.empty(len(bucket) // 2, device=device()), bucket)
+
+
+try_it(in_order_of_arrival, world_size=2)
+
+# %% [markdown]
+# With buckets of *equal* size nobody could have told you: gradients of one layer would be added to those
+# of another, without an error. That is why the order is fixed, in DDP and FSDP as well.
+#
+# **In production.** `"stage": 2` in DeepSpeed; in FSDP it is `reshard_after_forward=False` (weights are
+# gathered once and stay for backward; FSDP1 called it `SHARD_GRAD_OP`): there the weights between steps
+# are sharded, too, which ZeRO-2's are not.
+
+# %% [markdown]
+# ## 5 · ZeRO-3: the weights
+#
+# | | |
+# |---|---|
+# | you will write | `Zero3Module(module)` |
+# | rests on | §2, §4 |
+# | time | 35 minutes |
+# | points | 16 |
+#
+# What is left are the weights: 14 GB of 7B on every rank. A block's weights are needed twice in a step,
+# in its forward and in its backward. In between they only lie there. So keep the shard, and gather a
+# block when it is used.
+#
+# | for each block | sent |
+# |---|---|
+# | forward: all-gather its weights, compute, free them | 1 |
+# | backward: all-gather them again, compute, free them | 1 |
+# | backward: reduce-scatter its gradients, keep the own shard | 1 |
+# | step: on the shards. Nothing is gathered afterwards: the next forward will | 0 |
+#
+# **Predict.** 3 instead of 2: half as much again, for 16P/N bytes instead of 16P. On 64 GPUs a model of
+# 7B needs 1.75 GB, and besides that one block at a time. How large is a block of the 32? (7B / 32 · 2
+# bytes = 0.44 GB.)
+#
+# The hard part is to *free*. Autograd has kept the weights of the forward for the backward: views of
+# their memory. If you give `param.data` another tensor, autograd still holds the old memory, and nothing
+# is freed. So free the *storage* under all views, and fill the same storage again later:
+
+# %%
+flat = torch.arange(4.0)
+view = flat[:2]
+flat.untyped_storage().resize_(0)  # the memory is gone; `view` must not be read now
+print("bytes:", flat.untyped_storage().nbytes(), "shape:", tuple(view.shape))
+flat.untyped_storage().resize_(16)
+flat.copy_(torch.arange(4.0) + 10)
+print("again:", view)
+
+# %% [markdown]
+# **Build.** What the check asks of your class:
+#
+# - The module has `blocks`, an `nn.ModuleList`; each block is a *unit*. All other parameters, and those
+#   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
+#   backward of the whole module. A block may stand in the list twice.
+# - `parameters()` gives this rank's flat shards, on which any torch optimizer is made. A shard of frozen
+#   parameters has `requires_grad=False`: let no shard mix frozen and trained ones.
+# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
+#   without a gradient counts as zeros.
+# - `full_state_dict()`, called by all ranks: every parameter, whole, by its name in the module.
+# - All ranks start with the first rank's values. All of them run the same blocks in the same order.
+#
+# Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
+# its output, which calls `f(grad)` when the gradient of that output is there, just before the module's
+# backward; `register_post_accumulate_grad_hook` of a parameter; `after_backward`.
+
+
+# %% nbgrader={"grade_id": "zero3_module", "solution": true}
+# Helpers of your own, if you like:
+### BEGIN SOLUTION
+class Unit:
+    """Parameters that are gathered together, all frozen or all trained, and this rank's shard of them."""
+
+    def __init__(self, params, group):
+        self.params, self.group, self.n = params, group, dist.get_world_size(group)
+        self.trained = params[0].requires_grad
+        self.flat = torch.cat(flatten_and_shard(params, self.n))
+        dist.broadcast(self.flat, 0, group=group)
+        own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
+        self.shard = nn.Parameter(own, requires_grad=self.trained)
+        for param, offset in zip(params, offsets(params), strict=True):
+            param.data = self.flat[offset : offset + param.numel()].view(param.shape)
+        self.nbytes, self.here, self.unsent = self.flat.nbytes, True, False
+        self.free()
+
+    @torch.no_grad()
+    def gather(self):
+        if not self.here:
+            self.flat.untyped_storage().resize_(self.nbytes)
+            dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=self.group)
+            self.here = True
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+        self.here = False
+
+    @torch.no_grad()
+    def reduce(self):
+        whole = flat_gradient(self.params, self.n)
+        for param in self.params:
+            param.grad = None
+        mean = reduce_scatter_mean(whole, self.group)
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
+        self.unsent = False
+
+
+### END SOLUTION
+
+
+class Zero3Module(nn.Module):
+    """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
+
+    Keeps 1/N of the parameters, gradients and optimizer's state, and a unit or two at a time.
+    Sends 3 (N-1)/N of the parameters for a forward and a backward.
+    """
+
+    def __init__(self, module: nn.Module, *, group: Group = None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.module, self._backward = module, False
+        owner = {}
+        for block in dict.fromkeys(module.blocks):  # each once
+            for param in block.parameters():
+                owner[param] = module if param in owner else block
+        members = {}
+        for param in module.parameters():
+            members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
+        self.units = [Unit(params, group) for params in members.values()]
+        for (where, _), unit in zip(members, self.units, strict=True):
+            where.register_forward_pre_hook(lambda _, args, unit=unit: unit.gather())
+            where.register_forward_hook(
+                lambda _, args, output, unit=unit: self._after(unit, output)
+            )
+            for param in unit.params if unit.trained else ():
+                param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
+
+    def _after(self, unit, output):
+        """The forward of the unit's module is over."""
+        unit.free()
+        if output.requires_grad:
+            output.register_hook(lambda grad: self._before(unit))
+
+    def _before(self, unit):
+        """The gradient of the output is there: the module's backward comes next."""
+        unit.gather()
+        unit.unsent = unit.trained
+        if not self._backward:
+            self._backward = True
+            after_backward(self._end)
+
+    def _arrived(self, unit):
+        if all(param.grad is not None for param in unit.params):
+            unit.reduce()
+            unit.free()
+
+    def _end(self):
+        """Units of which a parameter got no gradient, and frozen ones."""
+        for unit in self.units:
+            if unit.unsent:
+                unit.reduce()
+            unit.free()
+        self._backward = False
+        ### END SOLUTION
+
+    def forward(self, *args):
+        """As the module's."""
+        ### BEGIN SOLUTION
+        return self.module(*args)
+        ### END SOLUTION
+
+    def parameters(self, recurse: bool = True):
+        """This rank's flat shards."""
+        ### BEGIN SOLUTION
+        return iter([unit.shard for unit in self.units])
+        ### END SOLUTION
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Every parameter, whole, by its name in the module. Called by all ranks."""
+        ### BEGIN SOLUTION
+        whole = {}
+        for unit in self.units:
+            unit.gather()
+            whole |= {param: param.detach().clone() for param in unit.params}
+            unit.free()
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: whole[param] for name, param in named}
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a unit</summary>A class with <code>gather()</code>, <code>free()</code> and
+# <code>reduce()</code>. It holds one flat tensor, of which the parameters are views
+# (<code>param.data = flat[...].view(shape)</code>, once), and the shard, a copy of 1/N of it.</details>
+# <details><summary>Hint: which hook does what</summary>Forward pre-hook: gather. Forward hook: free, and put a
+# hook on the output. That one: gather. Post-accumulate hook of each parameter: if all gradients of the unit
+# are there, reduce and free. After backward: units that are not complete, and frozen ones.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Is it a full
+# <i>backward</i> hook that frees? Where a module's input needs no gradient, as the first block's, it
+# fires before the module's own backward.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "zero3_module_check", "points": 16}
+report = check("04_zero/zero3_module", Zero3Module)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
+### END HIDDEN TESTS
+report.points(16)
+
+# %% [markdown]
+# **Measure.**
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def zero3(model):
+    wrapped = Zero3Module(model)
+    return wrapped, torch.optim.AdamW(wrapped.parameters())
+
+
+measured[3] = show("ZeRO-3", zero3, {"after backward": 16 / 4, "after step": 12 / 4})
+for stage, run in measured.items():
+    if run:
+        print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
+
+# %% [markdown]
+# The four stages in one picture: the bars are your `memory_per_rank` for 7B on 8 GPUs, the dots are your
+# own runs on 4 ranks, as a share of replicas.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+figure = picture(7.6, 3.6)
+axes = figure.subplots()
+for stage in range(4):
+    parts = (2 / (8 if stage == 3 else 1), 2 / (8 if stage >= 2 else 1), 12 / (8 if stage else 1))
+    left = 0.0
+    for part, colour, hatch in zip(
+        parts, (FORWARD, BACKWARD, WEIGHT_GRADIENT), ("", "///", "..."), strict=True
+    ):
+        axes.barh(stage, 7 * part, left=left, color=colour, hatch=hatch, edgecolor="white")
+        left += 7 * part
+    axes.text(
+        left + 1, stage, f"{memory_per_rank(7e9, 8, stage) / 1e9:g} GB", va="center", fontsize=9
+    )
+axes.axvline(80, color="#222222", linestyle=":", linewidth=1)
+axes.text(80.5, 3.42, "80 GB", fontsize=8)
+axes.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+axes.invert_yaxis()
+axes.set_xlim(0, 128)
+axes.set_xlabel(
+    "GB of model states per GPU, 7B on 8: weights (plain), gradients (///), state (...)"
+)
+figure
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+formula = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # float32, 4 ranks, after backward
+for stage, run in measured.items():
+    if run:
+        found = run[0]["after backward"] / P
+        print(f"stage {stage}: {formula[stage]:5.2f} bytes a parameter said, {found:5.2f} found")
+
+# %% [markdown]
+# **Break it.** Free a weight before its backward, then read one that was freed. What will the ranks say?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def freed_too_early():
+    linear = nn.Linear(1024, 1024, device=device())
+    loss = linear(torch.ones(4, 1024, device=device(), requires_grad=True)).sum()
+    linear.weight.untyped_storage().resize_(0)
+    loss.backward()
+
+
+def read_after_free():
+    weight = torch.randn(1024, device=device())
+    weight.untyped_storage().resize_(0)
+    return weight.exp().sum().item()
+
+
+try_it(freed_too_early, world_size=2)
+try_it(read_after_free, world_size=2)
+
+# %% [markdown]
+# The first was lucky: backward makes a view of the weight before it computes, and a view is checked
+# against its storage. A kernel checks nothing: the second went on with a number that nobody has computed,
+# or its rank is dead. On a GPU the memory may by then belong to another tensor. The library's
+# `Zero3Module` shows NaN in the weights between uses, so that a mistake can be seen.
+#
+# **In production.** `fully_shard`, FSDP2: on each block, then on the whole. Side by side with yours:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def fsdp(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def step_only(make):
+    """Two steps; the ledger after the last barrier holds the second."""
+    model, optimizer = make(Network(seed=5).to(device()))
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        dist.barrier()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+for name, make in (("yours", zero3), ("fully_shard", fsdp)):
+    run = try_it(step_only, make, backend="gloo")
+    if run:
+        print(f"{name:12} a step sends {sent(run):.2f}")
+ours, theirs = try_it(row, zero3, backend="gloo"), try_it(row, fsdp, backend="gloo")
+if ours and theirs:
+    print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
+
+# %% [markdown]
+# The same bytes, the same values. (If `fully_shard` sends a little less: the last block is not freed
+# between forward and backward, where it would be gathered again at once.) What FSDP adds is *time*: it
+# gathers the next block while this one computes, on streams of their own. That is notebook 05.
+
+# %% [markdown]
+# ## 6 · Offload: memory that is cheaper
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | §3 |
+# | time | 5 minutes |
+#
+# Sharding needs ranks. On *one* GPU it saves nothing: a shard of one is everything. But the optimizer's
+# step reads and writes each byte of its state once and computes next to nothing. It can be done where
+# memory is cheap. ZeRO-Offload does it in the host's memory, on the host's processor: gradients go down,
+# weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
+#
+# **Predict.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
+# of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. Lecture 001 speaks of 0.1
+# to 0.2 tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at
+# 10B: at 6P FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second.
+# Off by a factor of some thousand.
+#
+# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder, for a file that is
+# mapped into memory. The tensors are the same; their pages are the file's, and the operating system
+# writes them to disk and reads them as it needs room. On a CPU `"cpu"` changes nothing, so here is the
+# file:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def with_a_file(folder):
+    from course_lib.zero import MappedFile, Zero1Optimizer as Library
+
+    files = MappedFile(folder)
+    model = Network(seed=dist.get_rank()).to(device())
+    optimizer = Library(model.parameters(), torch.optim.AdamW, offload=files)
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = {
+        name: value.untyped_storage().filename is not None
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if value.dim()
+    }
+    return files.nbytes, kept
+
+
+with tempfile.TemporaryDirectory() as folder:
+    run = try_it(with_a_file, folder, world_size=2)
+if run:
+    for rank, (nbytes, kept) in enumerate(run):
+        print(
+            f"rank {rank}: {nbytes / (P / 2):.2f} bytes for each of its parameters in files: {kept}"
+        )
+
+# %% [markdown]
+# 12 bytes: shard, m and v. The step itself has not changed by a line.
+#
+# **In production.** `CPUOffloadPolicy` in FSDP2 (lecture 001 says in one place that FSDP has no offload,
+# and shows FSDP1's `CPUOffload` in another: it has had it all along). The host's memory should be pinned,
+# or copies wait; its optimizer should be a vectorised one (DeepSpeed's `CPUAdam`), or the GPU does.
+
+# %% [markdown]
+# ## 7 · DeepSpeed's configuration, line by line
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | all of it |
+# | time | 5 minutes |
+#
+# Lecture 001 shows this configuration. You have met every line of it.
+
+# %%
+config = json.loads("""
+{
+  "zero_optimization": {
+    "stage": 3,
+    "offload_optimizer": {"device": "cpu"},
+    "offload_param": {"device": "cpu"},
+    "overlap_comm": true,
+    "contiguous_gradients": true,
+    "sub_group_size": 1e9,
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e8,
+    "stage3_param_persistence_threshold": 1e6
+  }
+}
+""")
+
+# %% [markdown]
+# | line | here |
+# |---|---|
+# | `stage` | 1: `Zero1Optimizer`, 2: `Zero2Optimizer`, 3: `Zero3Module` |
+# | `offload_optimizer` | `offload="cpu"`: the state (and the step) on the host. From stage 1 on |
+# | `offload_param` | the parameter shards on the host too: **stage 3 only**. Lecture 001 calls this configuration ZeRO-Offload; with this line it is ZeRO-Infinity. ZeRO-Offload keeps 2 bytes a parameter on the GPU |
+# | `overlap_comm` | reduce while backward goes on: `async_op=True`, wait later |
+# | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your `flat_gradient`, without the second copy |
+# | `sub_group_size` | the step is done in pieces of so many elements, which come from the host or disk one after another |
+# | `reduce_bucket_size` | your `bucket_bytes`, in *elements*: 5e8 are 1 GB in bf16, and with overlap there are two |
+# | `stage3_prefetch_bucket_size` | gathered ahead, in elements: notebook 05 |
+# | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. One message saved for each, memory for all of them |
+#
+# Our arguments from DeepSpeed's:
+
+
+# %%
+def arguments(zero):
+    """(class, its arguments) for the zero_optimization part of a DeepSpeed configuration."""
+    stage = zero.get("stage", 0)
+    away = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+    if "offload_param" in zero and stage != 3:
+        raise ValueError(
+            "offload_param needs stage 3: below it the parameters are whole on every rank"
+        )
+    names = {1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
+    given = {"offload": "cpu"} if away else {}
+    if stage == 2:
+        given["bucket_bytes"] = 2 * int(zero.get("reduce_bucket_size", 5e8))  # two bytes an element
+    return names[stage], given
+
+
+print(arguments(config["zero_optimization"]))
+with contextlib.suppress(ValueError):
+    print(arguments({"stage": 2, "offload_param": {"device": "cpu"}}))
+
+# %% [markdown]
+# Lecture 002's configuration has `"fp16": {"loss_scale": 0, ...}` besides: dynamic loss scaling, notebook
+# 09. And when do you take which stage? As low as fits. Stage 1 costs no byte more than replicas; stage 2
+# none without accumulation; stage 3 half as much again, in every forward and backward. What does *not*
+# help is stage 3 for a model whose activations are too large: those are not sharded at all.
+
+# %% [markdown]
+# ## 8 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | §1, §3, §4, §5 |
+# | time | 5 minutes |
+# | points | 6 |
+#
+# A number may be written as arithmetic, such as `16 * 7 / 8`. Mixed-precision Adam, 16 bytes a parameter.
+#
+# 1. 13B parameters, 16 GPUs, ZeRO-2: how many **GB** of model states on each?
+# 2. Lecture 001's ZeRO-1 workflow (all-reduce, step, all-gather): how many **times** the bytes of yours?
+# 3. Eight microbatches a step: how many **times** the bytes of ZeRO-1 does ZeRO-2 send?
+# 4. 70B, ZeRO-3, GPUs of 80 GB of which 20 are taken by activations and buffers: at least how many
+#    **GPUs**?
+# 5. A model of 7B on *one* GPU is 30 GB too large. Which helps: `"stage 3"` or `"offload"`?
+# 6. After a block's forward you set `param.data = torch.empty(0)`, and the memory does not shrink. Who
+#    holds it: `"autograd"`, `"the optimizer"` or `"gloo"`?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # GB
+answer_2 = ...  # times
+answer_3 = ...  # times
+answer_4 = ...  # GPUs
+answer_5 = ...  # "stage 3" or "offload"
+answer_6 = ...  # "autograd", "the optimizer" or "gloo"
+### BEGIN SOLUTION
+answer_1 = 2 * 13 + 14 * 13 / 16
+answer_2 = 3 / 2
+answer_3 = (8 + 1) / 2
+answer_4 = 19  # 16 * 70 / 60 = 18.7
+answer_5 = "offload"
+answer_6 = "autograd"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 6}
+report = check("04_zero/questions", answer_1, answer_2, answer_3, answer_4, answer_5, answer_6)
+### BEGIN HIDDEN TESTS
+report = check(
+    "04_zero/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    answer_6,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003's three criteria for one step of AdamW on four ranks, of which each has two samples; M are
+# the 4P bytes of the parameters. One process does the same with eight samples. Memory is that of all
+# tensors, at block boundaries and after backward.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class Replicas(torch.optim.AdamW):
+    """What notebook 03 built, without its overlap: the mean of all gradients, and every rank makes the step."""
+
+    def step(self):
+        for param in self.param_groups[0]["params"]:
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+        super().step()
+
+
+def all_equal(model):
+    return model, Replicas(model.parameters())
+
+
+card = {"replicas": all_equal, "ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3}
+runs = {name: try_it(train, make) for name, make in card.items()}
+alone = launch(train, replicas, world_size=1, samples=8)[0]["flops"]
+rows = [
+    Row(
+        strategy=name,
+        ranks=4,
+        flops=sum(one["flops"] for one in run),
+        peak_bytes=max(one["most"] for one in run),
+        bytes_sent=sent(run) * 3 / 4 * 4 * P,
+    )
+    for name, run in runs.items()
+    if run
+]
+Scorecard(rows, unit=4 * P, flops_alone=alone)
+
+# %% [markdown]
+# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO; with more
+# samples the difference is small beside forward and backward. Stage 1 gives away most of the redundancy
+# for nothing. Each later stage buys memory: stage 2 with bytes for every further microbatch, stage 3 with
+# one more gather. None of them splits the *computation* of a layer: every rank still computes whole
+# layers on its own part of the batch, so activations, and the smallest batch, stay as they were. That is
+# what tensor parallelism (notebook 06) is for.
+#
+# **You have built** ZeRO in three stages, and know what each of them keeps and sends.
+#
+# **Read on.**
+# - Rajbhandari, Rasley, Ruwase, He (2020), *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+#   Models*: §5 and figure 1 for the memory, §7 for the bytes.
+# - Ren et al. (2021), *ZeRO-Offload*; Rajbhandari et al. (2021), *ZeRO-Infinity*.
+# - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
+# - `course_lib/zero/`: a reference that also saves with N ranks and loads with M, keeps float32 masters
+#   of 16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
