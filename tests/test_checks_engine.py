@@ -678,3 +678,10 @@ def test_a_record_that_the_network_contradicts(on_the_wire, said) -> None:
     assert (found is None) == (said is None)
     if found is not None:
         assert said in " ".join(found.sentences)
+
+
+def test_a_function_is_evaluated_with_keyword_arguments() -> None:
+    calls = [[0, [7], {"base": 3}], [0, [7]], [1, None], [0, [], {"other": 1}]]
+    values, _ = harness.evaluate([lambda n, base=10: n * base, 4], {}, [], {"calls": calls})
+    assert [answer.get("value") for answer in values["answers"]] == [21, 70, 4, None]
+    assert values["answers"][3]["error"][0] == "TypeError"

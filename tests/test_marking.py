@@ -474,7 +474,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
 # --- what the instructor's notebook says ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["00_first_ranks", "02_collectives"])
+@pytest.mark.parametrize("name", ["00_first_ranks", "02_collectives", "03_data_parallel"])
 def test_every_graded_cell_of_the_course_can_be_judged_outside(name: str) -> None:
     assignment = read_assignment(name, SOLUTIONS, NOTEBOOKS)
     assert assignment.graded and assignment.maximum > 0

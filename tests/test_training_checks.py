@@ -272,3 +272,13 @@ def test_memory_that_was_freed_does_not_count() -> None:
     assert watching.resident() - before > 15e6
     del tensor, held
     assert watching.resident() - before < 1e6
+
+
+def test_a_buffer_that_forward_does_not_write_tells_the_ranks_apart() -> None:
+    models = [toys.build({"name": "shifted", "width": 4, "seed": seed}) for seed in (1, 2, 1)]
+    before, other, same = (
+        dict(model.named_buffers())["blocks.1.shift"].clone() for model in models
+    )
+    assert torch.equal(before, same) and not torch.equal(before, other)
+    models[0](torch.ones(2, 4, dtype=torch.float64))
+    assert torch.equal(before, dict(models[0].named_buffers())["blocks.1.shift"])
