@@ -536,30 +536,23 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 # %% [markdown]
 # What is above the expected value are inputs and activations.
 #
-# **Break it.** The lecture's workflow: all-reduce, then every rank takes its shard of the result. Will
-# the check on values notice? Which line will?
+# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Leave it there, with your
+# optimizer inside. Will the values still be right? Which line of a check would notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-class AllReduceFirst(Zero1Optimizer):
-    def step(self):
-        for param in self.params:
-            if param.grad is not None:
-                dist.all_reduce(param.grad)
-                param.grad /= dist.get_world_size()
-        super().step()  # whose mean over equal gradients changes nothing
+def under_ddp(model):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return wrapped, Zero1Optimizer(wrapped.parameters(), torch.optim.AdamW)
 
 
-def all_reduce_first(model):
-    return model, AllReduceFirst(model.parameters(), torch.optim.AdamW)
-
-
-_ = show("all-reduce first", all_reduce_first, {"after step": 4 + 12 / 4})
+_ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# Values and memory are the same: only the bytes tell, and here it is even 4 (2 + 1 + 1; with the shard
-# cut out of the all-reduce's result it would be 3). A test that looks at values alone accepts this, and
-# also plain AdamW behind an all-reduce. Yours was held against all three.
+# The mean of equal gradients is the same again: the values tell nothing. The bytes do: 2 of DDP and 2 of yours.
+# (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) Cut the shards out of DDP's result
+# instead, and it is 3: the lecture's workflow. A test that looks at values alone accepts both, and also plain
+# AdamW behind an all-reduce. Yours was held against all three.
 #
 # **In production.** `torch.distributed.optim.ZeroRedundancyOptimizer` under `DistributedDataParallel`.
 # DDP averages all gradients, as it always does; the optimizer then broadcasts each rank's part. Which
@@ -1018,39 +1011,40 @@ for stage, run in measured.items():
         print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
 
 # %% [markdown]
-# The four stages in one picture: the bars are your `memory_per_rank` for 7B on 8 GPUs, the dots are your
-# own runs on 4 ranks, as a share of replicas.
+# The four stages in one picture. Left: your `memory_per_rank`, 7B on 8 GPUs, mixed precision. Right: your own runs on 4
+# ranks in float32, dots, beside the formula: 4 bytes of weights, 4 of gradients, and 8 or, with the shard's copy,
+# 12 of state.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-figure = picture(7.6, 3.6)
-axes = figure.subplots()
+FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
+figure = picture(9.0, 3.4)
+left, right = figure.subplots(1, 2, width_ratios=(3, 2))
 for stage in range(4):
     parts = (2 / (8 if stage == 3 else 1), 2 / (8 if stage >= 2 else 1), 12 / (8 if stage else 1))
-    left = 0.0
+    begin = 0.0
     for part, colour, hatch in zip(
         parts, (FORWARD, BACKWARD, WEIGHT_GRADIENT), ("", "///", "..."), strict=True
     ):
-        axes.barh(stage, 7 * part, left=left, color=colour, hatch=hatch, edgecolor="white")
-        left += 7 * part
-    axes.text(
-        left + 1, stage, f"{memory_per_rank(7e9, 8, stage) / 1e9:g} GB", va="center", fontsize=9
-    )
-axes.axvline(80, color="#222222", linestyle=":", linewidth=1)
-axes.text(80.5, 3.42, "80 GB", fontsize=8)
-axes.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
-axes.invert_yaxis()
-axes.set_xlim(0, 128)
-axes.set_xlabel(
-    "GB of model states per GPU, 7B on 8: weights (plain), gradients (///), state (...)"
-)
+        left.barh(stage, 7 * part, left=begin, color=colour, hatch=hatch, edgecolor="white")
+        begin += 7 * part
+    said = memory_per_rank(7e9, 8, stage) / 1e9
+    left.text(said + 1, stage, f"{said:g} GB", va="center", fontsize=9)
+    right.barh(stage, FLOAT32[stage], color="#D9D9D9")
+    if measured[stage]:
+        found = measured[stage][0]["after backward"] / P
+        right.plot(found, stage, "o", color="#222222")
+        right.text(found + 0.5, stage, f"{found:.2f}", va="center", fontsize=9)
+left.axvline(80, color="#222222", linestyle=":", linewidth=1)
+left.text(80.5, 3.42, "80 GB", fontsize=8)
+left.set_xlabel("GB per GPU: weights (plain), gradients (///), state (...)", fontsize=9)
+right.set_xlabel("bytes a parameter, after backward", fontsize=9)
+left.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+right.set_yticks([])
+left.set_xlim(0, 132)
+right.set_xlim(0, 19.5)
+for axes in (left, right):
+    axes.invert_yaxis()
 figure
-
-# %% tags=["nbval-ignore-output", "skip-in-grading"]
-formula = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # float32, 4 ranks, after backward
-for stage, run in measured.items():
-    if run:
-        found = run[0]["after backward"] / P
-        print(f"stage {stage}: {formula[stage]:5.2f} bytes a parameter said, {found:5.2f} found")
 
 # %% [markdown]
 # **Break it.** Free a weight before its backward, then read one that was freed. What will the ranks say?

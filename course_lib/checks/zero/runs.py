@@ -22,10 +22,10 @@ Sizes = Sequence[int]
 
 
 def small(
-    draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1
+    draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1, width: int = 0
 ) -> Training:
     """Two or three steps in float64, own data and own first parameters on every rank."""
-    width, first = draw.integer(5, 9), draw.integer(1, 1 << 30)
+    width, first = width or draw.integer(5, 9), draw.integer(1, 1 << 30)
     described: dict = {"name": model, "seed": draw.integer(1, 1 << 30), "width": width}
     steps = []
     for rank in range(n):

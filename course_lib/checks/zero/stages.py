@@ -74,7 +74,7 @@ def values(draw: Draw, buckets: bool = False) -> Iterator[Case]:
 
 def accumulation(draw: Draw, volume: int, weight: float) -> Case:
     """Two microbatches a step: values, and the bytes of a step."""
-    training = small(draw, 3, "plain", ADAMW, micro=2)
+    training = small(draw, 3, "plain", ADAMW, micro=2, width=6)
     title = "AdamW, 3 ranks, 2 microbatches"
     hint = accumulated_one if volume == 2 else accumulated_two
     told = [
