@@ -25,9 +25,8 @@ from course_lib.checks.engine.training.lines import volume_line
 from course_lib.checks.engine.values import both, gaps_left_alone, same_bits
 
 REFERENCE = ("course_lib.compression",)
-Pair = tuple[
-    torch.Tensor, torch.Tensor
-]  # what every rank should hold: (ranks, elements) in float64
+# What every rank should hold, tensors and errors: (ranks, elements) in float64.
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,15 @@ class Inputs:
                 lambda: self.average(asked, divisor=n * n),
             ),
             Slip(
+                "That is the mean over the ranks that sent an element; one that did not send it counts as 0. "
+                f"Divide by all {n}.",
+                lambda: (self.among_senders(asked - rest), rest),
+            ),
+            Slip(
+                "Where two ranks sent the same element one value was overwritten: add them, index_add_.",
+                lambda: (self.last_only(asked - rest), rest),
+            ),
+            Slip(
                 "The largest were picked by value: a large negative element counts as much. Use abs().",
                 lambda: self.average(asked, magnitude=lambda x: x),
             ),
@@ -141,6 +149,16 @@ class Inputs:
                 )
             )
         return found
+
+    def among_senders(self, sent: torch.Tensor) -> torch.Tensor:
+        senders = (sent != 0).sum(0).clamp(min=1)
+        return (sent.sum(0) / senders).expand_as(sent)
+
+    def last_only(self, sent: torch.Tensor) -> torch.Tensor:
+        last = torch.zeros_like(sent[0])
+        for row in sent:
+            last = torch.where(row != 0, row, last)
+        return (last / self.n).expand_as(sent)
 
     def at_own_places(self, asked: torch.Tensor) -> torch.Tensor:
         places = asked.abs().topk(self.k, dim=1).indices

@@ -74,6 +74,48 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     tensor.copy_(mean.view_as(tensor))
 
 
+# %% wrong: the mean over the ranks that sent an element
+# says: over the ranks that sent an element
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    places = all_indices.long()
+    total = torch.zeros_like(asked).index_add_(0, places, all_values)
+    senders = torch.zeros_like(asked).index_add_(0, places, torch.ones_like(all_values))
+    tensor.copy_((total / senders.clamp(min=1)).view_as(tensor))
+
+
+# %% wrong: an element that two ranks sent is overwritten
+# says: one value was overwritten
+@torch.no_grad()
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    k = max(1, round(fraction * tensor.numel()))
+    asked = (tensor + error).flatten()
+    indices = asked.abs().topk(k).indices
+    values = asked[indices]
+    all_indices = torch.empty(n * k, dtype=torch.int32)
+    all_values = torch.empty(n * k)
+    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
+    dist.all_gather_into_tensor(all_values, values, group=group)
+    asked[indices] = 0
+    error.copy_(asked.view_as(error))
+    mean = torch.zeros_like(asked)
+    for places, sent in zip(all_indices.view(n, k), all_values.view(n, k), strict=True):
+        mean[places.long()] = sent / n
+    tensor.copy_(mean.view_as(tensor))
+
+
 # %% wrong: a dense all-reduce sold as top-k
 # says: An all-reduce carries the zeros
 @torch.no_grad()
