@@ -37,7 +37,7 @@ TRAPS = (
 )
 
 
-def trouble(stub: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if kind == "died" or "out of bounds for storage" in text or "setStorage" in text:
         return EARLY
     if "collective number" in text or "collectives" in text or kind == "deadlock":

@@ -18,13 +18,15 @@ WIDTH, DEPTH = 448, 8
 BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
 WHOLE = DEPTH * BLOCK
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
-Sizes = Sequence[int]
 
 
 def small(
     draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1, width: int = 0
 ) -> Training:
-    """Two or three steps in float64, own data and own first parameters on every rank."""
+    """Two or three steps in float64, own data and own first parameters on every rank.
+
+    width: of the model; drawn when left out.
+    """
     width, first = width or draw.integer(5, 9), draw.integer(1, 1 << 30)
     described: dict = {"name": model, "seed": draw.integer(1, 1 << 30), "width": width}
     steps = []
@@ -36,10 +38,8 @@ def small(
             ]
             for s in range(3 if micro == 1 else 2)
         ]
-        if (
-            model == "sometimes"
-        ):  # in every step the middle block takes part on one rank, not on all
-            for s, step in enumerate(own):
+        if model == "sometimes":
+            for s, step in enumerate(own):  # the middle block takes part on one rank only
                 for one in step:
                     one["sign"] = 1 if rank == s % n else -1
         steps.append(own)

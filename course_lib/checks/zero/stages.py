@@ -31,7 +31,7 @@ SOMETIMES = (
 )
 
 
-def trouble(stub: Case, kind: str, text: str) -> str:
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
             "All ranks call the same collectives in the same order, also where a rank has no gradient for a "
