@@ -70,8 +70,7 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
     own, result = _flat(input, "input", written=False), _flat(output, "output")
     _check_pair(output, input, n, ("output", "input"))
     shards = result.tensor_split(n)
-    if own.data_ptr() != shards[rank].data_ptr():  # else it lies in its place already
-        shards[rank].copy_(own.clone() if _share_memory(input, output) else own)
+    shards[rank].copy_(own.clone() if _share_memory(input, output) else own)
     _gather_chunks(shards, rank, group)
     _put_back(result, output)
 
