@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
+    SUMS,
     broken_off,
     by_step,
     case,
@@ -77,8 +78,11 @@ def not_too_large(run: Training, most: int) -> Line:
 
 
 def leave_early(run: Training, most: int, weight: float) -> Line:
-    """When backward reaches the first block, all buckets of later blocks have been begun."""
-    given = lines.during_backward_line()
+    """When backward reaches the first block, all buckets of later blocks have been begun.
+
+    And no more is sent than gradients: what leaves early for show would come on top of them.
+    """
+    given, no_more = lines.during_backward_line(), gradients_sent(run)
     whole = sizes(run)
     last = [
         size for name, size in zip(trained(run), whole, strict=True) if name.startswith("blocks.0.")
@@ -90,7 +94,8 @@ def leave_early(run: Training, most: int, weight: float) -> Line:
             found = one_rank(seen, rank)
             if not found.ok:
                 return found
-        return given.judge(seen)
+        found = given.judge(seen)
+        return no_more.judge(seen) if found.ok else found
 
     def one_rank(seen: Observed, rank: int) -> Finding:
         before = 0
@@ -122,6 +127,27 @@ def leave_early(run: Training, most: int, weight: float) -> Line:
         return len(sent) > 1 and sent == fill(whole, most) != fill(whole[::-1], most)
 
     return Line("buckets leave while backward runs", judge, weight, "communication")
+
+
+def one_each(run: Training) -> Line:
+    """With bucket_bytes=1 every gradient has a bucket; those that nobody has need not be sent."""
+    least = sum(not name.startswith("unused") for name in trained(run))
+    given = messages_in_step(len(trained(run)), "bucket")
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            for operations in by_step(seen, rank)[1]:
+                count = sum(one.op in SUMS for one in operations)
+                if count < least:
+                    return wrong(
+                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; every one of "
+                        f"{words.number(least)} gradients is to have its own.",
+                        "Close a bucket before the next gradient would exceed bucket_bytes.",
+                        cause="bucket_bytes",
+                    )
+        return given.judge(seen)
+
+    return Line(given.title, judge, given.weight, given.aspect)
 
 
 def nothing_or(nbytes: int) -> str:
@@ -164,7 +190,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
         yield case("tiny buckets", run,
             [
                 right_values(run, "grad", "4 ranks, float32, a bucket for each parameter", short=True),
-                messages_in_step(len(trained(run)), "bucket"),
+                one_each(run),
             ],
         )  # fmt: skip
         run = training(draw, 2, {"name": "traps", "width": 4}, steps=3)
@@ -178,9 +204,13 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
 
 
 def overlapping(draw: Draw, n: int) -> Case:
-    """Six equal blocks; buckets of two weights and a bias are others from the front than from behind."""
+    """Six equal blocks; buckets of two weights and a bias are others from the front than from behind.
+
+    In the hidden cases buckets of one or of three weights are as likely: bucket_bytes has to be looked at.
+    """
     width = 8 * draw.integer(5, 9)
-    most = (2 * width * width + width) * 4
+    weights = draw.choice([1, 2, 3]) if draw.hidden else 2
+    most = (weights * width * width + width) * 4
     model = {"name": "plain", "width": width, "depth": DEPTH, "dtype": "float32"}
     run = training(draw, n, model, tell=("grads",), kwargs={"bucket_bytes": most})
     count = len(fill(sizes(run)[::-1], most))

@@ -1108,6 +1108,53 @@ class BucketedDataParallel(torch.nn.Module):
         pass
 
 
+# %% wrong: zeros leave early for show, the gradients afterwards
+# says: bytes; .* are enough: 2 \(N-1\)/N of its gradients
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.held = [p for p in module.parameters() if p.requires_grad]
+        largest = max(p.numel() for p in self.held)
+        self.part = bucket_bytes // self.held[0].itemsize + largest
+        self.show = None
+        self.held[-1].register_post_accumulate_grad_hook(self.arrived)
+
+    def arrived(self, p):
+        if not self.quiet and 30 * p.numel() > self.part > 5 * p.numel():
+            zeros = torch.zeros(self.part * 5 // 6)
+            self.show = dist.all_reduce(zeros, group=self.group, async_op=True), zeros
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.held]
+        flat = torch.cat([g.flatten() for g in grads])
+        for part in flat.split(self.part):
+            dist.all_reduce(part, group=self.group)
+        flat /= dist.get_world_size(self.group)
+        for p, part in zip(self.held, flat.split([p.numel() for p in self.held])):
+            p.grad = part.view_as(p)
+        if self.show is not None:
+            self.show[0].wait()
+        self.show = None
+
+
 # %% right: gradients live in the buckets all the time
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
@@ -1298,6 +1345,71 @@ class BucketedDataParallel(torch.nn.Module):
         for bucket, (work, flat) in zip(self.buckets, self.under_way):
             work.wait()
             flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% right: hooks of the nodes that accumulate gradients
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.start_again()
+        self.nodes = []
+        for k, bucket in enumerate(self.buckets):
+            for p in bucket:
+                node = p.view_as(p).grad_fn.next_functions[0][0]
+                node.register_hook(lambda *_, k=k, p=p: self.arrived(k, p))
+                self.nodes.append(node)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, k, p):
+        if not self.quiet:
+            self.missing[k].discard(p)
+            self.launch()
+
+    @torch.no_grad()
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p)
         self.start_again()

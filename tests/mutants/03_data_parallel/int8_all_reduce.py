@@ -445,6 +445,48 @@ def int8_all_reduce(tensor, error, group=None):
     tensor.copy_(result.view(-1)[:size].view_as(tensor))
 
 
+# %% wrong: nothing is rounded, and nothing left
+# says: did not send its elements in eight bits
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    total = (tensor + error).contiguous()
+    dist.all_reduce(total, group=group)
+    tensor.copy_(total / dist.get_world_size(group))
+    error.zero_()
+
+
+# %% wrong: a sum in sixteen bits, and the distance from the mean is kept
+# says: did not send its elements in eight bits
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    asked = (tensor + error).contiguous()
+    half = asked.half()
+    dist.all_reduce(half, group=group)
+    tensor.copy_(half.float() / dist.get_world_size(group))
+    error.copy_(asked - tensor)
+
+
+# %% wrong: keeps the distance from the mean
+# says: Less the mean, it would keep how far it is from the others
+BLOCK = 256
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    n = dist.get_world_size(group)
+    asked = (tensor + error).flatten()
+    blocks = torch.nn.functional.pad(asked, (0, -asked.numel() % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    elements = (blocks / scales.masked_fill(scales == 0, 1)).round().to(torch.int8)
+    all_elements = elements.new_empty(n, *elements.shape)
+    all_scales = scales.new_empty(n, *scales.shape)
+    dist.all_gather_into_tensor(all_elements.view(-1), elements.view(-1), group=group)
+    dist.all_gather_into_tensor(all_scales.view(-1), scales.view(-1), group=group)
+    mean = (all_elements.float() * all_scales).mean(0).flatten()[: asked.numel()]
+    error.copy_((asked - mean).view_as(error))
+    tensor.copy_(mean.view_as(tensor))
+
+
 # %% right: elements and scales apart
 BLOCK = 256
 

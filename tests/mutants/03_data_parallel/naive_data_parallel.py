@@ -265,6 +265,25 @@ class NaiveDataParallel(torch.nn.Module):
         pass
 
 
+# %% wrong: PyTorch's reducer without the check that shapes agree
+# says: what you are to build
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        import torch.nn.parallel.distributed as parallel
+
+        parallel._verify_param_shape_across_processes = lambda *args, **kwargs: None
+        self.module = parallel.DistributedDataParallel(
+            module, process_group=group, find_unused_parameters=True
+        )
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
 # %% right: handles that are waited for at the end
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
@@ -335,3 +354,34 @@ class NaiveDataParallel(torch.nn.Module):
                 p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad, group=self.group)
             p.grad = p.grad / n
+
+
+# %% right: sizes are compared first; a reduce-scatter and an all-gather
+class NaiveDataParallel(torch.nn.Module):
+    @torch.no_grad()
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        self.size = dist.get_world_size(group)
+        numel = torch.tensor(sum(p.numel() for p in module.parameters()))
+        everybody = [torch.empty_like(numel) for _ in range(self.size)]
+        dist.all_gather(everybody, numel, group=group)
+        assert all(other == numel for other in everybody)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor, 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        held = [p for p in self.module.parameters() if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
+        flat = torch.cat([g.flatten() for g in grads])
+        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % self.size))
+        shard = flat.new_empty(flat.numel() // self.size)
+        dist.reduce_scatter_tensor(shard, flat, group=self.group)
+        dist.all_gather_into_tensor(flat, shard / self.size, group=self.group)
+        parts = flat[: sum(p.numel() for p in held)].split([p.numel() for p in held])
+        for p, part in zip(held, parts):
+            p.grad = part.view_as(p)

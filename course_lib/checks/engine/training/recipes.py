@@ -19,10 +19,11 @@ and after each backward and each step), "without" (gradients that are None; zero
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from course_lib.checks.engine.training import toys, watching
@@ -142,6 +143,25 @@ def settle(numel: int = 16) -> None:
         inner.allreduce([torch.ones(numel)]).wait()
 
 
+@contextlib.contextmanager
+def own_reducer() -> Iterator[None]:
+    """Within, PyTorch's own reducer of gradients cannot be made: DistributedDataParallel is built on it."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what "
+            "you are to build: broadcast what the first rank has, and reduce the gradients yourself."
+        )
+
+    made = dist.Reducer.__init__
+    dist.Reducer.__init__ = refuse  # on the class: whoever holds it already gets no other
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        dist.Reducer.__init__ = made
+
+
+@own_reducer()
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
     warm_up(instructions)
