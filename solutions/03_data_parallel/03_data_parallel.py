@@ -27,8 +27,8 @@
 # | 4 A mean of means is wrong | 5 | | 2 |
 # | 5 Send the largest: top-k | 15 | 8 | 2 |
 # | 6 Send eight bits | 15 | 8 | 5 |
-# | 7 What it costs | 5 | 6 | your predictions |
-# | 8 Questions | 5 | 6 | 3, 5, 7 |
+# | 7 What it costs | 5 | 6 | your predictions in 2, 3 and 5 |
+# | 8 Questions | 5 | 6 | 2 to 7 |
 
 # %% [markdown]
 # ### Words and letters
@@ -39,6 +39,8 @@
 # | M | bytes of all gradients of one replica |
 # | microbatch | what one backward pass sees. Several of them may add up before the optimizer steps (*accumulation*). Lecture 001 §19.1 calls a GPU's share of the batch a microbatch; with accumulation that share is several of them |
 # | bucket | gradients of some neighbouring layers in one flat tensor, which travel as one message |
+# | hook | a function that autograd calls; here whenever a parameter's `.grad` is complete |
+# | handle | what `dist.all_reduce(t, async_op=True)` returns at once; only after `handle.wait()` does `t` hold the sum |
 # | exposed | communication that goes on when backward has ended: time that the step waits |
 # | error feedback | what was not sent this time is added to what is asked next time |
 #
@@ -55,7 +57,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import RankError, check, device, launch
-from course_lib.ledger.colours import BACKWARD, COMMUNICATION, RANKS, picture
+from course_lib.ledger.colours import BACKWARD, COMMUNICATION, FORWARD, INK, RANKS, picture
 from course_lib.scorecard import costs, scorecard
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -87,7 +89,7 @@ def one_step(wrap, width=64, count=16, before=0):
     for step in range(before + 1):
         model.zero_grad()
         if step == before:
-            dist.barrier()  # pictures begin here
+            dist.barrier()  # what is counted begins here
         nn.functional.mse_loss(model(x), y).backward()
         if hasattr(model, "finish_gradient_synchronization"):
             model.finish_gradient_synchronization()
@@ -178,7 +180,6 @@ for step in (master_step, replica_step):
 # | | |
 # |---|---|
 # | you will write | `shard_indices(n, rank, world_size, epoch)` |
-# | rests on | |
 # | time | 15 minutes |
 # | points | 6 |
 #
@@ -186,8 +187,8 @@ for step in (master_step, replica_step):
 # need equally many*: a rank with one batch more would wait in its all-reduce for ever. 10 = 4 · 3 − 2, so
 # two samples are seen twice.
 #
-# A row of the picture is an epoch, a column a sample, the colour is the rank that sees it. Two colours:
-# seen twice.
+# A row of the picture is an epoch, a column a sample; number and colour say which rank sees it. Two of
+# them: seen twice.
 
 # %% tags=["skip-in-grading"]
 from course_lib import data_parallel as reference  # for the pictures; your own versions come below
@@ -203,25 +204,30 @@ def dealt(sampler, n, world_size, epochs):
             seen = [rank for rank in range(world_size) for one in shards[rank] if one == sample]
             for k, rank in enumerate(seen):
                 height = 0.8 / len(seen)
-                axes.bar(sample, height, 0.9, epoch - 0.4 + k * height, color=RANKS[rank])
+                bottom = epoch - 0.4 + k * height
+                axes.bar(sample, height, 0.9, bottom, color=RANKS[rank])
+                ground = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "linewidth": 0}
+                middle = {"ha": "center", "va": "center"}
+                axes.text(sample, bottom + height / 2, rank, fontsize=7, bbox=ground, **middle)
     axes.set_yticks(range(epochs), [f"epoch {epoch}" for epoch in range(epochs)])
     axes.set_xticks(range(n), range(n))
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title(f"{n} samples on {world_size} ranks, a colour each", fontsize=10)
+    axes.set_title(f"{n} samples: which of {world_size} ranks sees it", fontsize=10)
     return figure
 
 
 dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
-# **Predict.** How many samples does each rank get, and how many are seen twice?
+# **Predict.** How many samples does each rank get, and how many are given out a second time to fill up?
+# (The run under *Measure* tells. Predictions that give points are checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
 def samples_each(n: int, world_size: int) -> tuple[int, int]:
-    """(samples of each rank, samples that are seen once more to fill up)."""
+    """(samples of each rank, how many of all ranks' together are repetitions that fill up)."""
     ### BEGIN SOLUTION
     each = -(-n // world_size)
     return each, each * world_size - n
@@ -247,7 +253,8 @@ def shard_indices(
     """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
 
     Every rank gets ceil(n / world_size); what is short is filled up from the beginning of the order,
-    several times over when n is smaller than that. drop_last: floor(n / world_size), nothing twice.
+    over and over if n is smaller than what is short (3 samples, 8 ranks).
+    drop_last: every rank gets floor(n / world_size), and none is seen twice.
     shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
     Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
     """
@@ -336,18 +343,65 @@ for epoch in (0, 1):
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So: start
 # equal, average the gradients, step alike, stay equal. For ever, and without ever comparing the weights.
 #
-# Here is one step of the reference on four ranks. A band is an all-reduce.
+# Here is one step of the reference on four ranks. Each has two rows: what it computes, and below it its
+# all-reduces, from the call until it has waited for the result.
 
-# %% tags=["skip-in-grading"]
-run = launch(one_step, reference.NaiveDataParallel, width=256, count=256, world_size=4)
-run.ledger.timeline(title="one all-reduce for each parameter, after backward", after="barrier")
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def phases(wrap, width=256, count=256):
+    """Seconds from the barrier until forward and until backward has ended on this rank."""
+    rank = dist.get_rank()
+    model = wrap(network(rank, width))
+    x, y = samples(100 + rank, count, width)
+    for _ in range(2):  # the first one warms up
+        model.zero_grad()
+        dist.barrier()
+        began = time.perf_counter()
+        loss = nn.functional.mse_loss(model(x), y)
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        model.finish_gradient_synchronization()
+    return forward - began, backward - began
+
+
+def one_step_drawn(wrap, title):
+    """Forward, backward and all-reduces of a step on four ranks."""
+    run = launch(phases, wrap, world_size=4)
+    figure = picture(8.5, 3.2)
+    axes = figure.subplots()
+    for rank, (forward, backward) in enumerate(run):
+        operations = run.ledger.operations(rank)
+        start = max(k for k, one in enumerate(operations) if one.op == "barrier")
+        row = {"y": rank - 0.22, "height": 0.36}
+        axes.barh(width=1e3 * forward, color=FORWARD, label="forward", **row)
+        back = {"color": BACKWARD, "hatch": "///", "edgecolor": "white", "label": "backward"}
+        axes.barh(width=1e3 * (backward - forward), left=1e3 * forward, **back, **row)
+        for k, one in enumerate(operations[start + 1 :]):
+            issued, completed = (
+                1e3 * (when - operations[start].completed) for when in (one.issued, one.completed)
+            )
+            place = {"y": rank + 0.08 + 0.12 * (k % 3), "height": 0.11, "left": issued}
+            sent = {"color": COMMUNICATION, "edgecolor": INK, "lw": 0.5, "label": "all-reduce"}
+            axes.barh(width=completed - issued, **sent, **place)
+    axes.set_yticks(range(4), [f"rank {rank}" for rank in range(4)])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms since the barrier")
+    axes.set_title(title, fontsize=10, loc="left")
+    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # each name once
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 3, "frameon": False}
+    axes.legend(named.values(), named.keys(), fontsize=8, **place)
+    return figure
+
+
+one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, after backward")
 
 # %% [markdown]
-# White on the left is forward and backward. Then twelve all-reduces, one after the other, while nobody
-# computes.
+# First forward and backward. Then twelve all-reduces, one after the other (in three lines, to tell them apart),
+# while nobody computes. A long first one is a rank that came early and waits for the others.
 #
 # **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the first K − 1 of them
-# only add up on their ranks; without it each is sent.
+# only add up on their ranks, and the total is sent once; without it each is sent.
 
 
 # %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
@@ -394,7 +448,8 @@ class NaiveDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Make `.grad` of every parameter that requires one the mean over the ranks.
 
-        No gradient on this rank counts as zeros. Sends 2 (N-1)/N of the gradients' bytes.
+        A parameter without a gradient on this rank counts as zeros, and gets the mean, too. Sends
+        2 (N-1)/N of the gradients' bytes, each gradient once.
         """
         ### BEGIN SOLUTION
         for p in self.module.parameters():
@@ -408,7 +463,8 @@ class NaiveDataParallel(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient; a broadcast
-# writes into it in place. <code>p.detach()</code> shares its memory and may be written.</details>
+# writes into it in place. <code>p.detach()</code> shares its memory and may be written. The first rank of a
+# group: <code>dist.broadcast(t, group_src=0, group=group)</code>.</details>
 # <details><summary>Hint: gloo has no mean</summary><code>dist.all_reduce</code> sums. Divide by
 # <code>dist.get_world_size(group)</code>, before or after, once.</details>
 #
@@ -516,9 +572,11 @@ class ParameterInHook(NaiveDataParallel):
 check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>The averaged weights are equal in step 1: nothing seems
-# wrong. The gradients are each rank's own, and after the step the replicas differ; the next average mends
-# that a little. It trains, worse. That is local SGD with extra cost, and no error message.</details>
+# <details><summary>After you have run it</summary>In step 1 the averaged weights are equal already: nothing
+# seems wrong. The gradients stay each rank's own, and after the step the replicas differ. The next backward
+# averages the *weights*, but its gradients come from unequal ones. It trains, worse: after forty steps of
+# <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of 0.05. No error
+# message.</details>
 #
 # **In production.** `DistributedDataParallel`, on the same model and data. It reduces in buckets of 25 MB
 # (the first of 1 MB), so this model goes in one message.
@@ -568,24 +626,21 @@ compared(NaiveDataParallel)
 # layer i − 1: backward counts down.) One message for each parameter pays too much latency, one for all can leave
 # only at the end. Buckets of some megabytes are between.
 
-# %% tags=["skip-in-grading"]
-run = launch(
-    one_step,
-    lambda m: reference.BucketedDataParallel(m, 600_000),
-    width=256,
-    count=256,
-    world_size=4,
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+one_step_drawn(
+    lambda m: reference.BucketedDataParallel(m, 600_000), "three buckets, begun while backward runs"
 )
-run.ledger.timeline(title="three buckets, begun while backward runs", after="barrier")
 
 # %% [markdown]
-# A band begins when its bucket is handed over, and ends when it has been waited for. The first begins in the
-# middle of backward, and they overlap. (On a laptop ranks and messages share the cores, so that little time is
-# won. What is hidden here is a GPU's network.)
+# A bar begins when its bucket is handed over, below the orange, and ends when it has been waited for, which is
+# after backward in any case: when the sum really arrived is not known. What sticks out to the right of orange
+# is exposed. (On a laptop ranks and messages share the cores, so that little time is won, and backward itself
+# takes longer. What is hidden in earnest is a GPU's network.)
 #
 # **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
 # communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
 # has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
+# Below: the 0.49 s of the beginning, beside a backward of 1 s in a step that computes for 1.5 s in all.
 
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
@@ -610,7 +665,9 @@ for buckets in (1, 4, 20):
     try:
         exposed = exposed_seconds(1.0, 0.49, buckets)
         share = scaling_efficiency(1.5, exposed)
-        print(f"7B on 8 GPUs, {buckets:2} buckets: {exposed:.4f} s exposed, efficiency {share:.3f}")
+        print(
+            f"7B on 8 GPUs, buckets: {buckets:2}, exposed: {exposed:.4f} s, efficiency: {share:.3f}"
+        )
     except NotImplementedError:
         print("not written yet")
 
@@ -636,7 +693,8 @@ class BucketedDataParallel(nn.Module):
     """Replicas of `module`, whose gradients are averaged in buckets while backward runs."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
-        """Wrap `module`: broadcast its state from the first rank, fill buckets, register hooks."""
+        """Wrap `module`: broadcast parameters and buffers from the group's first rank, fill buckets of the
+        parameters that require a gradient, of at most `bucket_bytes` but for larger ones, register hooks."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -676,7 +734,8 @@ class BucketedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Wait for the buckets and make every `.grad` the mean over the ranks.
 
-        Sends 2 (N-1)/N of the gradients' bytes in all, in as many all-reduces as there are buckets.
+        As in NaiveDataParallel, of every parameter that requires a gradient. Sends 2 (N-1)/N of the
+        gradients' bytes in all, in as many all-reduces as there are buckets.
         """
         ### BEGIN SOLUTION
         for missing in self.missing:
@@ -773,7 +832,7 @@ if run is not None:
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
         print(f"{name:20} {1000 * compute:6.1f} ms, then {1000 * exposed:6.1f} ms exposed")
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds: forward and backward (orange), exposed communication (grey)")
+    axes.set_xlabel("milliseconds: forward and backward (hatched), then exposed communication")
 figure
 
 # %% [markdown]
@@ -783,7 +842,8 @@ figure
 # machine is busy, the figures say more about that: run the cell again.
 #
 # **Break it, twice.** First: *only the last microbatch is synchronised*. Somebody resets the gradients
-# around `no_sync()`, keeps what the rank had, and adds it afterwards:
+# around `no_sync()`, keeps what the rank had, and adds it afterwards. Before you run it: which lines of the
+# check will notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -867,7 +927,7 @@ def in_half(module):
     return model
 
 
-compared(lambda module: reference.BucketedDataParallel(module), in_half)
+compared(BucketedDataParallel, in_half)
 
 # %% [markdown]
 # Half the bytes, and gradients that differ in the fourth digit. §5 and §6 go on from here.
@@ -881,9 +941,9 @@ compared(lambda module: reference.BucketedDataParallel(module), in_half)
 # | rests on | §2 |
 # | time | 5 minutes |
 #
-# All of this was right because every rank had equally many samples. Sequences differ in length, the last
-# batch is short, padding does not count. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 with
-# 6. All 40 tokens: (60 + 60)/40 = 3. The mean of the means: 4.
+# All of this was right because every rank took the mean over equally many samples. Sequences differ in
+# length, the last batch is short, padding does not count. Rank 0 has 30 tokens with a mean gradient of 2,
+# rank 1 has 10 with 6. All 40 tokens: (60 + 60)/40 = 3. The mean of the means: 4.
 #
 # **Break it.** Both ways on two ranks, with three samples and one. The truth is one process with all four.
 
@@ -920,9 +980,9 @@ for counted in (False, True):
 # divided by the count of all ranks, which costs one all-reduce of 8 bytes. `reference`'s wrappers do it with
 # `finish_gradient_synchronization(count=...)`.
 #
-# **In production.** DDP divides by N, always. With unequal counts multiply the loss by N · (own count)/(count
-# of all) yourself. Until 2024 widely used trainers had this bug in their accumulation (Hugging Face,
-# "Fixing Gradient Accumulation").
+# **In production.** DDP divides by N, always. With unequal counts multiply each rank's mean loss by
+# N · (own count)/(count of all) yourself. Until 2024 widely used trainers had this bug in their accumulation
+# (Hugging Face, "Fixing Gradient Accumulation").
 
 # %% [markdown]
 # ## 5 · Send the largest: top-k
@@ -934,8 +994,9 @@ for counted in (False, True):
 # | time | 15 minutes |
 # | points | 8 |
 #
-# Between machines a link may carry 3 GB/s instead of 50, and 24.5 GB take 8 s. Then it pays to send less.
-# Most of a gradient's length sits in few elements. Here it is for one step of our network:
+# Between machines a link may carry 25 Gb/s, 3.1 GB/s, instead of 50, and 24.5 GB take 8 s. Then it pays to
+# send less. Most of a gradient sits in few elements: here is their share of its squared norm, Σ g², for one
+# step of our network.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -990,8 +1051,11 @@ def topk_all_reduce(
 ) -> None:
     """Replace `tensor` by the mean over the ranks of the k largest elements of `tensor + error`.
 
-    tensor: float32, any shape, the same on every rank. Overwritten. error: of the same shape; overwritten by
-    what this rank was asked for and did not send. k = max(1, round(fraction * size)), by magnitude.
+    An element that a rank does not send counts as 0 there: the sum of what was sent is divided by N.
+    tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten in
+    place, with the same bits on every rank.
+    error: of the same shape; overwritten by what this rank was asked for and did not send.
+    k = max(1, round(fraction * size)), by magnitude.
     Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
     """
     ### BEGIN SOLUTION
@@ -1015,7 +1079,7 @@ def topk_all_reduce(
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>asked = tensor + error; pick; gather indices and values of all
 # ranks; add each value at its index; divide by N. What was asked, with zeros where it was sent, is the new
-# error.</details>
+# error. Both arguments are overwritten in place, as by <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: the step</summary><code>asked.abs().topk(k).indices</code>;
 # <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds where an index comes
 # twice.</details>
@@ -1090,18 +1154,19 @@ def curves(ways):
     """A loss curve for each way: (function, forget)."""
     figure = picture(7, 3)
     axes = figure.subplots()
-    for (name, (average, forget)), colour in zip(ways.items(), RANKS, strict=False):
+    styles = zip(ways.items(), RANKS, ("-", "--", "-.", ":"), strict=False)
+    for (name, (average, forget)), colour, dashes in styles:
         run = try_it(trained_with, average, forget)
         if run is not None:
             seen = torch.tensor(list(run)).mean(0)
-            axes.plot(seen, label=name, color=colour)
+            axes.plot(seen, dashes, label=name, color=colour)
             sent = run.ledger.bytes_sent(0) / 60
             print(f"{name:32} loss {seen[-1].item():.4f}, {sent:9,.0f} bytes a step")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, mean over the ranks")
     axes.grid(True, alpha=0.3)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, handlelength=3)
     return figure
 
 
@@ -1116,15 +1181,14 @@ curves(
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Thrown away, the small elements never count. Kept, they
-# come late: the curve lags by some steps, since an element waits about 1/fraction of the time between two
-# turns. With momentum and a learning rate tuned for float32 that lag can hurt: compression is not
+# come late, and the curve lags: on average an element is sent once in 1/fraction = 100 steps. With
+# momentum and a learning rate tuned for float32 that lag can hurt: compression is not
 # free.</details>
 #
 # **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 % with momentum correction and a
-# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook`, whose thin factors *can* be added on the
-# way: two all-reduces, and its traffic does not grow with N. DeepSpeed has 1-bit Adam, which (unlike what
+# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which (unlike what
 # lecture 002 says) compresses the *momentum*, not the gradient, after a warm-up in full precision.
-# `course_lib.compression` has both to read.
+# `course_lib.compression` has PowerSGD and 1-bit Adam to read.
 
 # %% [markdown]
 # ## 6 · Send eight bits
@@ -1136,8 +1200,8 @@ curves(
 # | time | 15 minutes |
 # | points | 8 |
 #
-# Keep all elements, but eight bits of each. A block of 256 elements is divided by its largest magnitude/127
-# and rounded: 256 bytes and a scale of 4, 3.94 times less than float32. (Against the 16 bits of real
+# Keep all elements, but eight bits of each. A block of 256 elements is divided by its *scale*, its largest
+# magnitude over 127, and rounded: 256 bytes and 4 for the scale, 3.94 times less than float32. (Against the 16 bits of real
 # gradients it is 1.97 times, not the lecture's 10 to 100.) `quantize` and `dequantize` are given:
 
 # %%
@@ -1167,7 +1231,7 @@ print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()
 
 # %% [markdown]
 # The picture: how far off is each value, with a scale for each block and with one for all, when one element
-# is large?
+# is large? (In its own block the two curves are one.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1184,9 +1248,9 @@ axes.semilogy(
     lw=0.6,
     label="256 to a scale",
 )
-axes.set_xlabel("element; 700 is 300, all others are near 1")
+axes.set_xlabel("element; number 700 is 300, the others are of the order of 1")
 axes.set_ylabel("error")
-axes.legend(frameon=False, fontsize=8)
+axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
@@ -1223,7 +1287,8 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = None) -> None:
     """Replace `tensor` by the mean over the ranks of `tensor + error`, sent in eight bits an element.
 
-    tensor: float32, any shape, the same on every rank. Overwritten, with the same bits on every rank.
+    tensor: float32, any shape, contiguous or not, also of fewer than N elements; the shape is the same on
+    every rank. Overwritten in place, with the same bits on every rank.
     error: of the same shape; overwritten by what this rank's roundings have left out.
     Sends 2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): an all-to-all and an all-gather.
     """
@@ -1283,8 +1348,8 @@ curves(
 )
 
 # %% [markdown]
-# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. On 64 ranks
-# it would send more than int8.
+# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. On 26 ranks
+# and more it would send more than int8.
 #
 # **Break it.** Sum int8 as int8, which is what `dist.all_reduce` does with it:
 
@@ -1299,12 +1364,12 @@ def overflow():
 print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 
 # %% [markdown]
-# 400 − 256 = 144, and that is −112. No exception.
+# 400 − 2 · 256 = −112. No exception.
 #
 # **In production.** ZeRO++ (Wang et al. 2023) sends gradients so, in 4 bits, by all-to-all inside the node and
-# then across (notebook 02, §7). DDP has an experimental `quantize_pertensor_hook`, which gathers everything:
+# then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which gathers everything:
 # (N−1) · M/4. And it has `powerSGD_hook`: a matrix travels as the product of two thin ones, which *can* be added
-# on the way. The reference's PowerSGD with two columns beside yours:
+# on the way: two all-reduces, and the traffic does not grow with N. The reference's PowerSGD with two columns beside yours:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1366,11 +1431,11 @@ report.points(6)
 
 # %% [markdown]
 # What they say of 7B parameters in bf16, forward and backward and step in 1.5 s, of which backward is 1 s, in
-# 20 buckets:
+# 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, 3.1 GB/s one of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
-    for bandwidth, wire in ((450e9, "NVLink"), (50e9, "400 Gb/s"), (3e9, "25 Gb/s")):
+    for bandwidth, wire in ((450e9, "450 GB/s"), (50e9, "50 GB/s"), (3.125e9, "3.1 GB/s")):
         for n in (8, 64):
             wired = gradient_bytes_sent(n, 14e9) / bandwidth
             before, after = scaling_efficiency(1.5, wired), exposed_seconds(1.0, wired, 20)
@@ -1380,9 +1445,10 @@ with contextlib.suppress(NotImplementedError):
             )
 
 # %% [markdown]
-# Overlap hides what fits behind backward, and no more. At 25 Gb/s nothing helps but sending less, or less
-# often: with accumulation of K = 8 microbatches under `no_sync()` backward is eight times as long and the
-# bytes are the same. (Lecture 001 says that accumulation makes training K times as long: one *optimizer
+# Overlap hides what fits behind backward, and no more. At 3.1 GB/s nothing helps but sending less, or less
+# often. With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last
+# backward hides any: 6.9 s are exposed as before. But they stand beside about 12 s of computation, not 1.5:
+# efficiency about 0.6 instead of 0.18. (Lecture 001 says that accumulation makes training K times as long: one *optimizer
 # step* is; a sample takes the same time or less. And lecture 002's throughput, batch × world size, holds
 # only while all ranks are replicas: tensor-parallel ranks share their samples.)
 
