@@ -69,8 +69,8 @@ P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 # %% [markdown]
 # The tools. `Network` is a small model whose layers stand in `blocks`. `train` makes a few steps of it on
 # every rank and says how many bytes of tensors the rank held: after the last backward, after the last
-# step, and at most where blocks begin and end. `sent` reads from the ledger what a rank sent in the last
-# step.
+# step, and "most": the largest of all looks, of which there is one more whenever forward leaves a block or
+# backward enters one. `sent` reads from the ledger what a rank sent in the last step.
 
 
 # %%
@@ -111,16 +111,16 @@ def train(make, steps=2, microbatches=1, samples=2):
     gc.collect()
     gc.freeze()  # what exists already does not count
     rank = dist.get_rank()
-    model, most = Network(seed=rank).to(device()), []
+    network, most = Network(seed=rank).to(device()), []
+    model, optimizer = make(network)
 
     def look(block, args, output):
         most.append(held())
         if output.requires_grad:
             output.register_hook(lambda grad: most.append(held()))
 
-    for block in model.blocks:
+    for block in network.blocks:  # after make(): its hooks run first, so a gathered block is seen
         block.register_forward_hook(look)
-    model, optimizer = make(model)
     generator = torch.Generator().manual_seed(100 + rank)
     data = [torch.randn(2, samples, WIDTH, generator=generator) for _ in range(microbatches)]
     for _ in range(steps):
@@ -202,7 +202,7 @@ for when in ("after backward", "after step"):
 #
 # With `offload`, what the optimizer's step reads and writes lies in the host's memory instead: the state;
 # from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the parameter shard too
-# (ZeRO-Infinity). Count what stays on the device between steps.
+# (ZeRO-Infinity). Count what stays on the device between backward and step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
@@ -212,7 +212,8 @@ WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
 def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) -> float:
     """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
 
-    stage: 0 (replicas), 1, 2 or 3. offload: see above.
+    params and n may be any numbers: nothing is rounded or padded. stage: 0 (replicas), 1, 2 or 3.
+    offload: see above; asked for from stage 1 on.
     """
     ### BEGIN SOLUTION
     if stage not in (0, 1, 2, 3):
@@ -259,9 +260,9 @@ print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
 # floor under stages 1 and 2: lecture 001 recommends "FSDP or ZeRO-2" for 10 to 70B, but ZeRO-2 keeps 2
 # bytes a parameter on every GPU, 140 GB for 70B, however many GPUs there are.
 #
-# **Break it.** Nothing to run, but a question: which of these numbers does a GPU with 80 GB reach in
-# training? None. There are activations, buffers for the communication, and what the allocator loses
-# between blocks. Plan with 60.
+# **Break it.** Nothing to run, but a question: do 79 GB of model states fit on a GPU of 80 GB? No. There are
+# activations, buffers for the communication, and gaps between the allocator's pieces. Plan with 60 GB for
+# model states.
 #
 # **In production.** ZeRO's figure 1 has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Yours:
 
@@ -552,7 +553,7 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 # The mean of equal gradients is the same again: the values tell nothing. The bytes do: 2 of DDP and 2 of yours.
 # (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) Cut the shards out of DDP's result
 # instead, and it is 3: the lecture's workflow. A test that looks at values alone accepts both, and also plain
-# AdamW behind an all-reduce. Yours was held against all three.
+# AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which of the check's lines refuses which?
 #
 # **In production.** `torch.distributed.optim.ZeroRedundancyOptimizer` under `DistributedDataParallel`.
 # DDP averages all gradients, as it always does; the optimizer then broadcasts each rank's part. Which
@@ -671,8 +672,9 @@ def after_backward(function):
 class Zero2Optimizer:
     """As Zero1Optimizer, with gradients sharded too.
 
-    bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to the first.
-    After every backward the gradients of the parameters are None, and their mean is in the shards.
+    bucket_bytes: parameters are put into buckets of up to that many bytes, from the last to the first; a
+    larger parameter has a bucket of its own. After every backward the gradients of the parameters are
+    None, and this rank keeps its shards of their mean.
     Sends (K + 1) (N-1)/N of the parameters for a step after K backwards.
     """
 
@@ -734,7 +736,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def zero_grad(self):
-        """Forget the gradients."""
+        """Forget the gradients: the shards' are None afterwards, as zeros would keep their memory."""
         ### BEGIN SOLUTION
         self.optimizer.zero_grad()
         ### END SOLUTION
@@ -845,7 +847,10 @@ print("again:", view)
 #   parameters has `requires_grad=False`: let no shard mix frozen and trained ones.
 # - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
 #   without a gradient counts as zeros.
-# - `full_state_dict()`, called by all ranks: every parameter, whole, by its name in the module.
+# - `full_state_dict()`, called by all ranks at any time between steps: every parameter, whole, frozen and
+#   unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
+# - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
+#   any time: a block's weights, its gradients, and the row in which these are sent. After backward, nothing.
 # - All ranks start with the first rank's values. All of them run the same blocks in the same order.
 #
 # Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
@@ -1011,9 +1016,13 @@ for stage, run in measured.items():
         print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
 
 # %% [markdown]
-# The four stages in one picture. Left: your `memory_per_rank`, 7B on 8 GPUs, mixed precision. Right: your own runs on 4
-# ranks in float32, dots, beside the formula: 4 bytes of weights, 4 of gradients, and 8 or, with the shard's copy,
-# 12 of state.
+# Stage 3 has most just before the last block's gradients leave: 3 of state, 7/8 of its gradients' shard, and one
+# block whole, 4/8: 4.38. (Now and then a look finds more: gloo's threads keep the tensors of their last
+# operation for a moment.)
+#
+# The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your `memory_per_rank`'s. Right:
+# your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of weights, 4 of gradients, and 8 of
+# state, or 12 with the shard's copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
@@ -1106,8 +1115,8 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The same bytes, the same values. (If `fully_shard` sends a little less: the last block is not freed
-# between forward and backward, where it would be gathered again at once.) What FSDP adds is *time*: it
+# The same bytes, the same values. (The root's own parameters would stay whole between forward and
+# backward; this model has none outside its blocks.) What FSDP adds is *time*: it
 # gathers the next block while this one computes, on streams of their own. That is notebook 05.
 
 # %% [markdown]
@@ -1128,7 +1137,7 @@ if ours and theirs:
 # of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. Lecture 001 speaks of 0.1
 # to 0.2 tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at
 # 10B: at 6P FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second.
-# Off by a factor of some thousand.
+# Off by a factor of 2,500 or more.
 #
 # **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder, for a file that is
 # mapped into memory. The tensors are the same; their pages are the file's, and the operating system
@@ -1298,8 +1307,8 @@ report.points(6)
 # ## Scorecard
 #
 # Lecture 003's three criteria for one step of AdamW on four ranks, of which each has two samples; M are
-# the 4P bytes of the parameters. One process does the same with eight samples. Memory is that of all
-# tensors, at block boundaries and after backward.
+# the 4P bytes of the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight
+# samples. Memory is that of all tensors, at block boundaries and after backward.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1334,8 +1343,8 @@ rows = [
 Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 # %% [markdown]
-# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO; with more
-# samples the difference is small beside forward and backward. Stage 1 gives away most of the redundancy
+# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (0.02 are the
+# divisions by N); with more samples the difference is small beside forward and backward. Stage 1 gives away most of the redundancy
 # for nothing. Each later stage buys memory: stage 2 with bytes for every further microbatch, stage 3 with
 # one more gather. None of them splits the *computation* of a layer: every rank still computes whole
 # layers on its own part of the batch, so activations, and the smallest batch, stay as they were. That is
