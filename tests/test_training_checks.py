@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib.checks.data_parallel import bucketed
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Case, Draw, Exercise
 from course_lib.checks.engine.training import lines, single, toys, watching
@@ -118,6 +119,33 @@ class Hoarder(Right):
         self.look = MethodType(lambda _, kept=copies: len(kept), self)
 
 
+class OneBucket(Right):
+    """All gradients in one message, whatever bucket_bytes is."""
+
+    def __init__(self, module: nn.Module, bucket_bytes: int):
+        super().__init__(module)
+
+    def finish_gradient_synchronization(self) -> None:
+        held = [p for p in self.module.parameters() if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
+        flat = torch.cat([one.flatten() for one in grads]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for p, part in zip(held, flat.split([p.numel() for p in held]), strict=True):
+            p.grad = part.view_as(p)
+
+
+class Forger(Right):
+    """Nothing leaves during backward; what the hooks on the blocks noted is changed afterwards."""
+
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        (hook,) = self.module.blocks[0]._forward_hooks.values()  # pyright: ignore
+        for cell in hook.__closure__ or ():
+            for one in getattr(cell.cell_contents, "passes", ()):
+                for entry in one:
+                    entry[1] += 2
+
+
 def training(
     n: int, model: dict, *, micro: int = 1, steps: int = 2, **more: object
 ) -> single.Training:
@@ -203,6 +231,7 @@ def test_what_is_wrong_is_named(make: type, micro: int, wrong: str, says: str) -
     [
         (InHooks, None, ""),
         (Right, "overlap", "nothing had been sent"),
+        (Forger, "overlap", "nothing had been sent"),
         (WaitsInHooks, "overlap", "nothing overlaps"),
         (Hoarder, "memory held", "are enough"),
     ],
@@ -213,6 +242,15 @@ def test_overlap_and_memory_are_seen_from_outside(make: type, wrong: str | None,
     failed = {title: line for title, line in found.items() if not line["passed"]}
     assert (wrong is None and not failed) or (wrong in failed), failed
     assert says in " ".join(str(line) for line in failed.values())
+
+
+def test_hidden_cases_tell_whether_bucket_bytes_is_looked_at(seed: int) -> None:
+    cases = bucketed.bucketed_data_parallel.cases(Draw(seed, hidden=True))
+    tiny = next(case for case in cases if case.title == "tiny buckets")
+    found = judged(OneBucket, tiny)
+    right, wrong = found.values()
+    assert right["passed"] and not wrong["passed"]
+    assert "with bucket_bytes=1 1 bucket left" in " ".join(wrong["sentences"])
 
 
 def test_a_steps_bytes_and_what_the_run_ends_with() -> None:

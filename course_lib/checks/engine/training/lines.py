@@ -294,12 +294,16 @@ def during_backward_line(
 
 def at_the_first_block(seen: Observed, rank: int) -> list[tuple[int, int, int]]:
     """For each step: operations begun and waited for when its last backward reached block 0, and begun by
-    the time the next step's first backward began; (0, 0, 0) for what was not told in the agreed form."""
+    the time the next step's first backward began; (0, 0, 0) for what was not told in the agreed form.
+
+    No more counts as begun there than when backward was over, which is noted elsewhere: a class can reach
+    the hooks on the model's blocks, and what they noted.
+    """
     steps = seen.case.sides[rank].instructions["steps"]
     given = seen.values[rank].get("passes")
     told = given if isinstance(given, list) else []
     found, number = [], 0
-    for step in steps:
+    for place, step in enumerate(steps):
         number += len(step)
         entries = told[number - 1] if number <= len(told) else None
         first = (
@@ -313,8 +317,16 @@ def at_the_first_block(seen: Observed, rank: int) -> list[tuple[int, int, int]]:
             if isinstance(following, list) and following and counts(following[0])
             else 0
         )
-        found.append((first[1], first[2], after) if first else (0, 0, 0))
+        over = begun_at(seen, rank, 1 + 2 * place)
+        found.append((min(first[1], over), first[2], after) if first else (0, 0, 0))
     return found
+
+
+def begun_at(seen: Observed, rank: int, place: int) -> int:
+    """Operations begun at a place in "begun" of `recipes`; 0 where that was not told as agreed."""
+    told = seen.values[rank].get("begun")
+    begun = told[place] if isinstance(told, list) and place < len(told) else 0
+    return begun if type(begun) is int else 0
 
 
 def counts(entry: Any) -> bool:
