@@ -850,7 +850,8 @@ print("again:", view)
 # - `full_state_dict()`, called by all ranks at any time between steps: every parameter, whole, frozen and
 #   unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
 # - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
-#   any time: a block's weights, its gradients, and the row in which these are sent. After backward, nothing.
+#   any time: a block's weights, its gradients, and the row in which these are sent. Before, between and after uses,
+#   from the constructor on, no block is whole.
 # - All ranks start with the first rank's values. All of them run the same blocks in the same order.
 #
 # Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
@@ -1016,9 +1017,9 @@ for stage, run in measured.items():
         print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
 
 # %% [markdown]
-# Stage 3 has most just before the last block's gradients leave: 3 of state, 7/8 of its gradients' shard, and one
-# block whole, 4/8: 4.38. (Now and then a look finds more: gloo's threads keep the tensors of their last
-# operation for a moment.)
+# The largest look at stage 3 is the one where backward enters the first block: 12/4 of shard and state, 7/8 of the
+# gradients' 4/4, and one block whole, 4/8: 4.38. A bucket of stage 2 comes and goes between two looks. (Now and
+# then a look finds more: gloo's threads keep the tensors of their last operation for a moment.)
 #
 # The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your `memory_per_rank`'s. Right:
 # your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of weights, 4 of gradients, and 8 of
@@ -1308,7 +1309,7 @@ report.points(6)
 #
 # Lecture 003's three criteria for one step of AdamW on four ranks, of which each has two samples; M are
 # the 4P bytes of the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight
-# samples. Memory is that of all tensors, at block boundaries and after backward.
+# samples. Memory is the largest look, as above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1344,9 +1345,9 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 # %% [markdown]
 # Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (0.02 are the
-# divisions by N); with more samples the difference is small beside forward and backward. Stage 1 gives away most of the redundancy
-# for nothing. Each later stage buys memory: stage 2 with bytes for every further microbatch, stage 3 with
-# one more gather. None of them splits the *computation* of a layer: every rank still computes whole
+# divisions by N); with more samples the difference is small beside forward and backward. Stage 1 removes most
+# of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for every further
+# microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer: every rank still computes whole
 # layers on its own part of the batch, so activations, and the smallest batch, stay as they were. That is
 # what tensor parallelism (notebook 06) is for.
 #
