@@ -561,8 +561,8 @@ _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def parameters_after(make, steps=3):
-    """All parameters in a row after some steps, from the same start on own data."""
+def trained(make, steps=3):
+    """The model after some steps, on all ranks from the same start, on each rank's own data."""
     rank = dist.get_rank()
     model, optimizer = make(Network(seed=5).to(device()))
     generator = torch.Generator().manual_seed(100 + rank)
@@ -571,11 +571,12 @@ def parameters_after(make, steps=3):
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, optimizer
+    return model
 
 
 def row(make):
-    model, _ = parameters_after(make)
+    """All its parameters in a row, whole."""
+    model = trained(make)
     if hasattr(model, "full_state_dict"):
         tensors = list(model.full_state_dict().values())
     else:
@@ -626,8 +627,8 @@ if ours and theirs:
 # **On this machine.** The ledger books a reduce-scatter at what it must send, 1. gloo's own is an
 # all-reduce inside and puts twice as much on the wire (notebook 02 §2). The ring that you wrote there has
 # the same arguments and sends what is booked: in place of `dist.reduce_scatter_tensor(output, input)`
-# write `ring.reduce_scatter(output, input)` after `from course_lib import collectives as ring`. NCCL's is
-# a ring already.
+# write `ring.reduce_scatter(output, input)` after `from course_lib import collectives as ring`. NCCL's
+# sends what is booked already.
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
