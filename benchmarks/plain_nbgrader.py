@@ -6,7 +6,7 @@ A temporary course in nbgrader's own layout and with its own configuration: the 
 tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. Nothing
 else is set. nbgrader knows no statuses, so a row is right when its score is (no score is as good as 0)
 and, where all exercises are done, nothing of it got through. Honest rows are graded first, and once more
-when all the others are through.
+when all the others are through; after these comes what would change the points of all that follow.
 
 Rows that would harm the machine are not run. The others run in a process namespace of their own, under
 limits of memory and file size and with a temporary home: that protects this machine, not the scores.
@@ -46,6 +46,7 @@ SECONDS = 75.0  # for one submission; then its processes are ended
 LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 8 << 30
 # Runs the command as the second process of a namespace; then the first counts what is left in there.
 COUNTING = '"$@"; code=$?; sleep 0.5; set -- /proc/[0-9]*; echo $# > processes; exit $code'
+LASTING = ("triggers-in-the-gradebook",)  # changes the points of whoever is graded after it
 PACKAGES = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
 
 
@@ -114,7 +115,8 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
     """(row, {"outcome": ..., "score": ...}) of each row, in the order in which they are graded."""
     prefer_this_environment()
     honest = [row for row in rows if row.group == HONEST]
-    others = [row for row in rows if row.group != HONEST]
+    others = [row for row in rows if row.group != HONEST and row.name not in LASTING]
+    lasting = [row for row in rows if row.name in LASTING]
     with tempfile.TemporaryDirectory() as scratch, Listener().listening() as listener:
         course = Course(Path(scratch) / "course", port=listener.port)
         course.make()
@@ -124,7 +126,7 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
         plain = PlainCourse(course)
         # the submissions lie where nbgrader looks for them
         shutil.move(course.submissions, plain.root / "submitted")
-        for row in (*honest, *others, *honest):
+        for row in (*honest, *others, *honest, *lasting):
             if row.unsafe:
                 yield row.name, {"outcome": NOT_RUN}
             else:
