@@ -161,23 +161,25 @@ def own_reducer() -> Iterator[None]:
         dist.Reducer.__init__ = made
 
 
-@own_reducer()
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
-    warm_up(instructions)
-    session = Session(instructions)
-    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
-    make, defaults = session.optimizer()
-    optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
-    session.started()
-    for step in range(len(instructions["steps"])):
-        optimizer.zero_grad()
-        session.accumulate(step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None)
-        wrapped.finish_gradient_synchronization()
-        session.gradients(step)
-        optimizer.step()
-        session.stepped(step)
-    return session.told()
+    with own_reducer():
+        warm_up(instructions)
+        session = Session(instructions)
+        wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+        make, defaults = session.optimizer()
+        optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
+        session.started()
+        for step in range(len(instructions["steps"])):
+            optimizer.zero_grad()
+            session.accumulate(
+                step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None
+            )
+            wrapped.finish_gradient_synchronization()
+            session.gradients(step)
+            optimizer.step()
+            session.stepped(step)
+        return session.told()
 
 
 def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
