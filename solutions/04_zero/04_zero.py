@@ -51,6 +51,7 @@ import contextlib
 import gc
 import json
 import tempfile
+import time
 import warnings
 
 import torch
@@ -97,6 +98,7 @@ class Network(nn.Module):
 
 def held():
     """Bytes of the tensors that exist on this rank, and were not there before the training."""
+    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
     found = {}
     for one in gc.get_objects():
         if issubclass(type(one), torch.Tensor):
@@ -1019,8 +1021,7 @@ for stage, run in measured.items():
 
 # %% [markdown]
 # The largest look at stage 3 is the one where backward enters the first block: 12/4 of shard and state, 7/8 of the
-# gradients' 4/4, and one block whole, 4/8: 4.38. A bucket of stage 2 comes and goes between two looks. (Now and
-# then a look finds more: gloo's threads keep the tensors of their last operation for a moment.)
+# gradients' 4/4, and one block whole, 4/8: 4.38. A bucket of stage 2 comes and goes between two looks.
 #
 # The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your `memory_per_rank`'s. Right:
 # your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of weights, 4 of gradients, and 8 of
