@@ -21,6 +21,16 @@ MODULES = (
 GUARDED = ("check", "launch", "Report")
 # Attributes of these are not a student's to set.
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
+# What leads from an object to its caller, to what a closure keeps, to what watches a module.
+INSIDES = (
+    "__closure__", "_forward_hooks", "_backward_hooks", "cell_contents", "f_back", "f_locals", "tb_frame",
+)  # fmt: skip
+GROUPS = (
+    "WORLD",
+    "group",
+    "pg",
+    "process_group",
+)  # `.inner` of these is the group that is not recorded
 MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
 MOST = 10  # sentences about one submission
 
@@ -57,6 +67,10 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
         for module in _imported(node):
             if module in references or _inside(module, MODULES):
                 yield f"imports {module}"
+        if isinstance(node, ast.Attribute):
+            *before, last = _dotted(node).split(".")
+            if last in INSIDES or (last == "inner" and set(before) & set(GROUPS)):
+                yield f"reaches for {last}"
         for name in _bound(node):
             if name in GUARDED or (name.partition(".")[0] in ROOTS and "." in name):
                 yield f"sets {name}"

@@ -453,11 +453,15 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "import sys\nsys.modules['x'] = 1": "sets sys.modules",
         "from course_lib.checks.engine import client": "imports course_lib.checks.engine",
         "%matplotlib inline\nimport the.answers": "imports the.answers",
+        "dist.group.WORLD.inner.allreduce([x])": "reaches for inner",
+        "hook = block._forward_hooks.popitem()": "reaches for _forward_hooks",
+        "import sys\nsys._getframe(1).f_locals": "reaches for f_locals",
     }
     for source, said in reaching.items():
         found = suspicious(answers(two_check=source), toy(False), frozenset({"the.answers"}))
         assert f"cell 8 {said}" in found, source
     honest = "import torch\nfrom course_lib import check, launch\ntorch.manual_seed(0)\nx = [1]\nx[0] = 2"
+    honest += "\nself.inner = torch.nn.Linear(2, 2)\nself.inner.weight"
     assert suspicious(answers(two_check=honest), toy(False)) == []
     for hostile in (
         "def broken(:",
