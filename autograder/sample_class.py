@@ -178,7 +178,7 @@ STUDENTS: dict[str, Student] = {
     "sample-twice-the-bytes": with_mutant(
         r"twice the (bytes|traffic)|sent twice", r"whole .* every round"
     ),
-    "sample-built-in": with_mutant(r"built-in", r"gathered"),
+    "sample-built-in": with_mutant(r"built-in", r"tensors gathered"),
     "sample-dead-rank": dead_rank,
     "sample-blank": blank,
     "sample-broken-file": perfect,
