@@ -77,14 +77,14 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
             lines.held_line(
                 [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
                  ("after two steps", 4, 2 * share)],
-                slack=SLACK, hint=held_hint, weight=2, title="memory between steps: 2P/N",
+                slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
             ),
             lines.held_line(
-                [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=1.5,
+                [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,
                 title="memory after backward: 3P/N",
             ),
             lines.peak_line(
-                3 * share + 3 * BLOCK, slack=SLACK, hint=peak_hint, weight=2.5,
+                3 * share + 3 * BLOCK, slack=SLACK, hint=peak_hint, weight=5,
                 title="peak of memory: 3P/N and a block at a time",
             ),
         ],

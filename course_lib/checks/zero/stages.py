@@ -24,7 +24,10 @@ from course_lib.checks.zero.runs import (
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
-NO_SHARD = "Make the optimizer of this rank's shard alone: its state then has 1/N of the size."
+NO_SHARD = (
+    "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. What is whole, as "
+    "the row of all gradients, is freed when the step is over."
+)
 SOMETIMES = (
     "Here some ranks have no gradient for the middle block. A gradient that is missing counts as zeros, and "
     "all ranks call their collectives in the same order, whichever gradients come first."
@@ -41,7 +44,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return (
             "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
         )
-    if "assign a gradient of size" in text or "size mismatch" in text:
+    if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
         return "A parameter without a gradient keeps its place in the row: zeros stand there."
     return ""
 
@@ -131,7 +134,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
             step_bytes(2, training, one_backward, title="bytes of a step", weight=3),
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_hint, weight=3, title="memory after the step: P + 3P/N",
+                slack=SLACK, hint=held_hint, weight=9, title="memory after the step: P + 3P/N",
             ),
             after_backward(2 * WHOLE + state, "memory after backward: 2P + 3P/N"),
         ],
@@ -162,14 +165,14 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
             step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_hint, weight=1, title="memory after the step: P + 2P/N",
+                slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N",
             ),
             lines.held_line(
                 [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=full_gradients,
-                weight=1.5, title="memory after backward: P + 3P/N",
+                weight=4, title="memory after backward: P + 3P/N",
             ),
             lines.peak_line(
-                WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=full_gradients, weight=1.5,
+                WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=full_gradients, weight=2,
                 title="peak of memory: P + 3P/N and two buckets",
             ),
         ],

@@ -79,8 +79,8 @@ answer_5 = 50
 
 
 # %% right: as arithmetic
-answer_1 = 2 * 7 / 8 * 14 / 50 / 20
-answer_2 = 1.5 / (1.5 + 24.5 / 10 - 0.95)
-answer_3 = "SGD"
-answer_4 = (30 * 2 + 10 * 6) / 40
-answer_5 = 1 / 0.02
+sent = 14 * 2 * (1 - 1 / 8)
+answer_1, answer_3 = sent / 50 / 20, "SGD"
+exposed = max(sent / 10 - 0.95, 0)
+answer_2, answer_5 = 1.5 / (1.5 + exposed), 1 / 0.02
+answer_4 = sum(count * loss for count, loss in ((30, 2), (10, 6))) / (30 + 10)
