@@ -266,7 +266,7 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
         most = facts.topk_bytes(count, numel, fraction)
         lines.append(
             volume_line(
-                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, given.k), weight=2,
+                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, given.k), weight=9,
                 title="bytes sent, indices included",
             )
         )  # fmt: skip
