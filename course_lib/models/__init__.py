@@ -1,0 +1,36 @@
+"""The models that the course trains.
+
+    config.py    the sizes and parts of a GPT: GPTConfig, and PRESETS from 0.1 to 124 million parameters
+    gpt.py       a GPT to read in ten minutes, and the modules that the parallel versions replace
+
+On one rank:
+
+    model = GPT(PRESETS["0.8M"])
+    inputs, targets = batch(library_text(), step=0, batch_size=8, length=256)  # course_lib.data
+    next_token_loss(model(inputs), targets).backward()
+
+Each file may be copied out with its neighbour; both import torch alone.
+"""
+
+from course_lib.models.config import PRESETS, GPTConfig
+from course_lib.models.gpt import (
+    GPT,
+    MLP,
+    Block,
+    SelfAttention,
+    causal_attention,
+    next_token_loss,
+    rotate,
+)
+
+__all__ = [
+    "GPT",
+    "MLP",
+    "PRESETS",
+    "Block",
+    "GPTConfig",
+    "SelfAttention",
+    "causal_attention",
+    "next_token_loss",
+    "rotate",
+]

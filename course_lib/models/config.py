@@ -1,0 +1,90 @@
+"""The sizes of a GPT and the parts it is made of, and presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes and parts of a GPT; what it leaves out is GPT-2's.
+
+    context: the most tokens in a sequence. kv_heads: heads of keys and values, each shared by
+    heads / kv_heads queries; None: as many as heads. hidden: the MLP's inner width; None: 4 width, for
+    SwiGLU, which has a third matrix, 8/3 width rounded up to a multiple of 8. dropout: on the embedding
+    and on what attention and MLP add; the weights of attention are never dropped.
+
+    Raises ValueError, with the numbers, for sizes that do not fit each other.
+    """
+
+    vocab_size: int = 256
+    context: int = 256
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    kv_heads: int | None = None
+    hidden: int | None = None
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    positions: Literal["learned", "rotary"] = "learned"
+    bias: bool = True
+    dropout: float = 0.0
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if self.width % self.heads:
+            raise ValueError(
+                f"width={self.width} cannot be cut into heads={self.heads} equal heads"
+            )
+        if self.key_value_heads < 1 or self.heads % self.key_value_heads:
+            raise ValueError(
+                f"kv_heads={self.kv_heads} must divide heads={self.heads}: each of them serves equally "
+                "many query heads"
+            )
+        if self.mlp_width < 1:
+            raise ValueError(f"hidden={self.hidden}: the MLP needs an inner width of at least 1")
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of numbers, but a head of width {self.width} / "
+                f"{self.heads} = {self.head_dim} has an odd one"
+            )
+        for name, known in (
+            ("mlp", ("gelu", "swiglu")),
+            ("norm", ("layer", "rms")),
+            ("positions", ("learned", "rotary")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {' or '.join(known)}, not {getattr(self, name)!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is a probability below 1")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """kv_heads, or heads where that is None."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """hidden, or the usual one where that is None."""
+        if self.hidden is not None:
+            return self.hidden
+        return 4 * self.width if self.mlp == "gelu" else -(-self.width // 3) * 8
+
+
+# By parameters. All but the last are for bytes; the last is GPT-2 small: 124,439,808.
+PRESETS = {
+    "0.1M": GPTConfig(context=128, layers=2, heads=4, width=64),
+    "0.8M": GPTConfig(context=256, layers=4, heads=4, width=128),
+    "3M": GPTConfig(context=256, layers=6, heads=6, width=192),
+    "11M": GPTConfig(context=512, layers=6, heads=6, width=384),
+    "26M": GPTConfig(context=1024, layers=8, heads=8, width=512),
+    "124M": GPTConfig(vocab_size=50257, context=1024, layers=12, heads=12, width=768),
+}
