@@ -6,6 +6,7 @@
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
+    transformer.py  a transformer: parameters, and FLOPs of training it
 
 A later topic adds a module here (memory, pipelines, attention) and its names below.
 
@@ -52,6 +53,17 @@ from course_lib.facts.data_parallel import (
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
 from course_lib.facts.hardware import LINKS, Link, link
+from course_lib.facts.transformer import (
+    attention_flops,
+    attention_parameters,
+    layer_parameters,
+    matmul_parameters,
+    mlp_parameters,
+    norm_parameters,
+    six_n_d,
+    transformer_flops,
+    transformer_parameters,
+)
 from course_lib.facts.zero import FLOAT32, MIXED, zero_bytes, zero_memory, zero_volume
 
 __all__ = [
@@ -63,6 +75,8 @@ __all__ = [
     "TREE_BLOCKS",
     "Cost",
     "Link",
+    "attention_flops",
+    "attention_parameters",
     "bus_bandwidth",
     "bytes_sent_per_rank",
     "chunk_sizes",
@@ -76,9 +90,13 @@ __all__ = [
     "hierarchical_seconds",
     "int8_bytes",
     "int8_gather_bytes",
+    "layer_parameters",
     "least_bytes",
     "link",
     "logical_bytes",
+    "matmul_parameters",
+    "mlp_parameters",
+    "norm_parameters",
     "one_bit_adam_ratio",
     "powersgd_bytes",
     "powersgd_elements",
@@ -87,10 +105,13 @@ __all__ = [
     "seconds",
     "serial_bytes",
     "sign_bytes",
+    "six_n_d",
     "synchronization_seconds",
     "topk_break_even",
     "topk_bytes",
     "topk_count",
+    "transformer_flops",
+    "transformer_parameters",
     "uncompressed_bytes",
     "zero_bytes",
     "zero_memory",

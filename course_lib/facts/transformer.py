@@ -1,0 +1,139 @@
+"""A transformer that predicts the next token: its parameters, and the FLOPs of training it.
+
+A FLOP is a multiplication or an addition, so that a matrix of P parameters costs 2P a token; what is not a
+product of matrices (norms, softmax, activation functions, embedding look-ups) is not counted. Backward
+computes two products for each of forward's, one for the gradient of each factor.
+
+`Shape` says which sizes are asked for; `course_lib.models.GPTConfig` has them.
+
+Sources: Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1 and table 1 (2N forward, 6N
+with backward, N without embeddings). Chowdhery et al., PaLM, 2022, appendix B (6N + 12 L H Q T a token: the
+attention term). Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021,
+appendix (a batch, with head and recomputation). Dao et al., FlashAttention, 2022, appendix B.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Shape(Protocol):
+    """The sizes and parts of a transformer, as `course_lib.models.GPTConfig` describes them."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def key_value_heads(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def mlp_width(self) -> int: ...
+    @property
+    def mlp(self) -> str: ...
+    @property
+    def norm(self) -> str: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def tied(self) -> bool: ...
+
+
+def attention_parameters(shape: Shape) -> int:
+    """Of one layer's query, key, value and output projections: 4 h^2 + 4 h where all heads have their own."""
+    queries = shape.heads * shape.head_dim
+    keys = shape.key_value_heads * shape.head_dim
+    weights = shape.width * (2 * queries + 2 * keys)
+    return weights + shape.bias * (queries + 2 * keys + shape.width)
+
+
+def mlp_parameters(shape: Shape) -> int:
+    """Of one layer's MLP: 8 h^2 + 5 h for GELU at 4h; SwiGLU has three matrices instead of two."""
+    inward = 2 if shape.mlp == "swiglu" else 1
+    weights = (inward + 1) * shape.width * shape.mlp_width
+    return weights + shape.bias * (inward * shape.mlp_width + shape.width)
+
+
+def norm_parameters(shape: Shape) -> int:
+    """Of one norm: LayerNorm has a weight and, with biases, a bias; RMSNorm a weight."""
+    return shape.width * (2 if shape.norm == "layer" and shape.bias else 1)
+
+
+def layer_parameters(shape: Shape) -> int:
+    """Of one block: about 12 h^2 with GPT-2's parts."""
+    return attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape)
+
+
+def transformer_parameters(shape: Shape) -> int:
+    """Of the whole model; a tied head is counted once. GPT-2 small: 124,439,808."""
+    embeddings = shape.vocab_size * shape.width * (1 if shape.tied else 2)
+    if shape.positions == "learned":
+        embeddings += shape.context * shape.width
+    return embeddings + shape.layers * layer_parameters(shape) + norm_parameters(shape)
+
+
+def matmul_parameters(shape: Shape) -> int:
+    """N in 6ND: the elements of all matrices that a token is multiplied by.
+
+    The head is one of them, also where it is tied; embeddings (looked up), biases and norms are not.
+    (Kaplan et al. leave the head out too, which matters where the model is small: a third of GPT-2 small.)
+    """
+    queries = shape.heads * shape.head_dim
+    keys = shape.key_value_heads * shape.head_dim
+    mlp = (3 if shape.mlp == "swiglu" else 2) * shape.mlp_width
+    return shape.width * (shape.layers * (2 * queries + 2 * keys + mlp) + shape.vocab_size)
+
+
+def attention_flops(shape: Shape, batch: int, seq: int, causal: bool = False) -> int:
+    """Forward, all layers: queries times keys, and the weights times the values; 4 b s^2 h a layer.
+
+    causal: of the s x s scores only the s (s + 1) / 2 that are not masked, which a kernel that skips masked
+    blocks tends to. Grouped queries save bytes of keys and values, and none of these.
+    """
+    scores = seq * (seq + 1) // 2 if causal else seq * seq
+    return 4 * batch * scores * shape.heads * shape.head_dim * shape.layers
+
+
+def transformer_flops(
+    shape: Shape,
+    batch: int,
+    seq: int,
+    *,
+    backward: bool = True,
+    causal: bool = False,
+    recompute: bool = False,
+) -> int:
+    """FLOPs of a forward, or of forward and backward, over batch sequences of seq tokens.
+
+    With backward 6 N D + 12 L s h D, where D is the number of tokens and N `matmul_parameters`. Masked scores
+    count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
+    recompute: each block's forward runs once more in backward (full activation checkpointing), the head's
+    does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L h.
+
+    What FlashAttention's backward computes again, the scores, is not counted: it is no useful work. A counter
+    of what is executed finds 2.5 times forward's attention there instead of 2.
+    """
+    tokens = batch * seq
+    head = 2 * tokens * shape.width * shape.vocab_size
+    forward = 2 * tokens * matmul_parameters(shape) + attention_flops(shape, batch, seq, causal)
+    if not backward:
+        return forward
+    return 3 * forward + (forward - head if recompute else 0)
+
+
+def six_n_d(params: float, tokens: float) -> float:
+    """FLOPs of training by the rule of thumb: for each parameter and token 2 forward and 4 backward.
+
+    Low by attention's share, s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288: 3 %), so it
+    holds while sequences are short against 6h; half of that where masked scores are skipped.
+    """
+    return 6 * params * tokens
