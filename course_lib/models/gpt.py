@@ -139,14 +139,14 @@ class SelfAttention(nn.Module):
     """Every token looks at itself and those before it, once for each head.
 
     query: width to heads * head_dim; key and value: width to kv_heads * head_dim; out: back to width.
-    attend: the function that attends, exchangeable at any time.
+    attend: the function that attends, exchangeable at any time. rotate: the one that turns q and k, or None.
     """
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
         super().__init__()
         kv_width = config.key_value_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.rotary = config.positions == "rotary"
+        self.rotate = rotate if config.positions == "rotary" else None
         self.attend = attention or causal_attention
         self.query = nn.Linear(config.width, config.width, bias=config.bias)
         self.key = nn.Linear(config.width, kv_width, bias=config.bias)
@@ -156,8 +156,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         by_heads = (-1, self.head_dim)
         q, k, v = (layer(x).unflatten(-1, by_heads) for layer in (self.query, self.key, self.value))
-        if self.rotary:
-            q, k = rotate(q, positions), rotate(k, positions)
+        if self.rotate is not None:
+            q, k = self.rotate(q, positions), self.rotate(k, positions)
         return self.out(self.attend(q, k, v).flatten(-2))
 
 
