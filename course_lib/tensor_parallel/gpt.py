@@ -1,0 +1,117 @@
+"""A GPT, its layers exchanged for parallel ones.
+
+Nothing of the model's own code changes: attention, MLP, embedding and head are replaced by layers with the
+same names that take and return the same things, and everything between them goes on as before. With
+`sequence` what is between them works on the rank's part of the sequence: norms and dropout are exchanged too.
+
+What is expected of the model is how `course_lib.models.gpt` names its parts: token_embedding,
+position_embedding (or None), dropout, blocks, norm, head; a block has attention_norm, attention (query, key,
+value, out, head_dim, attend, rotate), mlp_norm, mlp (gate or None, up, down) and dropout.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022, section 4.2.2 (sequence).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .attention import ParallelSelfAttention
+from .conjugate import Group, place
+from .cut import Parallel
+from .dropout import ShardDropout, same_random_state
+from .linear import ColumnParallelLinear, Sequences, checked
+from .mlp import ParallelMLP
+from .replicated import SequenceParallelEmbedding, SequenceParallelNorm
+from .vocabulary import VocabParallelEmbedding
+
+
+def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None) -> Any:
+    """Exchange the layers of `model` for parallel ones; the same model, changed, is returned.
+
+    All ranks of `group` call it, each with a model of the same configuration; the group's first rank's
+    values count. Afterwards the ranks' default generators agree (`same_random_state`), and all ranks must be
+    given the same tokens.
+    sequence: None; "keep" or "regather": between the layers each rank has its part of the sequence, which
+        the ranks must divide.
+
+    The model then returns the logits of the rank's part of the vocabulary, (batch, seq, vocab_size / n):
+    `vocab_parallel_cross_entropy(logits, targets, group, vocab_size=...)` is their loss. Head and embedding
+    stay tied where they were. Each rank holds 1/n of all matrices; norms, position embedding and the biases
+    that are added to the stream are whole on every rank.
+
+    What a layer sends: `course_lib.facts.tensor_parallel_layer_bytes`.
+
+    Raises ValueError for heads that cannot be shared equally.
+    """
+    tied = model.head.weight is model.token_embedding.weight
+    for block in model.blocks:
+        block.attention = parallelize_attention(block.attention, group, sequence)
+        block.mlp = parallelize_mlp(block.mlp, group, sequence)
+    embedding, head = model.token_embedding, model.head
+    model.token_embedding = VocabParallelEmbedding(
+        embedding.num_embeddings, embedding.embedding_dim, group,
+        sequence=sequence, embedding=embedding,
+    )  # fmt: skip
+    model.head = ColumnParallelLinear(
+        head.in_features, head.out_features, head.bias is not None, False, group,
+        sequence=sequence, linear=head,
+    )  # fmt: skip
+    if tied:
+        model.head.weight = model.token_embedding.weight
+    if checked(sequence) is not None:
+        _on_parts_of_the_sequence(model, group)
+    _same_values(model, group)
+    same_random_state(group)
+    return model
+
+
+def parallelize_mlp(mlp: Any, group: Group = None, sequence: Sequences = None) -> ParallelMLP:
+    """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself stays as it is."""
+    activation = "gelu" if mlp.gate is None else "swiglu"
+    return ParallelMLP(
+        mlp.up.in_features, mlp.up.out_features, activation, mlp.up.bias is not None, group,
+        sequence=sequence, linears=dict(mlp.named_children()),
+    )  # fmt: skip
+
+
+def parallelize_attention(
+    attention: Any, group: Group = None, sequence: Sequences = None
+) -> ParallelSelfAttention:
+    """The parallel version of an attention that has query, key, value, out, head_dim, attend and rotate."""
+    width, head_dim = attention.query.in_features, attention.head_dim
+    return ParallelSelfAttention(
+        width, width // head_dim, attention.key.out_features // head_dim,
+        attention.query.bias is not None, group,
+        attend=attention.attend, rotate=attention.rotate,
+        sequence=sequence, linears=dict(attention.named_children()),
+    )  # fmt: skip
+
+
+def _on_parts_of_the_sequence(model: Any, group: Group) -> None:
+    """Exchange what stands between the layers: norms, dropout, and the position embedding."""
+    model.norm = SequenceParallelNorm(model.norm, group)
+    model.dropout = ShardDropout(model.dropout.p, group)
+    if model.position_embedding is not None:
+        model.position_embedding = SequenceParallelEmbedding(model.position_embedding, group)
+    for block in model.blocks:
+        block.attention_norm = SequenceParallelNorm(block.attention_norm, group)
+        block.mlp_norm = SequenceParallelNorm(block.mlp_norm, group)
+        block.dropout = ShardDropout(block.dropout.p, group)
+
+
+@torch.no_grad()
+def _same_values(model: nn.Module, group: Group) -> None:
+    """What is not cut: the values of the group's first rank on all of them."""
+    if place(group)[1] == 1:
+        return
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    for module in model.modules():
+        if not isinstance(module, Parallel):  # those have done so themselves
+            for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, first, group=group)
+                tensor.copy_(values)

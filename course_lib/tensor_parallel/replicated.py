@@ -1,0 +1,82 @@
+"""Parameters that every rank holds whole, used on what each rank has for itself.
+
+A norm's weights on parts of the sequence; key and value weights of which there are fewer heads than ranks:
+each rank's gradient is what *its* tokens or heads contribute. Left alone the copies drift apart, step by
+step, and no rank notices. The conjugate function says what to do: where a whole value enters work that
+differs from rank to rank, its gradients are summed. It holds for parameters as it does for activations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .conjugate import Group, all_reduce, own_part
+
+
+def sum_gradients(group: Group, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`identity_all_reduce` for several parameters at once; a None stays one.
+
+    forward: the parameters themselves. backward: their gradients, summed over the ranks in one all-reduce:
+    2 (n-1)/n of their bytes sent, in every backward.
+    """
+    given = [one for one in parameters if one is not None]
+    summed = iter(_SumGradients.apply(group, *given) if given else ())
+    return tuple(None if one is None else next(summed) for one in parameters)
+
+
+class _SumGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(one.view_as(one) for one in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        flat = all_reduce(torch.cat([grad.flatten() for grad in grads]), ctx.group)
+        pieces = flat.split([grad.numel() for grad in grads])
+        return None, *(piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True))
+
+
+class SequenceParallelNorm(nn.Module):
+    """`norm` (LayerNorm or RMSNorm over the last dimension) on the rank's part of the sequence.
+
+    A norm needs all features of a token, and nothing of other tokens: parts of the sequence are as good as
+    the whole. Values are norm's; the gradients of its weights are summed over the ranks of `group`.
+    """
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
+        super().__init__()
+        if not isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
+            raise TypeError(f"norm is a {type(norm).__name__}; LayerNorm or RMSNorm is expected")
+        self.group, self.eps, self.shape = group, norm.eps, norm.normalized_shape
+        self.kind = type(norm).__name__
+        self.weight: nn.Parameter | None = norm.weight
+        self.bias: nn.Parameter | None = getattr(norm, "bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = sum_gradients(self.group, self.weight, self.bias)
+        if self.kind == "RMSNorm":
+            return F.rms_norm(x, self.shape, weight, self.eps)
+        return F.layer_norm(x, self.shape, weight, bias, self.eps or 1e-5)
+
+
+class SequenceParallelEmbedding(nn.Module):
+    """`embedding` of positions, looked up for the rank's part of the sequence only.
+
+    forward takes all positions, (seq,) or (batch, seq), and returns the rank's, (..., seq / n, width).
+    """
+
+    def __init__(self, embedding: nn.Embedding, group: Group = None):
+        super().__init__()
+        self.group, self.weight = group, embedding.weight
+
+    def forward(self, positions: Tensor) -> Tensor:
+        (weight,) = sum_gradients(self.group, self.weight)
+        assert weight is not None
+        return F.embedding(own_part(positions, self.group, -1), weight)
