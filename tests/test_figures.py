@@ -6,6 +6,7 @@ import math
 import random
 import struct
 import time
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -155,6 +156,22 @@ def test_a_collective_is_a_band_over_its_members() -> None:
     figure = run.ledger().timeline()
     assert [rank for _, _, rank in boxes(figure, "collectives")] == [1, 3]
     assert "all_reduce 4.1 KB" in texts(figure)
+
+
+def test_names_of_collectives_never_lie_upon_each_other(seed: int) -> None:
+    run, draw = MadeRun(2, seed), random.Random(seed)
+    for _ in range(40):  # calls without waiting: many are under way at the same time
+        issued, took = draw.uniform(0, 0.01), draw.uniform(0, 0.005)
+        for rank in range(2):
+            run.add(rank, "all_reduce", None, 4096, issued, issued, issued + took)
+    figure = run.ledger().timeline(window=(0.002, 0.012))
+    figure.draw_without_rendering()
+    ends = [t.get_window_extent() for t in figure.axes[0].texts if t.get_gid() == "collective"]
+    ends.sort(key=lambda box: box.x0)
+    assert ends, "some are named"
+    assert all(one.x1 < other.x0 for one, other in pairwise(ends))
+    area = figure.axes[0].get_window_extent()
+    assert all(area.x0 <= box.x0 and box.x1 <= area.x1 for box in ends), "and none is cut off"
 
 
 def test_thousands_of_messages_become_bundles_that_are_counted() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HALF_ROW = 0.2  # of a row
 MANY = 250  # messages that are still drawn as arrows, one by one
 BUNDLES = 600  # lines that are drawn for more than that
+LETTER = 0.0075  # width of a letter of a label, with some room, as a share of the figure's
 BINS = 240  # columns of the time axis for blocked spans too many to be drawn one by one
 
 Segment = tuple[float, float, float, float]  # x, y, x, y
@@ -108,8 +109,7 @@ def _shares(
 
 def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) -> None:
     """A band over the members, from each one's call to the moment it returned."""
-    bands, boxes = [], []
-    width = clock.limits[1] - clock.limits[0]
+    bands, boxes, labels = [], [], []
     for one in collectives:
         spans = {rank: _call_span(call, clock) for rank, call in sorted(one.calls.items())}
         first, last = min(s[0] for s in spans.values()), max(s[1] for s in spans.values())
@@ -118,12 +118,8 @@ def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) 
         boxes += [box(*span, rank) for rank, span in spans.items()]
         bands.append(_band(spans))
         label = f"{one.op} {wording.size(one.nbytes)}" if one.nbytes else one.op
-        if last - first > 0.009 * width * len(label):
-            top = min(spans)
-            ax.text(
-                sum(spans[top]) / 2, top - HALF_ROW - 0.05, label,
-                ha="center", va="bottom", fontsize=colours.SMALL, color=colours.INK, clip_on=True,
-            )  # fmt: skip
+        labels.append((label, min(spans), spans[min(spans)]))
+    _labels(ax, labels, clock)
     ax.add_collection(
         PolyCollection(bands, facecolors=colours.COMMUNICATION, alpha=0.35, lw=0, zorder=1.5)
     )
@@ -137,6 +133,24 @@ def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) 
             gid="collectives",
         )
     )
+
+
+def _labels(ax: Axes, labels: Sequence[tuple[str, int, tuple[float, float]]], clock: Clock) -> None:
+    """Names above the boxes on the topmost rank: the longest calls first, and none upon another."""
+    low, high = clock.limits
+    taken: list[tuple[int, float, float]] = []
+    for label, rank, (first, last) in sorted(labels, key=lambda one: one[2][0] - one[2][1]):
+        middle = (max(first, low) + min(last, high)) / 2
+        half = 0.5 * LETTER * (high - low) * len(label)
+        left, right = middle - half, middle + half
+        near = any(row == rank and left < end and right > begin for row, begin, end in taken)
+        if near or min(last, high) - max(first, low) < 2 * half:
+            continue
+        taken.append((rank, left, right))
+        ax.text(
+            middle, rank - HALF_ROW - 0.05, label, ha="center", va="bottom",
+            fontsize=colours.SMALL, color=colours.INK, clip_on=True, gid="collective",
+        )  # fmt: skip
 
 
 def _call_span(call: Operation, clock: Clock) -> tuple[float, float]:
