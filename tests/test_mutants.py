@@ -4,6 +4,9 @@
 must lose points, and one of the check's messages must match its `# says:` pattern, that is, name the
 mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
 hidden cases either.
+
+Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
+With COURSE_ALL_TESTS=1 all cases are.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ import contextlib
 import io
 import linecache
 import math
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +30,8 @@ import torch.distributed as dist
 import course_lib
 from course_lib.checks import check
 from course_lib.checks.engine import case
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.case import Case, Finding
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report
 
@@ -72,9 +80,37 @@ def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
     exec(compile(mutant.code, source, "exec"), vars(main))
     objects = [vars(main)[wanted] for wanted in find(name).objects]
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), until_told(mutant):
         report = check(name, *objects, seed=seed, cases="hidden" if mutant.right else "visible")
     return report, printed.getvalue()
+
+
+@contextlib.contextmanager
+def until_told(mutant: Mutant) -> Iterator[None]:
+    """Inside, a wrong mutant's cases are no longer run once a finding says what `says` asks for.
+
+    What is left counts as failed for the same reason, as after two deadlocks.
+    """
+    if mutant.right or os.environ.get("COURSE_ALL_TESTS"):
+        yield
+        return
+    run_case, told = judging.judge_case, list[Finding]()
+
+    def judge_case(
+        session: judging.Session, case: Case, *args: Any, **kwargs: Any
+    ) -> list[judging.Judged]:
+        if told:
+            return [judging.Judged(case, line, told[0]) for line in case.lines]
+        judged = run_case(session, case, *args, **kwargs)
+        said = (one.finding for one in judged if not one.finding.ok)
+        told.extend(
+            found for found in said if any(re.search(mutant.says, str(s)) for s in found.sentences)
+        )
+        return judged
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "judge_case", judge_case)
+        yield
 
 
 @pytest.fixture(autouse=True)
