@@ -6,6 +6,7 @@
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
     compression.py  compressed averages of gradients: bytes that each rank sends
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
+    tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
 
 A later topic adds a module here (memory, pipelines, attention) and its names below.
@@ -53,6 +54,19 @@ from course_lib.facts.data_parallel import (
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
 from course_lib.facts.hardware import LINKS, Link, link
+from course_lib.facts.tensor_parallel import (
+    gathered_logits_bytes,
+    key_value_copies,
+    korthikanti_activations,
+    row_then_column_bytes,
+    saved_layer_bytes,
+    tensor_parallel_bytes,
+    tensor_parallel_intensity,
+    tensor_parallel_layer_bytes,
+    tensor_parallel_seconds,
+    vocab_parallel_embedding_bytes,
+    vocab_parallel_loss_bytes,
+)
 from course_lib.facts.transformer import (
     attention_flops,
     attention_parameters,
@@ -85,11 +99,14 @@ __all__ = [
     "exact_bytes",
     "exposed_after",
     "exposed_communication",
+    "gathered_logits_bytes",
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
     "int8_bytes",
     "int8_gather_bytes",
+    "key_value_copies",
+    "korthikanti_activations",
     "layer_parameters",
     "least_bytes",
     "link",
@@ -101,18 +118,26 @@ __all__ = [
     "powersgd_bytes",
     "powersgd_elements",
     "rounds",
+    "row_then_column_bytes",
+    "saved_layer_bytes",
     "scaling_efficiency",
     "seconds",
     "serial_bytes",
     "sign_bytes",
     "six_n_d",
     "synchronization_seconds",
+    "tensor_parallel_bytes",
+    "tensor_parallel_intensity",
+    "tensor_parallel_layer_bytes",
+    "tensor_parallel_seconds",
     "topk_break_even",
     "topk_bytes",
     "topk_count",
     "transformer_flops",
     "transformer_parameters",
     "uncompressed_bytes",
+    "vocab_parallel_embedding_bytes",
+    "vocab_parallel_loss_bytes",
     "zero_bytes",
     "zero_memory",
     "zero_volume",
