@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from course_lib import collectives, facts
+from course_lib.facts import hardware
 from course_lib.ledger.booking import logical_bytes
 
 GB = 10**9
@@ -219,6 +220,14 @@ def test_links_are_counted_each_way():
         assert one.source
     with pytest.raises(ValueError, match="is not one of the links: NVLink 3"):
         facts.link("NVLink")
+
+
+def test_gpus_have_what_dense_products_reach():
+    assert hardware.gpu("H100").flops == 989e12
+    assert hardware.gpu("A100").memory == 80 * GB
+    assert 0 < hardware.NVLINK_ALPHA < hardware.NETWORK_ALPHA < 1e-4
+    with pytest.raises(ValueError, match="is not one of the GPUs: A100 SXM, H100 SXM"):
+        hardware.gpu("V100")
 
 
 def test_the_library_and_the_facts_agree_on_names_and_blocks():

@@ -1,8 +1,10 @@
-"""How fast links are, each way.
+"""How fast links are, each way, and GPUs.
 
 Makers quote links in three ways that differ by up to 16: both directions together (NVLink), one direction
 (PCIe, usually), and bits (networks). Here every link is in bytes a second that one device sends while it
-receives as many; `quoted` is what the data sheet says. These are peaks: measured ones are lower.
+receives as many; `quoted` is what the data sheet says. FLOP/s are those of dense products of matrices: data
+sheets print twice as many, which holds where half of the numbers are zeros ("with sparsity"). These are
+peaks: measured ones are lower.
 """
 
 from __future__ import annotations
@@ -50,4 +52,39 @@ def link(name: str) -> Link:
     ]
     if len(found) != 1:
         raise ValueError(f"{name!r} is not one of the links: {', '.join(o.name for o in LINKS)}")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. flops: a second, bf16 factors, dense; memory: bytes."""
+
+    name: str
+    flops: float
+    memory: float
+    source: str
+
+
+GPUS: tuple[Gpu, ...] = (
+    Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet"),
+    Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet"),
+    Gpu(
+        "B200",
+        2_250e12,
+        180 * GB,
+        "NVIDIA DGX B200 data sheet: 144 PFLOP/s FP8 with sparsity, of 8",
+    ),
+)
+
+# Seconds that a round of NCCL's ring costs before its first byte, with the protocol for large messages.
+# Source: the table hwLat of NCCL's cost model, src/graph/tuning.cc (Ring, Simple).
+NVLINK_ALPHA = 3.4e-6
+NETWORK_ALPHA = 14e-6
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that name; the beginning of it is enough."""
+    found = [one for one in GPUS if one.name.lower().startswith(name.lower())]
+    if len(found) != 1:
+        raise ValueError(f"{name!r} is not one of the GPUs: {', '.join(o.name for o in GPUS)}")
     return found[0]
