@@ -79,7 +79,7 @@ def require_full_points(notebook: NotebookNode) -> None:
         own = cell.metadata.get("nbgrader", {})
         if own.get("grade") and not own.get("solution"):
             score = score_cell(cell)
-            if score.points != score.maximum:
+            if score.points != score.maximum or score.reason:
                 raise BuildError(
                     f"the solution gets {score.points} of {score.maximum} points in "
                     f"{grade_id(cell)!r}: {score.reason}"

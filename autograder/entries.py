@@ -2,14 +2,15 @@
 
 One process writes, in one transaction for each result, so that the book holds a grade whole or not at
 all; entering the same result again changes nothing. What a person entered (scores by hand, comments,
-extra credit, extensions) stays. The tables are read by their columns: nbgrader's objects compute every
+extra credit, extensions) stays. Extra credit for an exercise is the one thing that both write: see
+`Entries.enter`. The tables are read by their columns: nbgrader's objects compute every
 sum over the class when one of them is loaded, and a class of 500 would pay for that 500 times.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,7 @@ from sqlalchemy import select, update
 from traitlets.config import Config
 
 from autograder import status as statuses
+from autograder.extra_credit import ExtraCredit
 from autograder.result import Result
 
 NO_RESPONSE = "No response."  # nbgrader's own comment on an exercise that was left as it was
@@ -32,7 +34,10 @@ SUBMISSION, SUBMITTED = SubmittedAssignment.__table__, SubmittedNotebook.__table
 
 @dataclass(frozen=True)
 class Total:
-    """What the book says of a submission: points, those that were taken off for being late, all points."""
+    """What the book says of a submission: points, those that were taken off for being late, all points.
+
+    points: extra credit included, so that they may be more than the maximum.
+    """
 
     points: float
     penalty: float
@@ -54,6 +59,14 @@ class Cells:
     maximum: dict[str, float]  # id -> points
     answers: dict[str, str]  # id -> grade_id of the cells that a student writes
 
+    def bonus(self) -> list[str]:
+        """grade_ids of the exercises that are extra credit: their checks have no points of their own."""
+        return [
+            name
+            for cell, name in self.graded.items()
+            if not self.maximum[cell] and not self.by_hand(cell)
+        ]
+
     def by_hand(self, cell: str) -> bool:
         """Whether a person grades this cell: it is an answer itself, and no check of one."""
         return cell in self.answers or self.graded[cell] in self.answers.values()
@@ -69,6 +82,7 @@ class Entries:
         step = AssignLatePenalties(config=config or Config())
         step.init_plugin()
         self.lateness: Any = step.plugin_inst
+        self.extra = ExtraCredit(config=config or Config())
 
     def enter(
         self,
@@ -76,21 +90,27 @@ class Entries:
         *,
         stamp: str | None = None,
         untouched: Collection[str] | None = None,
+        fresh: bool = True,
     ) -> Total:
         """Make the book say what `result` says, and return the submission's total.
 
         stamp: when it was handed in, as nbgrader writes it, "" for unknown; None leaves what is there.
         untouched: grade_ids of exercises that nobody wrote into; None leaves the comments as they
         are. An ungraded result clears the automatic scores. MissingEntry where the book does not
-        know the assignment.
+        know the assignment. fresh: the submission was graded just now, and the extra credit that it
+        earned takes the place of what stands beside the exercise; else what a person wrote there stays.
         """
         cells = self.cells(result.assignment)
         submission, notebook = self._submitted(result.student, result.assignment, cells)
         wanted = _automatic(result, cells, untouched or ())
+        extra = {}
+        if fresh or not self.holds(result):
+            extra = dict.fromkeys(cells.bonus()) | self.extra.earned(result)
         try:
             if stamp is not None:
                 self._set_stamp(submission, parse_utc(stamp) if stamp else None)
             self._set_scores(notebook, wanted)
+            self._set_extra_credit(notebook, cells, extra)
             if untouched is not None:
                 self._set_comments(notebook, cells, untouched)
             total = self._set_penalty(result.student, submission, notebook, cells)
@@ -111,6 +131,7 @@ class Entries:
                 cells = self.cells(assignment)
                 if (found := self._find(student, cells)) is not None:
                     self._set_scores(found[1], dict.fromkeys(cells.graded))
+                    self._set_extra_credit(found[1], cells, dict.fromkeys(cells.bonus()))
                     self._set_penalty(student, *found, cells)
             self.db.commit()
         except BaseException:
@@ -204,6 +225,15 @@ class Entries:
                 change = update(GRADE).where(GRADE.c.id == grade.id)
                 self.db.execute(change.values(auto_score=score, needs_manual_grade=look_again))
 
+    def _set_extra_credit(
+        self, notebook: str, cells: Cells, wanted: Mapping[str, float | None]
+    ) -> None:
+        for grade in self._grades(notebook, cells.graded):
+            name = cells.graded[grade.cell_id]
+            if name in wanted and grade.extra_credit != wanted[name]:
+                change = update(GRADE).where(GRADE.c.id == grade.id)
+                self.db.execute(change.values(extra_credit=wanted[name]))
+
     def _set_comments(self, notebook: str, cells: Cells, untouched: Collection[str]) -> None:
         found = select(COMMENT).where(COMMENT.c.cell_id.in_(list(cells.answers)))
         for comment in self.db.execute(found.where(COMMENT.c.notebook_id == notebook)).all():
@@ -233,7 +263,7 @@ def _automatic(result: Result, cells: Cells, untouched: Collection[str]) -> dict
     """The automatic score of every graded cell, by its id; None where there is none."""
     if result.status == statuses.UNGRADED:
         return dict.fromkeys(cells.graded)
-    points = {exercise.grade_id: exercise.points for exercise in result.exercises}
+    points = {one.grade_id: one.points for one in result.exercises if not one.extra}
     return {
         cell: _one(
             points.get(name), cells, cell, result.status in NOTHING_READ or name in untouched

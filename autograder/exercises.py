@@ -9,6 +9,9 @@ A graded cell says by a call what its exercise's check is given:
 
 When a submission is graded the cell is not run. The arguments are evaluated in the student's notebook,
 and what they are is judged outside of it.
+
+The cell of an exercise that is extra credit has 0 points, so that nbgrader's maximum stays what it is; how
+many there are to be had on top of it is the exercise's to say.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.twin import BuildError, grade_id
+from course_lib.checks.engine.case import Exercise
 from course_lib.checks.engine.find import UnknownExercise, find
 
 
@@ -30,7 +34,7 @@ class Graded:
 
     check: the name that `check` is called with; expressions: its other arguments, as source;
     functions: whether they have to be callable. by_hand: points are left to a person, and the cell is
-    run like any other.
+    run like any other. extra: `points` are extra credit, and no part of the assignment's maximum.
     """
 
     grade_id: str
@@ -39,6 +43,7 @@ class Graded:
     expressions: tuple[str, ...] = ()
     functions: bool = False
     by_hand: bool = False
+    extra: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +64,7 @@ class Assignment:
 
     @property
     def maximum(self) -> float:
-        return sum(one.points for one in self.graded.values())
+        return sum(one.points for one in self.graded.values() if not one.extra)
 
 
 def read_assignment(name: str, solutions: Path, notebooks: Path) -> Assignment:
@@ -84,7 +89,7 @@ def graded_cells(name: str, source: NotebookNode, released: NotebookNode) -> dic
         own = cell.metadata.get("nbgrader", {})
         if own.get("grade"):
             found[own["grade_id"]] = _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
-    points = {one.grade_id: one.points for one in found.values()}
+    points = {one.grade_id: 0.0 if one.extra else one.points for one in found.values()}
     given = {
         str(grade_id(cell)): float(cell.metadata["nbgrader"]["points"])
         for cell in released.cells
@@ -104,8 +109,21 @@ def _read_cell(cell: NotebookNode, where: str) -> Graded:
     if cell.cell_type != "code" or own.get("solution") or own.get("task"):
         return Graded(own["grade_id"], points, by_hand=True)
     check, expressions = _call(cell.source, where)
-    functions = _takes_functions(check, len(expressions), where)
-    return Graded(own["grade_id"], points, check, expressions, functions)
+    exercise = _exercise(check, len(expressions), where)
+    if exercise.extra and points:
+        raise BuildError(
+            f'{where}: {check} is extra credit, so its cell has "points": 0, not {points:g}: the '
+            f"{exercise.points:g} that can be earned are no part of the assignment's maximum."
+        )
+    if not exercise.extra and not points:
+        raise BuildError(
+            f"{where}: a check of 0 points is one of extra credit, and {check} is not: give it points, or "
+            "mark the exercise with extra=True."
+        )
+    if exercise.extra:
+        points = float(exercise.points)
+    functions = not exercise.constants
+    return Graded(own["grade_id"], points, check, expressions, functions, extra=exercise.extra)
 
 
 def _call(source: str, where: str) -> tuple[str, tuple[str, ...]]:
@@ -155,8 +173,8 @@ def _text(node: ast.expr) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _takes_functions(check: str, objects: int, where: str) -> bool:
-    """Whether the exercise takes functions. BuildError where there is no such exercise."""
+def _exercise(check: str, objects: int, where: str) -> Exercise:
+    """The exercise that is checked. BuildError where there is none, or it takes other objects."""
     try:
         exercise = find(check)
     except UnknownExercise as unknown:
@@ -165,4 +183,4 @@ def _takes_functions(check: str, objects: int, where: str) -> bool:
         raise BuildError(
             f"{where}: {check} takes {', '.join(exercise.objects)}; the cell hands in {objects}."
         )
-    return not exercise.constants
+    return exercise

@@ -136,7 +136,9 @@ def _reason(result: Result, events: list[Event]) -> str:
 
 
 def _lost(exercise: Exercise) -> bool:
-    return exercise.points < exercise.maximum and exercise.reason != verdict.BY_HAND
+    if exercise.extra or exercise.reason == verdict.BY_HAND:
+        return False
+    return exercise.points < exercise.maximum
 
 
 def _loss(exercise: Exercise) -> str:

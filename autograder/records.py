@@ -115,7 +115,7 @@ class Records:
         if not self.entries.holds(result) and path.is_file():
             untouched = untouched_answers(nbformat.read(path, as_version=4))
         with self._book_errors(result):
-            self.entries.enter(result, stamp=stamp, untouched=untouched)
+            self.entries.enter(result, stamp=stamp, untouched=untouched, fresh=False)
         self.rows[row_key(result)] = self._row_of(result)
 
     def _row_of(self, result: Result) -> Row:

@@ -20,7 +20,8 @@ class Exercise:
     """One graded cell. `report` is the judge's (see `course_lib.checks.engine.report`), None without one.
 
     reason: empty when all points are there. limit: the name of the status of a limit that was reached here
-    (see `autograder.status`), else empty.
+    (see `autograder.status`), else empty. extra: the points are extra credit, on top of the maximum of the
+    assignment, in which `maximum` is not counted.
     """
 
     grade_id: str
@@ -30,6 +31,12 @@ class Exercise:
     reason: str = ""
     limit: str = ""
     report: dict | None = None
+    extra: bool = False
+
+    @property
+    def attempted(self) -> bool:
+        """False for extra credit that was left alone, of which nothing needs to be said."""
+        return not self.extra or self.report is not None
 
 
 @dataclass
@@ -54,6 +61,7 @@ class Result:
 
     @property
     def score(self) -> float:
+        """Extra credit included: it may be more than the maximum."""
         return sum(exercise.points for exercise in self.exercises)
 
     def to_json(self) -> dict[str, Any]:

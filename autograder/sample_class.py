@@ -1,10 +1,10 @@
-"""The sample class: ten students made from the solutions and the mutants, so never out of date.
+"""The sample class: eleven students made from the solutions and the mutants, so never out of date.
 
 Each hands in the student version with the exercises filled in by the reference, but for what the
-student is here to show. A new assignment joins the class by itself: what goes wrong is looked up
-among its mutants by their titles, and who finds nothing there does not hand it in. What has nothing to
-do with an assignment's exercises is shown on the first `FEW`. The last three are broken or hostile, one
-of each kind; many more are in `autograder.faults`.
+student is here to show; extra credit is left alone by all but one. A new assignment joins the class by
+itself: what goes wrong is looked up among its mutants by their titles, and who finds nothing there does
+not hand it in. What has nothing to do with an assignment's exercises is shown on the first `FEW`. The last
+three are broken or hostile, one of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import copy
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
@@ -30,18 +30,23 @@ Answers = dict[str, str]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the students start from: the reference answers, the empty ones, and the mutants."""
+    """What the students start from: the reference answers, the empty ones, and the mutants.
+
+    reference: empty where an exercise is extra credit; extra: the reference's answers to these.
+    """
 
     name: str
     reference: Answers
     empty: Answers
     mutants: Path = MUTANTS
+    extra: Answers = field(default_factory=dict)
 
     def wrong_answers(self) -> list[Mutant]:
         """The wrong answers to all exercises, in the order of the notebook."""
         return [
             mutant
             for exercise in self.reference
+            if exercise not in self.extra
             for mutant in wrong_answers(self.name, exercise, self.mutants)
         ]
 
@@ -57,12 +62,16 @@ def blank(assignment: Assignment) -> Answers:
     return dict(assignment.empty)
 
 
+def extra_credit(assignment: Assignment) -> Answers | None:
+    return assignment.reference | assignment.extra if assignment.extra else None
+
+
 def partial(assignment: Assignment) -> Answers:
     """Slips in the first exercise that has mutants, and leaves the last exercise as it was."""
     answers = with_mutant(r"")(assignment)
     if answers is None:
         raise LookupError(f"{assignment.mutants / assignment.name} holds no wrong answer.")
-    last = list(answers)[-1]
+    last = [name for name in answers if name not in assignment.extra][-1]
     return answers | {last: assignment.empty[last]}
 
 
@@ -164,6 +173,7 @@ course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
 
 FEW = 2  # assignments
 OF_ALL = ("sample-perfect", "sample-partial")
+EXTRA = "sample-extra-credit"  # of the assignments that have some
 OF_MUTANTS = ("sample-deadlock", "sample-twice-the-bytes", "sample-built-in")
 
 CHANGES: dict[str, Change] = {
@@ -173,6 +183,7 @@ CHANGES: dict[str, Change] = {
 }
 STUDENTS: dict[str, Student] = {
     "sample-perfect": perfect,
+    EXTRA: extra_credit,
     "sample-partial": partial,
     "sample-deadlock": with_mutant(r"deadlock", r"receives? first"),
     "sample-twice-the-bytes": with_mutant(
@@ -202,23 +213,25 @@ def make_sample_class(
     if folder.exists():
         shutil.rmtree(folder)
     for place, name in enumerate(assignments):
-        reference = _exercises(solutions / name / f"{name}.ipynb")
+        answers = _exercises(solutions / name / f"{name}.ipynb")
         empty = _exercises(notebooks / name / f"{name}.ipynb")
+        extra = {one: answers[one] for one in _extra(notebooks / name / f"{name}.ipynb")}
+        reference = answers | {one: empty[one] for one in extra}
         released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
         for student, make in STUDENTS.items():
-            if place >= FEW and student not in (*OF_ALL, *OF_MUTANTS):
+            if place >= FEW and student not in (*OF_ALL, *OF_MUTANTS, EXTRA):
                 continue
-            answers = make(Assignment(name, reference, empty, mutants))
-            if answers is None:
+            given = make(Assignment(name, reference, empty, mutants, extra))
+            if given is None:
                 continue
             path = folder / student / name / f"{name}.ipynb"
             path.parent.mkdir(parents=True)
-            made = handed_in(student, released, answers)
+            made = handed_in(student, released, given)
             if isinstance(made, bytes):
                 path.write_bytes(made)
             else:
                 nbformat.write(made, path)
-    idle = [student for student in STUDENTS if not (folder / student).exists()]
+    idle = [one for one in STUDENTS if one != EXTRA and not (folder / one).exists()]
     if idle:
         raise LookupError(
             f"No wrong answer in {mutants} has a title that {', '.join(idle)} could show; the sample class "
@@ -242,6 +255,12 @@ def _exercises(path: Path) -> Answers:
         for cell in nbformat.read(path, as_version=4).cells
         if _is_exercise(cell)
     }
+
+
+def _extra(path: Path) -> list[str]:
+    """The exercises of a notebook that are extra credit: their checks have no points."""
+    own = (cell.metadata.get("nbgrader", {}) for cell in nbformat.read(path, as_version=4).cells)
+    return [one["grade_id"].removesuffix("_check") for one in own if one.get("points") == 0]
 
 
 def _is_exercise(cell: NotebookNode) -> bool:

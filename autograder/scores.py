@@ -32,8 +32,13 @@ class Score:
 
 
 def score_cell(cell: NotebookNode) -> Score:
-    """The score of an executed, automatically graded code cell."""
+    """The score of an executed, automatically graded code cell.
+
+    A cell of extra credit has no points for nbgrader: to 0 of 0 belongs a reason where the check failed.
+    """
     maximum = float(cell.metadata["nbgrader"]["points"])
+    if maximum == 0.0:
+        return _extra_credit(cell)
     errors = [output for output in cell.outputs if output.output_type == "error"]
     if errors:
         return Score(0.0, maximum, one_line(f"{errors[0].ename}: {errors[0].evalue}"))
@@ -41,6 +46,14 @@ def score_cell(cell: NotebookNode) -> Score:
     if cell.execution_count is None or (not results and _gives_number(cell)):
         return Score(0.0, maximum, "the check gave no result")
     return _partial(results[-1], maximum, cell) if results else Score(maximum, maximum)
+
+
+def _extra_credit(cell: NotebookNode) -> Score:
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    if errors:
+        return Score(0.0, 0.0, one_line(f"{errors[0].ename}: {errors[0].evalue}"))
+    printed = "".join(output.get("text", "") for output in cell.outputs)
+    return Score(0.0, 0.0, _first_failure(cell) if "✗" in printed or "✓" not in printed else "")
 
 
 def _gives_number(cell: NotebookNode) -> bool:

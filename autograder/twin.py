@@ -8,8 +8,9 @@ The twin (jupytext's percent format) is the source. A cell says only what differ
     # %% tags=["nbval-ignore-output", "skip-in-grading"]
 
 The third is an answer in the student's own words that a person grades, in formgrader; a code cell can be one
-as well. This module writes out nbgrader's metadata in full. Cell ids follow from the `grade_id`s, so
-that a notebook that is built twice is the same twice.
+as well. The check of an exercise that is extra credit has 0 points, see `autograder.exercises`. This module
+writes out nbgrader's metadata in full. Cell ids follow from the `grade_id`s, so that a notebook that is built
+twice is the same twice.
 """
 
 from __future__ import annotations

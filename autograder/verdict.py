@@ -14,6 +14,7 @@ from autograder.scores import one_line
 from course_lib.checks.engine.report import Report, refusal
 
 BY_HAND = "points are given by a person"
+LEFT_ALONE = "not attempted"
 
 
 def of_report(graded: Graded, report: dict) -> Exercise:
@@ -27,19 +28,27 @@ def of_report(graded: Graded, report: dict) -> Exercise:
     if points != graded.points:
         reason, limit = first_loss(hidden), status.USED_UP.get(hidden.limit, "")
     return Exercise(
-        graded.grade_id, graded.name, points, graded.points, reason, limit, hidden.to_json()
-    )
+        graded.grade_id, graded.name, points, graded.points, reason, limit, hidden.to_json(),
+        graded.extra,
+    )  # fmt: skip
 
 
 def of_refusal(graded: Graded, sentence: str, limit: str = "") -> Exercise:
     """The exercise without points, since nothing came to be judged. limit: the status of the one reached."""
     report = refusal(graded.check, sentence, possible=graded.points).to_json()
     reason = one_line(sentence)
-    return Exercise(graded.grade_id, graded.name, 0.0, graded.points, reason, limit, report)
+    return Exercise(
+        graded.grade_id, graded.name, 0.0, graded.points, reason, limit, report, graded.extra
+    )
 
 
 def by_hand(graded: Graded) -> Exercise:
     return Exercise(graded.grade_id, graded.name, 0.0, graded.points, BY_HAND)
+
+
+def left_alone(graded: Graded) -> Exercise:
+    """Extra credit that nobody asked for: it is not judged, and nothing is lost."""
+    return Exercise(graded.grade_id, graded.name, 0.0, graded.points, LEFT_ALONE, extra=True)
 
 
 def first_loss(report: Report) -> str:
@@ -62,12 +71,17 @@ def first_sentence(text: str) -> str:
 def outputs(exercise: Exercise, number: int) -> list[NotebookNode]:
     """What stands below a graded cell that was judged: the table, and the points as the cell's value.
 
-    nbgrader's own rule reads the same points from that value.
+    nbgrader's own rule reads the same points from that value. Extra credit is a sentence instead: to that
+    rule a value beyond the cell's maximum, which is 0, is an error.
     """
     shown = []
     if exercise.report is not None:
         table = f"{Report.from_json(exercise.report)}\n"
         shown.append(nbformat.v4.new_output("stream", name="stdout", text=table))
+    if exercise.extra:
+        said = f"{exercise.points:g} of {exercise.maximum:g}" if exercise.attempted else LEFT_ALONE
+        text = f"Extra credit: {said}.\n"
+        return [*shown, nbformat.v4.new_output("stream", name="stdout", text=text)]
     value = {"text/plain": f"{exercise.points:g}"}
     shown.append(nbformat.v4.new_output("execute_result", value, execution_count=number))
     return shown

@@ -88,6 +88,8 @@ class Walk:
         self.deadline = time.monotonic() + self.limits.submission
         self.executor: Executor | None = None
         self.again: list[Past] = []
+        self.given = {one.source for one in self.assignment.released.cells}
+        self.written: list[str] = []  # code that was not handed out
         # cells that did not come to a good end: why, and the status of a limit that they reached
         self.trouble: list[tuple[Past, str, str]] = []
         self.number = 0
@@ -100,6 +102,8 @@ class Walk:
             self.exercises.append(verdict.by_hand(graded))
         if cell.cell_type != "code" or _skipped(cell) or not cell.source.strip():
             return
+        if cell.source not in self.given:
+            self.written.append(cell.source)
         self.number += 1
         cell["execution_count"] = self.number
         past = Past(cell.source, self.number, _name(cell, self.number))
@@ -174,14 +178,21 @@ class Walk:
     # ---- exercises
 
     def _examine(self, cell: NotebookNode, graded: Graded, past: Past) -> None:
-        executor = self._ready()
-        if executor is None:
+        if self._left_alone(graded):
+            exercise = verdict.left_alone(graded)
+        elif (executor := self._ready()) is None:
             sentence = f"it was not judged: {self._over()}"
             exercise = verdict.of_refusal(graded, sentence, status.TIMED_OUT)
         else:
             exercise = self._judged(executor, graded, past)
         self.exercises.append(exercise)
         cell.outputs = verdict.outputs(exercise, past.number)
+
+    def _left_alone(self, graded: Graded) -> bool:
+        """Whether it is extra credit, and nothing that the student wrote speaks of it."""
+        names = [name for text in graded.expressions for name in re.findall(r"[^\W\d]\w*", text)]
+        word = re.compile(rf"\b({'|'.join(names)})\b")
+        return graded.extra and not any(word.search(source) for source in self.written)
 
     def _judged(self, executor: Executor, graded: Graded, past: Past) -> Exercise:
         seconds = min(self.limits.check, self._left())

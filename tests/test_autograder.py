@@ -20,15 +20,16 @@ from nbgrader.converters import Autograde, NbGraderException
 from nbgrader.coursedir import CourseDirectory
 
 from autograder import grading, status
-from autograder.config import NOTEBOOKS, ROOT, assignments, course_config
+from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments, course_config
 from autograder.entries import Entries
+from autograder.exercises import read_assignment
 from autograder.gradebook import ClassBook
 from autograder.intake import find_submissions
 from autograder.jobs import LocalWorkers
 from autograder.kernels import prefer_this_environment
 from autograder.limits import Limits
 from autograder.mutants import read_mutants
-from autograder.sample_class import FEW, OF_ALL, OF_MUTANTS, STUDENTS, without_markers
+from autograder.sample_class import EXTRA, FEW, OF_ALL, OF_MUTANTS, STUDENTS, without_markers
 from autograder.scores import score_cell
 from autograder.secret import seed
 from autograder.session import Course, NotReadyError, Summary, grade_class
@@ -368,6 +369,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[di
 
 SAMPLE_REASONS = {
     "sample-perfect": r"^$",
+    "sample-extra-credit": r"^$",
     "sample-partial": r".",
     "sample-deadlock": r"[Dd]eadlock",
     "sample-twice-the-bytes": r"bytes|twice|whole",
@@ -387,11 +389,19 @@ NOTHING = ("sample-blank", "sample-broken-file", "sample-forged-checks")
 EVERYTHING = ("sample-perfect", "sample-kernel-dies")  # a dead process costs no exercise its points
 
 
+def extra_points(name: str) -> float:
+    """The extra credit of an assignment of the course."""
+    graded = read_assignment(name, SOLUTIONS, NOTEBOOKS).graded.values()
+    return sum(one.points for one in graded if one.extra)
+
+
 def test_the_sample_class_is_complete(sample: tuple[Path, str, list[dict[str, str]]]) -> None:
     graded = [(row["student"], row["assignment"]) for row in sample[2]]
     assert len(set(graded)) == len(graded)
-    whole = {(student, name) for student in STUDENTS for name in assignments()[:FEW]}
+    others = set(STUDENTS) - {EXTRA}
+    whole = {(student, name) for student in others for name in assignments()[:FEW]}
     whole |= {(student, name) for student in OF_ALL for name in assignments()}
+    whole |= {(EXTRA, name) for name in assignments() if extra_points(name)}
     assert whole <= set(graded)
     assert {student for student, _ in set(graded) - whole} <= set(OF_MUTANTS)
 
@@ -406,6 +416,8 @@ def test_a_sample_student_gets_what_is_due(
         assert re.search(SAMPLE_REASONS[student], row["reason"]), row
         if student in EVERYTHING:
             assert score == maximum, row
+        elif student == EXTRA:
+            assert score == maximum + extra_points(row["assignment"]) > maximum, row
         elif student in NOTHING:
             assert score == 0, row
         else:

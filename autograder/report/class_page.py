@@ -180,17 +180,18 @@ def _summary(scores: Sequence[float], maximum: float) -> str:
 
 
 def _exercises(results: Iterable[Result]) -> list[dict]:
-    """By exercise, in the notebook's order; of submissions that could be read."""
+    """By exercise, in the notebook's order; of submissions that could be read, extra credit if tried."""
     by_name: dict[str, list[Exercise]] = defaultdict(list)
     for result in results:
         for exercise in result.exercises:
-            by_name[exercise.grade_id].append(exercise)
+            if exercise.attempted:
+                by_name[exercise.grade_id].append(exercise)
     rows = []
     for some in by_name.values():
         shares = [one.points / one.maximum if one.maximum else 1.0 for one in some]
         rows.append(
             {
-                "title": wording.title(some[0]),
+                "title": wording.title(some[0]) + _tried(some),
                 "mean": f"{sum(shares) / len(shares):.0%}",
                 "full": sum(share >= 1.0 for share in shares),
                 "none": sum(share <= 0.0 for share in shares),
@@ -198,6 +199,10 @@ def _exercises(results: Iterable[Result]) -> list[dict]:
             }
         )
     return rows
+
+
+def _tried(some: Sequence[Exercise]) -> str:
+    return f" (extra credit, tried by {len(some)})" if some[0].extra else ""
 
 
 def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[dict]:
@@ -211,7 +216,8 @@ def _mistakes(assignment: str, results: Iterable[Result], link: Link) -> list[di
         if result.status == statuses.BLANK:
             continue
         for exercise in result.exercises:
-            if exercise.points < exercise.maximum and (text := _first_sentence(exercise)):
+            lost = exercise.attempted and exercise.points < exercise.maximum
+            if lost and (text := _first_sentence(exercise)):
                 who[wording.title(exercise), text].append(result.student)
     ranked = sorted(who.items(), key=lambda item: (-len(item[1]), item[0]))
     return [

@@ -168,6 +168,8 @@ def moodle(
 
     Only the grade is written; rows of students without one, and rows that Moodle says must not change,
     stay as they were: the dates by which Moodle sees whether a grade was changed in between, too.
+    A grade above the maximum is written as the maximum, since Moodle's importer passes over such a row
+    without a word ("out of range" in mod/assign/feedback/offline); the notes name whose extra credit is lost.
     ExportError where a column is missing or the worksheet's maximum is another than the assignment's.
     """
     columns, table = columns or Columns(), read_table(worksheet)
@@ -175,7 +177,7 @@ def moodle(
     key = table.column(columns.student) if columns.student else _key_column(table, scores)
     most = columns.optional(table, columns.maximum, MAXIMUM)
     may_change = columns.optional(table, columns.may_change, MAY_CHANGE)
-    rows, found, locked = [], set(), []
+    rows, found, locked, cut = [], set(), [], []
     for row in table.rows:
         who = _student(scores, [row[key]])
         is_locked = may_change is not None and _is_no(row[may_change], columns.no)
@@ -184,10 +186,12 @@ def moodle(
         if who is not None:
             found.add(who)
             _compare_maximum("" if most is None else row[most], maximum)
-            if scores[who] is not None and not is_locked:
-                row = [*row[:place], _field(scores[who]), *row[place + 1 :]]
+            score = scores[who]
+            if score is not None and not is_locked:
+                row = [*row[:place], _field(min(score, maximum)), *row[place + 1 :]]
+                cut += [who] if score > maximum else []
         rows.append(row)
-    notes = [*_left_alone(locked), *_not_importable(table, columns)]
+    notes = [*_left_alone(locked), *_cut(cut, scores, maximum), *_not_importable(table, columns)]
     notes += [
         f"{who} has a grade and is not in the worksheet." for who in sorted(set(scores) - found)
     ]
@@ -203,6 +207,16 @@ def _left_alone(locked: Sequence[str]) -> list[str]:
         return []
     rows = "1 row stays as it was" if len(locked) == 1 else f"{len(locked)} rows stay as they were"
     return [f"{rows}, since Moodle says that the grade cannot be changed: {', '.join(locked)}."]
+
+
+def _cut(students: Sequence[str], scores: Scores, maximum: float) -> list[str]:
+    if not students:
+        return []
+    who = ", ".join(f"{one} ({_field(scores[one])})" for one in students)
+    return [
+        f"Moodle takes no grade above an assignment's maximum, so {shown(maximum)} is written for {who}: "
+        "enter what is above it as a grade item of its own, which Moodle can mark as extra credit."
+    ]
 
 
 def _not_importable(table: Table, columns: Columns) -> list[str]:

@@ -25,7 +25,7 @@ from autograder import status as statuses
 from autograder.report import pages, wording
 from autograder.report.disclosure import Told, told
 from autograder.report.sanitise import clean_notebook
-from autograder.report.standing import ByHand, Standing, final_maximum, final_score
+from autograder.report.standing import ByHand, Standing, added, final_maximum, final_score
 from autograder.result import Exercise, Result, write_whole
 from autograder.twin import SKIP_TAG
 
@@ -41,7 +41,6 @@ class Shown:
 
     title: str
     points: str
-    maximum: str
     reason: str
     rows: list[Told]
 
@@ -62,6 +61,7 @@ def feedback_page(
     """
     standing = standing or Standing()
     lines = _lines(notebook)
+    bonus = {one.grade_id: wording.title(one) for one in result.exercises if one.extra}
     return pages.fill(
         "feedback.html.j2",
         policy=POLICY,
@@ -78,7 +78,9 @@ def feedback_page(
         exercises=[_shown(one, lines) for one in result.exercises],
         by_hand=[
             {"title": name.removesuffix("_check"), "points": _given(one), "comment": one.comment}
-            for name, one in standing.by_hand.items()
+            if name not in bonus
+            else {"title": bonus[name], "points": _counts(one), "comment": one.comment}
+            for name, one in added(result, standing).items()
         ],
         notebook=None if notebook is None else _cells(result, notebook, released, standing),
         sandbox=", ".join(result.sandbox),
@@ -109,6 +111,10 @@ def _given(one: ByHand) -> str:
     return ", and ".join([*parts, *([f"{wording.shown(one.extra)} extra"] if one.extra else [])])
 
 
+def _counts(one: ByHand) -> str:
+    return f"{wording.shown((one.points or 0.0) + one.extra)} of the extra credit count"
+
+
 def _shown(exercise: Exercise, lines: Mapping[int, list[str]]) -> Shown:
     """An exercise without a report has a reason of its own: its cell never got that far."""
     rows = told(exercise.report) if exercise.report else []
@@ -117,11 +123,15 @@ def _shown(exercise: Exercise, lines: Mapping[int, list[str]]) -> Shown:
     ]
     return Shown(
         wording.title(exercise),
-        wording.shown(exercise.points),
-        wording.shown(exercise.maximum),
-        "" if rows else exercise.reason,
+        wording.earned(exercise),
+        "" if rows or not exercise.attempted else exercise.reason,
         quoted,
     )
+
+
+def _checked(exercise: Exercise) -> str:
+    said = wording.earned(exercise)
+    return f"{said} points" if exercise.attempted else said
 
 
 def _lines(notebook: NotebookNode | None) -> dict[int, list[str]]:
@@ -162,7 +172,7 @@ def _cells(
     checked = {
         one.grade_id: {
             "number": number,
-            "text": f"{wording.title(one)}: {_of(one.points, one.maximum)} points",
+            "text": f"{wording.title(one)}: {_checked(one)}",
         }
         for number, one in enumerate(result.exercises, start=1)
     }

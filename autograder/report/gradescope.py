@@ -24,10 +24,11 @@ def results_json(
 ) -> dict[str, Any]:
     """The data of Gradescope's `results.json` for one submission.
 
-    One test for each graded cell. Hidden cases are told as on the feedback page. A submission that is
-    `ungraded` has no score and no tests, which Gradescope reports as a failure of the autograder, not as
-    a grade. standing: what a gradebook adds; None where there is none, as in Gradescope's container, and
-    the output says what is missing. unfinished: what is known so far.
+    One test for each graded cell, but for extra credit that was left alone; what was earned of it is in the
+    score. Hidden cases are told as on the feedback page. A submission that is `ungraded` has no score and no
+    tests, which Gradescope reports as a failure of the autograder, not as a grade. standing: what a gradebook
+    adds; None where there is none, as in Gradescope's container, and the output says what is missing.
+    unfinished: what is known so far.
     """
     said = [
         UNFINISHED if unfinished else "",
@@ -62,9 +63,10 @@ def results_json(
     others = [
         Exercise(name, name, 0.0, one.maximum) for name, one in by_hand.items() if name not in known
     ]
+    shown = [one for one in result.exercises if one.attempted or one.grade_id in by_hand]
     data["tests"] = [
         _test(one, str(number), by_hand.get(one.grade_id))
-        for number, one in enumerate([*result.exercises, *others], start=1)
+        for number, one in enumerate([*shown, *others], start=1)
     ]
     return data
 
@@ -82,12 +84,12 @@ def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, 
     rows = told(exercise.report) if exercise.report else []
     points, said = exercise.points, exercise.reason
     if by_hand is not None:
-        points = Standing({exercise.grade_id: by_hand}).points(exercise.grade_id, points)
+        points = Standing({exercise.grade_id: by_hand}).points(exercise)
         said = said if by_hand.points is None else "Points were given by a person."
     lines = [line for row in rows for line in _lines(row)] or [said]
     lines += [by_hand.comment] if by_hand is not None and by_hand.comment else []
     return {
-        "name": wording.title(exercise),
+        "name": wording.title(exercise) + (" (extra credit)" if exercise.extra else ""),
         "number": number,
         "score": round(points, 6),
         "max_score": exercise.maximum,

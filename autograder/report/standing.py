@@ -25,12 +25,16 @@ from sqlalchemy import create_engine, select
 
 from autograder import status as statuses
 from autograder.report import wording
-from autograder.result import Result
+from autograder.result import Exercise, Result
 
 
 @dataclass(frozen=True)
 class ByHand:
-    """What a person gave for one cell: points of a maximum (None: only a comment), extras, a comment."""
+    """What a person gave for one cell: points of a maximum (None: only a comment), extras, a comment.
+
+    Of an exercise that is extra credit, `extra` is what counts of it, whoever decided that: it is what the
+    checks gave, unless the course limits extra credit or a person wrote something else there.
+    """
 
     points: float | None
     maximum: float
@@ -45,12 +49,20 @@ class Standing:
     by_hand: dict[str, ByHand] = field(default_factory=dict)
     penalty: float = 0.0
 
-    def points(self, grade_id: str, automatic: float) -> float:
-        """A cell's points: a person's before the automatic ones, and extras."""
-        own = self.by_hand.get(grade_id)
+    def points(self, exercise: Exercise) -> float:
+        """An exercise's points: a person's before the automatic ones, and extras."""
+        own = self.by_hand.get(exercise.grade_id)
         if own is None:
-            return automatic
+            return exercise.points
+        automatic = 0.0 if exercise.extra else exercise.points
         return (automatic if own.points is None else own.points) + own.extra
+
+    def changes(self, exercise: Exercise) -> bool:
+        """Whether there is something to tell of an exercise beside what the checks gave."""
+        own = self.by_hand.get(exercise.grade_id)
+        return own is not None and (
+            bool(own.comment) or not exercise.extra or own != ByHand(None, 0.0, "", exercise.points)
+        )
 
 
 def final_score(result: Result, standing: Standing | None = None) -> float | None:
@@ -58,10 +70,20 @@ def final_score(result: Result, standing: Standing | None = None) -> float | Non
     if result.status == statuses.UNGRADED:
         return None
     standing = standing or Standing()
-    points = {one.grade_id: one.points for one in result.exercises}
-    cells = points.keys() | standing.by_hand.keys()
-    total = sum(standing.points(name, points.get(name, 0.0)) for name in cells)
+    known = {one.grade_id for one in result.exercises}
+    others = [Exercise(name, name, 0.0, 0.0) for name in standing.by_hand if name not in known]
+    total = sum(standing.points(one) for one in [*result.exercises, *others])
     return max(0.0, total - standing.penalty)
+
+
+def added(result: Result, standing: Standing) -> dict[str, ByHand]:
+    """By grade_id, what there is to tell beside what the checks gave."""
+    known = {one.grade_id: one for one in result.exercises}
+    return {
+        name: own
+        for name, own in standing.by_hand.items()
+        if name not in known or standing.changes(known[name])
+    }
 
 
 def final_maximum(result: Result, standing: Standing | None = None) -> float:
@@ -83,7 +105,8 @@ def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
         comments = {(row[0], row[1]): row[2] for row in book.execute(_comments(assignment))}
         for student, name, cell, manual, extra in book.execute(_grades(assignment)):
             comment = comments.pop((student, name), "") or ""
-            if manual is not None or extra or comment:
+            bonus = extra is not None and not maxima.get(cell)  # 0 can be a person's word
+            if manual is not None or extra or comment or bonus:
                 cells[student][name] = ByHand(manual, maxima.get(cell, 0.0), comment, extra or 0.0)
         for (student, name), comment in comments.items():
             if comment:  # of an exercise whose points are given in another cell

@@ -40,11 +40,20 @@ def title(exercise: Exercise) -> str:
     return (exercise.name.rpartition("/")[2] or exercise.grade_id).removesuffix("_check")
 
 
+def earned(exercise: Exercise, points: float | None = None) -> str:
+    """ "2.5 of 4"; "extra credit: 3.5 of 4", or that it was left alone. points: the check's when left out."""
+    points = exercise.points if points is None else points
+    if not exercise.attempted and not points:
+        return f"extra credit, {shown(exercise.maximum)} points: not attempted"
+    said = f"{shown(points)} of {shown(exercise.maximum)}"
+    return f"extra credit: {said}" if exercise.extra else said
+
+
 def score(result: Result) -> float | None:
     """The points of the checks; None where there is no grade."""
     return None if result.status == statuses.UNGRADED else result.score
 
 
 def maximum(result: Result) -> float:
-    """The points that the checks could give; 0 where nothing could be read."""
-    return sum(exercise.maximum for exercise in result.exercises)
+    """The points that the checks could give without extra credit; 0 where nothing could be read."""
+    return sum(exercise.maximum for exercise in result.exercises if not exercise.extra)

@@ -24,7 +24,7 @@ from autograder.report.alike import Likeness, answers, compare, originals, refer
 from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
-from autograder.report.standing import Standing, final_score, standings
+from autograder.report.standing import Standing, added, final_score, standings
 from autograder.result import Result, write_whole
 
 ADDED = "<body data-added>"  # how a page begins that shows what people added
@@ -124,7 +124,8 @@ def _write_feedback(found: Class, notebooks: Path) -> int:
     for result in found.results:
         standing, name = found.standing(result), result.assignment
         page = found.out / "feedback" / result.student / name / f"{name}.html"
-        if standing == Standing() and page.is_file() and ADDED not in page.read_text("utf-8"):
+        says = added(result, standing) or standing.penalty
+        if not says and page.is_file() and ADDED not in page.read_text("utf-8"):
             continue
         text = feedback_page(
             result,

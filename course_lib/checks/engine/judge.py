@@ -315,6 +315,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
         seed=seed,
         cases=cases,
         tampered=tampered is not None,
+        extra=exercise.extra,
     )
 
 

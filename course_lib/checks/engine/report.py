@@ -48,6 +48,7 @@ class Report:
 
     tampered: what the ranks recorded and what went over the network contradict each other.
     limit: what the ranks of a case had used up, "memory", "processes" or "files"; "" where they had not.
+    extra: the points are extra credit.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Report:
     cases: str = "visible"
     tampered: bool = False
     limit: str = ""
+    extra: bool = False
 
     @property
     def passed(self) -> bool:
@@ -86,7 +88,7 @@ class Report:
         return f"<Report {self.name}: score {self.score:.3f}, {done} of {len(self.lines)} lines>"
 
     def __str__(self) -> str:
-        title = self.name.rpartition("/")[2]
+        title = self.name.rpartition("/")[2] + (" (extra credit)" if self.extra else "")
         earned = f"{self.points(self.possible):.1f} of {number(self.possible)}"
         rows = [f"{title:<{WIDTH}}{earned}"]
         for aspect in ASPECTS:
