@@ -68,12 +68,6 @@ class Gpu:
 GPUS: tuple[Gpu, ...] = (
     Gpu("A100 SXM", 312e12, 80 * GB, "NVIDIA A100 data sheet"),
     Gpu("H100 SXM", 989e12, 80 * GB, "NVIDIA H100 data sheet"),
-    Gpu(
-        "B200",
-        2_250e12,
-        180 * GB,
-        "NVIDIA DGX B200 data sheet: 144 PFLOP/s FP8 with sparsity, of 8",
-    ),
 )
 
 # Seconds that a round of NCCL's ring costs before its first byte, with the protocol for large messages.
