@@ -4,6 +4,8 @@ from course_lib.checks.data_parallel.bucketed import bucketed_data_parallel
 from course_lib.checks.data_parallel.formulas import predictions
 from course_lib.checks.data_parallel.int8 import int8_all_reduce
 from course_lib.checks.data_parallel.naive import naive_data_parallel
+from course_lib.checks.data_parallel.one_bit_adam import one_bit_adam
+from course_lib.checks.data_parallel.powersgd import powersgd
 from course_lib.checks.data_parallel.quiz import questions
 from course_lib.checks.data_parallel.sampling import shard_indices
 from course_lib.checks.data_parallel.sparse import topk_all_reduce
@@ -12,6 +14,8 @@ __all__ = [
     "bucketed_data_parallel",
     "int8_all_reduce",
     "naive_data_parallel",
+    "one_bit_adam",
+    "powersgd",
     "predictions",
     "questions",
     "shard_indices",

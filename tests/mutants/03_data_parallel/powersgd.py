@@ -1,0 +1,401 @@
+# %% wrong: no error feedback
+# says: missed in earlier steps was not added
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient.clone()
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: a new random Q in every step
+# says: did not start from the Q of the step before
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            generator = torch.Generator().manual_seed(k)
+            first = k not in self.queries
+            if True:
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                if first:
+                    self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: Q of the own gradient, not averaged
+# says: Q = G\^T P has to be averaged
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: P is not averaged
+# says: P is not averaged
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: P is not made orthonormal
+# says: orthonormal
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: Q is summed, not averaged
+# says: sum over the \d ranks
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            dist.all_reduce(q, group=self.group)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: the error is what the gradient alone misses
+# says: gradient and earlier error together
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            own = gradient.clone()
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = own - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: the whole gradient is averaged first
+# says: nothing was compressed|travelled whole|are enough
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            self.mean(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: vectors are left as they are
+# says: what is no matrix is averaged too
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.mean(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: P is random, not G Q
+# says: P spans the columns of G Q
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.mean(gradient)
+                continue
+            if k not in self.queries:
+                generator = torch.Generator().manual_seed(k)
+                shape = (gradient.shape[1], self.rank)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = torch.randn(len(asked), self.rank, generator=torch.Generator().manual_seed(k)).to(
+                asked
+            )
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.mean(q)
+            gradient.copy_(p @ q.T)
+            self.errors[k] = asked - gradient
+            self.queries[k] = q
+
+    def mean(self, tensor):
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+
+# %% right: all matrices in two all-reduces, columns by SVD, errors against the own Q
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.columns, self.group, self.n = rank, group, dist.get_world_size(group)
+        self.generator = torch.Generator().manual_seed(3)
+        self.kept = None
+
+    def average(self, tensors):
+        flat = torch.cat([one.flatten() for one in tensors])
+        dist.all_reduce(flat, group=self.group)
+        parts = (flat / self.n).split([one.numel() for one in tensors])
+        return [part.view_as(one) for part, one in zip(parts, tensors)]
+
+    def all_reduce(self, gradients):
+        matrices = [g for g in gradients if g.dim() == 2]
+        others = [g for g in gradients if g.dim() != 2]
+        if self.kept is None:
+            start = [
+                torch.randn(g.shape[1], self.columns, generator=self.generator).to(g)
+                for g in matrices
+            ]
+            self.kept = [(q, torch.zeros_like(g)) for q, g in zip(start, matrices)]
+        asked = [g + error for g, (_, error) in zip(matrices, self.kept)]
+        first = self.average([*others, *(a @ q for a, (q, _) in zip(asked, self.kept))])
+        for one, mean in zip(others, first):
+            one.copy_(mean)
+        p = [torch.linalg.svd(one, full_matrices=False).U for one in first[len(others) :]]
+        own = [a.T @ one for a, one in zip(asked, p)]
+        q = self.average(own)
+        errors = [a - one @ mine.T for a, one, mine in zip(asked, p, own)]
+        for g, one, other in zip(matrices, p, q):
+            g.copy_(one @ other.T)
+        self.kept = list(zip(q, errors))
+
+
+# %% right: Gram-Schmidt, a first Q without random numbers
+def orthonormal(matrix):
+    """Gram-Schmidt, as in the paper."""
+    for i in range(matrix.shape[1]):
+        column = matrix[:, i]
+        for j in range(i):
+            column -= (matrix[:, j] @ column) * matrix[:, j]
+        column /= column.norm()
+
+
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.rank, self.group = rank, group
+        self.state = []
+
+    def all_reduce(self, gradients):
+        n = dist.get_world_size(self.group)
+        while len(self.state) < len(gradients):
+            g = gradients[len(self.state)]
+            numbers = torch.linspace(-1, 1, g.shape[-1] * self.rank).sin().reshape(-1, self.rank)
+            # the same on every rank, and no two columns alike
+            q = torch.linalg.qr(numbers.to(g) + torch.eye(g.shape[-1], self.rank).to(g)).Q
+            self.state.append([q, torch.zeros_like(g)])
+        for g, memory in zip(gradients, self.state):
+            if g.dim() < 2:
+                dist.all_reduce(g.div_(n), group=self.group)
+                continue
+            g += memory[1]
+            p = g @ memory[0] / n
+            dist.all_reduce(p, group=self.group)
+            orthonormal(p)
+            q = g.T @ p / n
+            dist.all_reduce(q, group=self.group)
+            memory[0], memory[1] = q, g - p @ q.T
+            g.copy_(p @ q.T)
