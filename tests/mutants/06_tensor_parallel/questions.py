@@ -1,0 +1,103 @@
+# %% wrong: one all-reduce a layer, as the lecture says
+# says: and backward\?
+answer_1 = 1
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: forward alone
+# says: That is one direction
+answer_1 = 2
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: the share that computes
+# says: the share that computes
+answer_1 = 4
+answer_2 = 1 - 0.9235
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: NVLink across nodes
+# says: joined by the slower link
+answer_1 = 4
+answer_2 = 0.573
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: FLOPs of all ranks
+# says: each rank computes a sixteenth
+answer_1 = 4
+answer_2 = 0.430
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: one all-reduce forward
+# says: after attention and after the MLP
+answer_1 = 4
+answer_2 = 0.858
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: the bias stands in the way
+# says: A bias could be added once
+answer_1 = 4
+answer_2 = 0.9235
+answer_3 = "the bias"
+answer_4 = 8
+answer_5 = 1.25
+
+# %% wrong: nothing is too large
+# says: each whole already
+answer_1 = 4
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 1
+answer_5 = 1.25
+
+# %% wrong: once for each matrix
+# says: to this MLP's weights, one
+answer_1 = 4
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 64
+answer_5 = 1.25
+
+# %% wrong: the gathered inputs kept
+# says: That is with the gathered inputs kept
+answer_1 = 4
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1
+
+# %% wrong: backward alone
+# says: That is backward alone
+answer_1 = 4
+answer_2 = 0.9235
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 1.5
+
+# %% right: computed
+answer_1 = 2 * 2
+answer_2 = (lambda send, compute: send / (send + compute))(
+    2 * 2 * 15 / 16 * 2 * 8192 * 4096 / 50e9, 24 * 8192**2 * 4096 / 16 / 989e12
+)
+answer_3 = "the activation function"
+answer_4 = 8.0
+answer_5 = 10 / 8
+
+# %% right: rounded
+answer_1 = 4
+answer_2 = 0.92
+answer_3 = " The activation function "
+answer_4 = 8
+answer_5 = 1.25
