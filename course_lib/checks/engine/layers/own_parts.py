@@ -1,0 +1,65 @@
+"""In the rank: what PyTorch has ready-made for the purpose is refused, with a sentence that says why."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+DIFFERENTIATED = "torch.distributed.nn"
+SHARDED = "torch.distributed.tensor"
+WHY = {
+    DIFFERENTIATED: (
+        "torch.distributed.nn.functional takes every rank's result for a result of its own, and "
+        "communicates again in backward: here the results are copies of one, and gradients come out N times "
+        "too large. Write a torch.autograd.Function that says what backward does."
+    ),
+    SHARDED: (
+        "DTensor and parallelize_module would do all of it. That is what you are to build: keep this rank's "
+        "part of the weight, and communicate with torch.distributed yourself."
+    ),
+}  # fmt: skip
+
+
+class _Refused(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        for module, why in WHY.items():
+            if name == module or name.startswith(f"{module}."):
+                raise ImportError(why)
+
+
+@contextlib.contextmanager
+def own_parts() -> Iterator[None]:
+    """Within, torch.distributed.nn and DTensor can neither be imported nor, where they are, be used."""
+    changed: list[tuple[type, str, Any]] = []
+
+    def refuse(owner: type, name: str, why: str) -> None:
+        def refused(*args: Any, **kwargs: Any) -> NoReturn:
+            raise RuntimeError(why)
+
+        changed.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, staticmethod(refused))
+
+    guard = _Refused()
+    sys.meta_path.insert(0, guard)
+    try:
+        for owner in autograd_functions(sys.modules.get(f"{DIFFERENTIATED}.functional")):
+            refuse(owner, "forward", WHY[DIFFERENTIATED])
+        if (sharded := sys.modules.get(SHARDED)) is not None:
+            refuse(sharded.DTensor, "__new__", WHY[SHARDED])
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        sys.meta_path.remove(guard)
+        for owner, name, was in changed:
+            setattr(owner, name, was)
+
+
+def autograd_functions(module: ModuleType | None) -> list[type]:
+    """The torch.autograd.Functions that a module defines; none of None."""
+    if module is None:
+        return []
+    own = (one for one in vars(module).values() if isinstance(one, type))
+    return [one for one in own if one.__module__ == module.__name__ and "forward" in vars(one)]

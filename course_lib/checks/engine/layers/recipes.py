@@ -1,0 +1,181 @@
+"""Recipe (see `harness`) that makes layers, runs them forward and backward, and tells what came of it.
+
+instructions: dtype, the default meanwhile ("float64" when left out); runs, a list of
+
+    name       the prefix of what goes back
+    object     which of the exercise's objects, the first when left out
+    make       [arguments, keyword arguments] of the class; left out: the object is called as it is
+    kwargs     keyword arguments of the call
+    group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
+    seed       the state of the default generator before the class is made
+    inputs     what to call with, a list of [name, tensor]; floating-point ones ask for a gradient unless
+               their names are in `fixed`
+    backward   the tensor that is the output's gradient; left out: no backward
+    lr         after backward lr times its gradient is taken from every parameter, and the layer called again
+    refuses    whether a ValueError is an answer: it is told, and the run is over
+    expects    {name: [dtype, shape]} of what goes back
+
+A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y" (the
+output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
+parameter whose name ends in weight), "a.drawn" (two numbers of the default generator after forward); and in
+values["a"]:
+
+    begun      operations begun before the layer was made, after that, after forward and after backward
+    held       bytes of the tensors that the layer brought with it
+    saved      bytes that forward keeps for backward, the layer's own parameters left out
+    misfits    {name: text} of what came in another shape or not at all; zeros stand for it
+    refused    [type, text, place] of the ValueError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib.checks.engine.harness import describe
+from course_lib.checks.engine.layers.counting import Saved, alive, more
+from course_lib.checks.engine.layers.own_parts import own_parts
+from course_lib.checks.engine.training.watching import begun_and_waited
+from course_lib.runtime.backend import device
+
+_Tensor, _Module = torch.Tensor, nn.Module
+_clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
+_zeros_like = torch.zeros_like
+_manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
+_get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
+_named_parameters = nn.Module.named_parameters
+
+Told = tuple[dict, dict[str, Any]]
+
+
+def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
+    """Every run of the instructions, one after the other."""
+    values, found = {}, {}
+    with own_parts(), default_dtype(given.get("dtype", "float64")):
+        for run in given.get("runs", ()):
+            told = Run(run, objects, tensors, groups)
+            told.go()
+            values[run["name"]] = told.values
+            found |= {f"{run['name']}.{name}": one for name, one in told.tensors().items()}
+    return values, found
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    before = _get_default()
+    _set_default(getattr(torch, name))
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        _set_default(before)
+
+
+class Run:
+    """One layer, made and run on this rank."""
+
+    def __init__(self, run: dict, objects: list, tensors: dict[str, torch.Tensor], groups: list):
+        self.given, self.groups = run, groups
+        self.object = objects[run.get("object", 0)]
+        fixed = run.get("fixed", ())
+        self.inputs: dict[str, torch.Tensor] = {}
+        for name, tensor in run["inputs"]:
+            one = _clone(tensors[tensor])
+            self.inputs[name] = one.requires_grad_(one.is_floating_point() and name not in fixed)
+        self.gradient = tensors[run["backward"]] if "backward" in run else None
+        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"begun": [], "misfits": {}}
+
+    def go(self) -> None:
+        """Make and run; where a ValueError is an answer, tell it."""
+        try:
+            self.run()
+        except ValueError as error:
+            if not self.given.get("refuses"):
+                raise
+            self.values["refused"] = describe(error)
+
+    def run(self) -> None:
+        layer = self.made()
+        self.parameters = parameters(layer)
+        kwargs = dict(self.given.get("kwargs", {}))
+        if "make" not in self.given:
+            kwargs |= self.group()
+        with Saved(self.parameters.values()) as saved:
+            y = layer(*self.inputs.values(), **kwargs)
+        self.values["saved"] = saved.nbytes
+        self.moment()
+        self.found["drawn"] = _rand(2, dtype=torch.float64)
+        self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
+        if self.gradient is not None:
+            self.backward(y)
+        self.moment()
+        if "lr" in self.given:
+            with _no_grad():
+                for one in self.parameters.values():
+                    if one.grad is not None:
+                        one -= self.given["lr"] * one.grad
+                self.found["again"] = layer(*self.inputs.values(), **kwargs)
+
+    def made(self) -> Any:
+        """The layer, or the object itself."""
+        self.moment()
+        if "make" not in self.given:
+            self.moment()
+            return self.object
+        args, kwargs = self.given["make"]
+        before = alive()
+        _manual_seed(self.given.get("seed", 0))
+        layer = self.object(*args, **kwargs, **self.group())
+        if isinstance(layer, _Module):
+            layer.to(device())
+        self.values["held"] = more(alive(), before)
+        self.moment()
+        return layer
+
+    def group(self) -> dict[str, Any]:
+        return {"group": self.groups[self.given["group"]]} if "group" in self.given else {}
+
+    def moment(self) -> None:
+        self.values["begun"].append(begun_and_waited()[0])
+
+    def backward(self, y: Any) -> None:
+        """From the output's gradient to those of inputs and parameters.
+
+        An output of another shape gets zeros, so that the other ranks do not wait for this one in vain.
+        """
+        if not isinstance(y, _Tensor) or not y.requires_grad:
+            return
+        fits = self.gradient is not None and y.shape == self.gradient.shape
+        _backward(y, self.gradient.to(y.dtype) if fits else _zeros_like(y))
+        for name, one in self.inputs.items():
+            self.found[f"grad.{name}"] = one.grad if fits else None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What goes back, all of it in the shape that was agreed."""
+        for name, one in getattr(self, "parameters", {}).items():
+            short = name.rpartition(".")[2]
+            self.found.setdefault(f"p.{short}", one)
+            self.found.setdefault(f"grad.p.{short}", one.grad)
+        sent = {}
+        for name, (kind, shape) in self.given["expects"].items():
+            dtype, one = getattr(torch, kind), self.found.get(name)
+            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
+                self.values["misfits"][name] = told(one)
+                one = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(one))
+        return sent
+
+
+def parameters(layer: Any) -> dict[str, torch.Tensor]:
+    return dict(_named_parameters(layer)) if isinstance(layer, _Module) else {}
+
+
+def told(one: Any) -> str:
+    """ "float64[2, 3]", or the type of what is no tensor."""
+    if isinstance(one, _Tensor):
+        return f"{str(one.dtype)[6:]}{list(one.shape)}"
+    return "None" if one is None else type(one).__name__

@@ -1,0 +1,113 @@
+"""In the judge: what is to be run on the ranks, and what must come back. See `recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from course_lib.checks.engine.case import Case, Line, RankSide, Spec
+
+RECIPE = "course_lib.checks.engine.layers.recipes:layers"
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One layer on some ranks, or one call of a function where `make` is left out.
+
+    inputs: for each of these ranks, what it is called with, in order; gradient: the output's, for each; left
+        out: no backward.
+    wanted: for each rank the tensors that must come back, in the order in which they are looked at: "y",
+        "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
+    make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
+    drawn: two numbers of the default generator come back too, as "drawn".
+    The rest: see `recipes`.
+    """
+
+    name: str
+    inputs: Sequence[Tensors]
+    wanted: Sequence[Tensors]
+    gradient: Sequence[torch.Tensor] | None = None
+    make: tuple[Sequence, Mapping[str, Any]] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    object: int = 0
+    seed: int = 0
+    lr: float | None = None
+    fixed: tuple[str, ...] = ()
+    refuses: bool = False
+    drawn: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self.inputs)
+
+    def instructions(self, k: int, group: int | None) -> dict:
+        told: dict[str, Any] = {
+            "name": self.name, "object": self.object, "kwargs": dict(self.kwargs), "seed": self.seed,
+            "inputs": list(self.inputs[k]), "fixed": list(self.fixed), "refuses": self.refuses,
+            "expects": {
+                name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in self.outputs(k).items()
+            },
+        }  # fmt: skip
+        if self.make is not None:
+            told["make"] = [list(self.make[0]), dict(self.make[1])]
+        if self.gradient is not None:
+            told["backward"] = "gradient"
+        if self.lr is not None:
+            told["lr"] = self.lr
+        if group is not None:
+            told["group"] = group
+        return told
+
+    def tensors(self, k: int) -> dict[str, torch.Tensor]:
+        gradient = {} if self.gradient is None else {"gradient": self.gradient[k]}
+        return {**self.inputs[k], **gradient}
+
+    def outputs(self, k: int) -> dict[str, Spec]:
+        drawn = {"drawn": Spec(torch.float64, (2,))} if self.drawn else {}
+        return {name: Spec.of(one) for name, one in self.wanted[k].items()} | drawn
+
+
+def case(
+    title: str,
+    runs: Sequence[Run],
+    lines: Sequence[Line],
+    *,
+    members: Sequence[int] = (),
+    world_size: int = 0,
+    **more: Any,
+) -> Case:
+    """The runs one after the other in one launch.
+
+    members: the ranks that take part, of world_size; they are passed as group=. Left out: all, and no group.
+    """
+    size = runs[0].size
+    ranks, group = (list(members), 0) if members else (list(range(size)), None)
+    sides = {rank: side(runs, k, group) for k, rank in enumerate(ranks)}
+    return Case(
+        title,
+        [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
+        list(lines),
+        recipe=RECIPE,
+        groups=[ranks] if members else [],
+        **more,
+    )
+
+
+def side(runs: Sequence[Run], k: int, group: int | None) -> RankSide:
+    """What the k-th of the ranks that take part is given, and hands back."""
+    inputs, told, outputs = {}, [], {}
+    for run in runs:
+        described = run.instructions(k, group)
+        prefix = f"{run.name}."
+        described["inputs"] = [[name, prefix + name] for name in described["inputs"]]
+        if "backward" in described:
+            described["backward"] = prefix + described["backward"]
+        inputs |= {prefix + name: one for name, one in run.tensors(k).items()}
+        outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
+        told.append(described)
+    return RankSide(inputs, {"runs": told}, outputs)
