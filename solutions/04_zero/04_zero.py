@@ -50,6 +50,9 @@
 import contextlib
 import gc
 import json
+import os
+import socket
+import struct
 import tempfile
 import time
 import warnings
@@ -59,7 +62,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import RankError, check, device, launch
-from course_lib.ledger.colours import BACKWARD, FORWARD, WEIGHT_GRADIENT, picture
+from course_lib.ledger.colours import BACKWARD, FORWARD, INK, WEIGHT_GRADIENT, picture
 from course_lib.scorecard import Row, Scorecard, costs
 
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
@@ -68,10 +71,11 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The tools. `Network` is a small model whose layers stand in `blocks`. `train` makes a few steps of it on
+# The tools, which you need not read now. `Network` is a small model whose layers stand in `blocks`. `train` makes a few steps of it on
 # every rank and says how many bytes of tensors the rank held: after the last backward, after the last
 # step, and "most": the largest of all looks, of which there is one more whenever forward leaves a block or
-# backward enters one. `sent` reads from the ledger what a rank sent in the last step.
+# backward enters one. `memory_picture` draws the looks of the last step. `sent` reads from the ledger what a
+# rank sent in it.
 
 
 # %%
@@ -135,16 +139,39 @@ def train(make, steps=2, microbatches=1, samples=2):
             most.append(held())
             optimizer.step()
             optimizer.zero_grad()
-    found = {"after backward": most[-1], "after step": held(), "most": max(most)}
-    return {**found, "flops": spent.flops}
+    looks = [*most[-2 * DEPTH - 1 :], held()]  # forward, backward, after it, after the step
+    found = {"after backward": looks[-2], "after step": looks[-1], "most": max(most)}
+    return {**found, "looks": looks, "flops": spent.flops}
 
 
-def sent(run, rank=0):
-    """What a rank sent after its last barrier, in units of (N-1)/N P elements of four bytes."""
+def sent(run, rank=0, since=-1):
+    """What a rank sent after a barrier, the last one, in units of (N-1)/N P elements of four bytes."""
     operations = run.ledger.operations(rank)
-    last = max(i for i, one in enumerate(operations) if one.op == "barrier")
+    begin = [i for i, one in enumerate(operations) if one.op == "barrier"][since]
     n = run.ledger.world_size
-    return sum(one.bytes_sent for one in operations[last:]) / ((n - 1) / n * 4 * P)
+    return sum(one.bytes_sent for one in operations[begin:]) / ((n - 1) / n * 4 * P)
+
+
+def memory_picture(runs):
+    """Bytes a parameter at every look of the last step on rank 0, a panel for each run of `train`."""
+    runs = {name: run for name, run in runs.items() if run}  # None: not written yet
+    figure = picture(9.0, 2.2)
+    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    for axes, (name, run) in zip(panels, runs.items(), strict=True):
+        heights = [look / P for look in run[0]["looks"]]
+        axes.bar(range(DEPTH), heights[:DEPTH], color=FORWARD, label="forward")
+        back = {"color": BACKWARD, "hatch": "///", "edgecolor": "white", "label": "backward"}
+        axes.bar(range(DEPTH, 2 * DEPTH), heights[DEPTH:-2], **back)
+        axes.bar(
+            (2 * DEPTH, 2 * DEPTH + 1), heights[-2:], color=INK, label="after both, after step"
+        )
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_xticks([])
+    panels[0].set_ylim(0, 17)
+    panels[0].set_ylabel("bytes a parameter", fontsize=9)
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, -0.08), "ncols": 3, "frameon": False}
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, **place)
+    return figure
 
 
 def try_it(body, *args, world_size=4, **kwargs):
@@ -169,7 +196,8 @@ def try_it(body, *args, world_size=4, **kwargs):
 # Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
 # and a variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of
 # 1e-5 on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that
-# is a coincidence.
+# is a coincidence. (So has PyTorch's `autocast`, where weights and gradients stay in float32. 2 + 2 + 12 is
+# what DeepSpeed and Megatron-LM do; lecture 001 shows it as PyTorch's.)
 #
 # Lectures count this in three ways. 000 has "~28 GB" of optimizer states for 7B: that is m and v in 16
 # bits, without a master copy. 002 has 8 bytes a parameter: m and v in float32, the master copy forgotten.
@@ -202,9 +230,9 @@ for when in ("after backward", "after step"):
 # | 2 | and the gradients |
 # | 3 | and the weights |
 #
-# With `offload`, what the optimizer's step reads and writes lies in the host's memory instead: the state;
-# from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the parameter shard too
-# (ZeRO-Infinity). Count what stays on the device between backward and step.
+# With `offload` a part lies in the memory of the host, the computer in which the GPU sits, and does not count:
+# the optimizer's state; from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the weights' shard
+# too (ZeRO-Infinity). Count what stays on the GPU between backward and step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
@@ -250,26 +278,39 @@ report.points(6)
 # **Measure.** The table that lecture 001 gives in parts, from your function: 7B parameters on 8 GPUs.
 
 # %% tags=["skip-in-grading"]
-for stage in range(4):
-    there = memory_per_rank(7e9, 8, stage) / 1e9
-    away = f"{memory_per_rank(7e9, 8, stage, True) / 1e9:6.2f} GB" if stage else "     -"
-    print(f"stage {stage}: {there:7.2f} GB, with offload {away}")
-print(f"7B on 64 GPUs, stage 3: {memory_per_rank(7e9, 64, 3) / 1e9:.2f} GB")
-print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
+with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
+    for stage in range(4):
+        there = memory_per_rank(7e9, 8, stage) / 1e9
+        away = f"{memory_per_rank(7e9, 8, stage, True) / 1e9:6.2f} GB" if stage else "     -"
+        print(f"stage {stage}: {there:7.2f} GB, with offload {away}")
+    print(f"7B on 64 GPUs, stage 3: {memory_per_rank(7e9, 64, 3) / 1e9:.2f} GB")
+    print(f"70B on 8 GPUs, stage 2: {memory_per_rank(70e9, 8, 2) / 1e9:.1f} GB")
+    print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
 
 # %% [markdown]
-# Two things to see. Stage 1 alone saves 73.5 of the 98 GB that there are to save. And the weights set a
+# Three things to see. Stage 1 alone saves 73.5 of the 98 GB that there are to save. The weights set a
 # floor under stages 1 and 2: lecture 001 recommends "FSDP or ZeRO-2" for 10 to 70B, but ZeRO-2 keeps 2
-# bytes a parameter on every GPU, 140 GB for 70B, however many GPUs there are.
+# bytes a parameter on every GPU, 140 GB for 70B, however many GPUs there are. And lecture 001 counts 5.5 GB
+# for 175B on 64 GPUs: those are the weights alone.
 #
-# **Break it.** Nothing to run, but a question: do 79 GB of model states fit on a GPU of 80 GB? No. There are
-# activations, buffers for the communication, and gaps between the allocator's pieces. Plan with 60 GB for
-# model states.
+# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide. Then leave 20 GB for
+# what the formula leaves out: activations, buffers for the communication, gaps between the allocator's
+# pieces. Lecture 001 trains "<10B" on one GPU without parallelism.
+
+# %% tags=["skip-in-grading"]
+with contextlib.suppress(NotImplementedError):
+    for n, room in ((1, 80), (8, 80), (8, 60)):
+        largest = (f"{room / memory_per_rank(1, n, stage):4.1f}B" for stage in range(4))
+        print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
+
+# %% [markdown]
+# One GPU trains less than 5B. And whoever plans with all 80 GB is out of memory in the first forward.
 #
 # **In production.** ZeRO's figure 1 has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Yours:
 
 # %% tags=["skip-in-grading"]
-print([round(memory_per_rank(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)])
+with contextlib.suppress(NotImplementedError):
+    print([round(memory_per_rank(7.5e9, 64, stage) / 1e9, 1) for stage in range(4)])
 
 # %% [markdown]
 # ## 2 · Flat shards
@@ -322,7 +363,7 @@ def flatten_and_shard(params, n: int) -> list[torch.Tensor]:
 
     params: tensors of any shapes, contiguous or not, of one dtype. They are left alone. The order of a
     tensor's elements is that of reshape(-1). Returns n tensors of ceil(P / n) elements, of the same dtype,
-    without a gradient history.
+    detached: no gradient flows back from them.
     """
     ### BEGIN SOLUTION
     tensors = [param.detach() for param in params]
@@ -364,22 +405,23 @@ report.points(6)
 # many ranks, and it is something:
 
 # %% tags=["skip-in-grading"]
-bias = [torch.ones(100)]
-print("a bias of 100 over 1,024 ranks:", sum(map(len, flatten_and_shard(bias, 1024))), "elements")
+with contextlib.suppress(NotImplementedError):
+    shards = flatten_and_shard([torch.ones(100)], 1024)
+    print("a bias of 100 over 1,024 ranks:", sum(map(len, shards)), "elements")
 
 # %% [markdown]
-# **Break it.** Without the zeros: 10 elements, 4 ranks, `tensor_split`. What does the collective say?
+# **Break it.** Without the zeros: 5 elements, 2 ranks, `tensor_split`. What does the collective say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def uneven():
-    whole = torch.arange(10.0, device=device())
+    whole = torch.arange(5.0, device=device())
     own = whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
     dist.reduce_scatter_tensor(own, whole)
     return own.tolist()
 
 
-try_it(uneven)
+try_it(uneven, world_size=2)
 
 # %% [markdown]
 # **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2
@@ -396,9 +438,20 @@ try_it(uneven)
 # | time | 25 minutes |
 # | points | 14 |
 #
-# The optimizer's state is the largest part, 12 of 16 bytes, and it is used in one moment only. So rank r
-# keeps the state of its shard and makes the step for its shard alone. What must it know for that? The
-# mean gradient of *its shard*. And what must the others know afterwards? Its new weights.
+# The picture: a replica's memory in one step of AdamW in float32. Every bar is a look at all tensors of the
+# rank, as forward leaves the eight blocks and as backward enters them.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+measured = {0: launch(train, replicas, world_size=1)}
+memory_picture({"replicas": measured[0]})
+
+# %% [markdown]
+# 4 bytes are weights, and 4 are gradients, which come in backward and go after the step. The other 8 are
+# Adam's state. It is the largest part (in mixed precision 12 of 16 bytes), it is there all the time, and it is
+# used in one moment only: in the step.
+#
+# So rank r keeps the state of its shard and makes the step for its shard alone. What must it know for that?
+# The mean gradient of *its shard*. And what must the others know afterwards? Its new weights.
 #
 # | | sent |
 # |---|---|
@@ -420,7 +473,8 @@ try_it(uneven)
 # **Build.** It is an optimizer from outside (`step`, `zero_grad`), and has an ordinary one inside, which
 # knows a single parameter: the shard.
 #
-# - `params`: all parameters of the model, as one gives them to `torch.optim`. Some may be frozen: those
+# - `params`: all parameters of the model, as one gives them to `torch.optim`: often `model.parameters()`, which
+#   can be gone through once only, so make a list of it. Some may be frozen (`requires_grad` is False): those
 #   are not trained, but they get the first rank's values like all others.
 # - A parameter that has no gradient counts as zeros. Not every rank uses the same parts of a model.
 # - Keep no large tensor after the step but the shard and what the inner optimizer has made.
@@ -503,7 +557,8 @@ class Zero1Optimizer:
 # order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
 #
 # **Check.** Values against one process on all data; bytes against the formula; and the memory that the
-# operating system counts for the process.
+# operating system counts for the process. In the check's lines P stands for the bytes of the parameters in
+# float32: P + 3P/N are the weights, and the shard with its m and v.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -533,7 +588,6 @@ def show(name, make, expected, world_size=4, **options):
     return run
 
 
-measured = {0: launch(train, replicas, world_size=1)}
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
@@ -608,12 +662,8 @@ def step_in_two(make):
 for name, make in (("yours", zero1), ("PyTorch's", torchs)):
     run = try_it(step_in_two, make)
     if run:
-        both = run.ledger.operations(0)
-        marks = [i for i, one in enumerate(both) if one.op == "barrier"][-2:]
-        unit = 3 / 4 * 4 * P
-        backward = sum(one.bytes_sent for one in both[marks[0] : marks[1]]) / unit
-        step = sum(one.bytes_sent for one in both[marks[1] :]) / unit
-        print(f"{name:10} backward {backward:.2f}, step {step:.2f}, together {backward + step:.2f}")
+        both, step = sent(run, since=-2), sent(run)
+        print(f"{name:10} backward {both - step:.2f}, step {step:.2f}, together {both:.2f}")
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 ours, theirs = try_it(row, zero1), try_it(row, torchs)
@@ -626,11 +676,73 @@ if ours and theirs:
 # step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed optimizer
 # reduce-scatter.)
 #
-# **On this machine.** The ledger books a reduce-scatter at what it must send, 1. gloo's own is an
-# all-reduce inside and puts twice as much on the wire (notebook 02 §2). The ring that you wrote there has
-# the same arguments and sends what is booked: in place of `dist.reduce_scatter_tensor(output, input)`
-# write `ring.reduce_scatter(output, input)` after `from course_lib import collectives as ring`. NCCL's
-# sends what is booked already.
+# **On this machine.** The ledger *books* a built-in at the least that any algorithm must send, here 1 for the
+# reduce-scatter and 1 for the all-gather. That is why its bytes can be held against a formula, on any machine.
+# What is really sent is another matter: gloo, the CPU's backend, has no reduce-scatter of its own. It makes an
+# all-reduce and throws (N−1)/N of the sum away: 2 on the wire (notebook 02 §2). NCCL sends what is booked.
+#
+# The ring that you wrote in notebook 02 sends what is booked, on gloo too, and has the same arguments. Here it
+# takes the place of PyTorch's function, in ranks that end with the cell. Linux counts the bytes of every
+# connection. What do you expect, in the four cases?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def wire_bytes():
+    """Bytes that this process has sent over TCP so far, as Linux counts them (notebook 02 §1)."""
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            connection = socket.socket(fileno=os.dup(int(fd)))
+        except OSError:
+            continue  # not a socket
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent, Linux 4.19
+    return total
+
+
+def over_the_ring(make):
+    """The same, its reduce-scatters and all-gathers done by the ring of notebook 02."""
+
+    def made(model):
+        from course_lib import collectives as ring  # paste your own functions, if you have them
+
+        dist.reduce_scatter_tensor = lambda output, input, op=None, group=None: ring.reduce_scatter(
+            output, input, group
+        )
+        dist.all_gather_into_tensor = ring.all_gather
+        return make(model)
+
+    return made
+
+
+def on_the_wire(make):
+    """Two steps; what this rank sent over TCP in the second, in units of (N-1)/N P elements."""
+    model, optimizer = make(Network(seed=5).to(device()))
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        dist.barrier()
+        before = wire_bytes()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+    n = dist.get_world_size()
+    return (wire_bytes() - before) / ((n - 1) / n * 4 * P)
+
+
+for world_size in (2, 4):
+    for name, make in (("PyTorch's functions", zero1), ("the ring", over_the_ring(zero1))):
+        run = try_it(on_the_wire, make, world_size=world_size, backend="gloo")
+        if run:
+            booked = sent(run, since=-2)
+            print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
+
+# %% [markdown]
+# 3 against 2: over gloo your ZeRO-1 sends as much as lecture 001's workflow, until it has a better transport. The
+# library's classes take one: `Zero1Optimizer(..., reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`.
+# (Linux counts everything on the connection, also what TCP had to send again: a few hundredths more.)
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
@@ -642,9 +754,29 @@ if ours and theirs:
 # | time | 25 minutes |
 # | points | 12 |
 #
-# ZeRO-1 keeps all gradients until the step, though each rank will read 1/N of them. So send them off
-# while backward produces them: when the gradients of some neighbouring parameters (a *bucket*) are there,
-# reduce-scatter them, keep the own shard, and free the rest. The full gradient never exists.
+# The library's ZeRO-1 on four ranks, beside the replica:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib import zero as reference  # for the pictures; your own come below
+
+
+def library1(model):
+    return model, reference.Zero1Optimizer(model.parameters(), torch.optim.AdamW)
+
+
+def library2(model):
+    parameters, bucket = model.parameters(), 4 * WIDTH * (WIDTH + 1)  # a bucket to a block
+    return model, reference.Zero2Optimizer(parameters, torch.optim.AdamW, bucket_bytes=bucket)
+
+
+drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4)}
+memory_picture(drawn)
+
+# %% [markdown]
+# The floor is lower. The stairs of backward are as high as before: all gradients stay until the step, though
+# each rank will read 1/N of them. So send them off while backward produces them: when the gradients of some
+# neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest.
+# The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 # And over K microbatches: what does it send?
@@ -812,9 +944,16 @@ try_it(in_order_of_arrival, world_size=2)
 # | time | 35 minutes |
 # | points | 16 |
 #
-# What is left are the weights: 14 GB of 7B on every rank. A block's weights are needed twice in a step,
-# in its forward and in its backward. In between they only lie there. So keep the shard, and gather a
-# block when it is used.
+# And the library's ZeRO-2, whose buckets are one block each:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+drawn["ZeRO-2"] = launch(train, library2, world_size=4)
+memory_picture(drawn)
+
+# %% [markdown]
+# The stairs are gone. What is left are the weights, 4 bytes of the 7; or 14 GB of 7B in 16 bits, on every rank.
+# A block's weights are needed twice in a step, in its forward and in its backward. In between they only lie
+# there. So keep the shard, and gather a block when it is used.
 #
 # | for each block | sent |
 # |---|---|
@@ -827,9 +966,9 @@ try_it(in_order_of_arrival, world_size=2)
 # 7B needs 1.75 GB, and besides that one block at a time. How large is a block of the 32? (7B / 32 · 2
 # bytes = 0.44 GB.)
 #
-# The hard part is to *free*. Autograd has kept the weights of the forward for the backward: views of
-# their memory. If you give `param.data` another tensor, autograd still holds the old memory, and nothing
-# is freed. So free the *storage* under all views, and fill the same storage again later:
+# The hard part is to *free*. A tensor is a view of a *storage*, which is the memory itself, and autograd has
+# kept views of the weights for the backward. If you give `param.data` another tensor, autograd still holds
+# the old storage, and nothing is freed. So make the storage under all views empty, and fill it again later:
 
 # %%
 flat = torch.arange(4.0)
@@ -1018,9 +1157,10 @@ measured[3] = show("ZeRO-3", zero3, {"after backward": 16 / 4, "after step": 12 
 for stage, run in measured.items():
     if run:
         print(f"stage {stage}: at most {run[0]['most'] / P:5.2f} bytes a parameter")
+memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# The largest look at stage 3 is the one where backward enters the first block: 12/4 of shard and state, 7/8 of the
+# Your own four. The largest look at stage 3 is the one where backward enters the first block: 12/4 of shard and state, 7/8 of the
 # gradients' 4/4, and one block whole, 4/8: 4.38. A bucket of stage 2 comes and goes between two looks.
 #
 # The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your `memory_per_rank`'s. Right:
@@ -1029,6 +1169,15 @@ for stage, run in measured.items():
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
+
+
+def said(stage):
+    try:
+        return f"{memory_per_rank(7e9, 8, stage) / 1e9:g} GB"
+    except NotImplementedError:
+        return "not written yet"
+
+
 figure = picture(9.0, 3.4)
 left, right = figure.subplots(1, 2, width_ratios=(3, 2))
 for stage in range(4):
@@ -1039,8 +1188,7 @@ for stage in range(4):
     ):
         left.barh(stage, 7 * part, left=begin, color=colour, hatch=hatch, edgecolor="white")
         begin += 7 * part
-    said = memory_per_rank(7e9, 8, stage) / 1e9
-    left.text(said + 1, stage, f"{said:g} GB", va="center", fontsize=9)
+    left.text(begin + 1, stage, said(stage), va="center", fontsize=9)
     right.barh(stage, FLOAT32[stage], color="#D9D9D9")
     if measured[stage]:
         found = measured[stage][0]["after backward"] / P
@@ -1219,7 +1367,7 @@ config = json.loads("""
 # | `offload_optimizer` | `offload="cpu"`: the state (and the step) on the host. From stage 1 on |
 # | `offload_param` | the parameter shards on the host too: **stage 3 only**. Lecture 001 calls this configuration ZeRO-Offload; with this line it is ZeRO-Infinity. ZeRO-Offload keeps 2 bytes a parameter on the GPU |
 # | `overlap_comm` | reduce while backward goes on: `async_op=True`, wait later |
-# | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your `flat_gradient`, without the second copy |
+# | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your row of gradients, without a second copy |
 # | `sub_group_size` | the step is done in pieces of so many elements, which come from the host or disk one after another |
 # | `reduce_bucket_size` | your `bucket_bytes`, in *elements*: 5e8 are 1 GB in bf16, and with overlap there are two |
 # | `stage3_prefetch_bucket_size` | gathered ahead, in elements: notebook 05 |
@@ -1237,7 +1385,7 @@ def arguments(zero):
         raise ValueError(
             "offload_param needs stage 3: below it the parameters are whole on every rank"
         )
-    names = {1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
+    names = {0: "replicas", 1: "Zero1Optimizer", 2: "Zero2Optimizer", 3: "Zero3Module"}
     given = {"offload": "cpu"} if away else {}
     if stage == 2:
         given["bucket_bytes"] = 2 * int(zero.get("reduce_bucket_size", 5e8))  # two bytes an element
@@ -1245,8 +1393,11 @@ def arguments(zero):
 
 
 print(arguments(config["zero_optimization"]))
-with contextlib.suppress(ValueError):
-    print(arguments({"stage": 2, "offload_param": {"device": "cpu"}}))
+print(arguments({"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": True}))
+try:
+    arguments({"stage": 2, "offload_param": {"device": "cpu"}})
+except ValueError as error:
+    print(f"refused: {error}")
 
 # %% [markdown]
 # Lecture 002's configuration has `"fp16": {"loss_scale": 0, ...}` besides: dynamic loss scaling, notebook
