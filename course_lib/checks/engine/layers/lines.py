@@ -15,7 +15,7 @@ from course_lib.checks.engine.layers.runs import Run, Tensors
 from course_lib.checks.engine.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `recipes`
 DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors

@@ -5,19 +5,22 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     name       the prefix of what goes back
     object     which of the exercise's objects, the first when left out
     make       [arguments, keyword arguments] of the class; left out: the object is called as it is
+    norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
     kwargs     keyword arguments of the call
     group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
     seed       the state of the default generator before the class is made
     inputs     what to call with, a list of [name, tensor]; floating-point ones ask for a gradient unless
                their names are in `fixed`
     backward   the tensor that is the output's gradient; left out: no backward
+    views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
     lr         after backward lr times its gradient is taken from every parameter, and the layer called again
     refuses    whether a ValueError is an answer: it is told, and the run is over
     expects    {name: [dtype, shape]} of what goes back
 
 A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y" (the
 output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
-parameter whose name ends in weight), "a.drawn" (two numbers of the default generator after forward); and in
+parameter whose name ends in weight), "a.after.x" and "a.after.gradient" (an input, and the output's gradient,
+when all is over), "a.drawn" (two numbers of the default generator after forward); and in
 values["a"]:
 
     begun      operations begun before the layer was made, after that, after forward and after backward
@@ -44,7 +47,8 @@ from course_lib.runtime.backend import device
 
 _Tensor, _Module = torch.Tensor, nn.Module
 _clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
-_zeros_like = torch.zeros_like
+_zeros_like, _as_strided = torch.zeros_like, torch.Tensor.as_strided
+_LayerNorm, _Parameter = nn.LayerNorm, nn.Parameter
 _manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
 _get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
 _named_parameters = nn.Module.named_parameters
@@ -78,16 +82,23 @@ class Run:
     """One layer, made and run on this rank."""
 
     def __init__(self, run: dict, objects: list, tensors: dict[str, torch.Tensor], groups: list):
-        self.given, self.groups = run, groups
+        self.given, self.groups, self.sent = run, groups, tensors
         self.object = objects[run.get("object", 0)]
         fixed = run.get("fixed", ())
         self.inputs: dict[str, torch.Tensor] = {}
         for name, tensor in run["inputs"]:
-            one = _clone(tensors[tensor])
+            one = self.seen(name, _clone(tensors[tensor]))
             self.inputs[name] = one.requires_grad_(one.is_floating_point() and name not in fixed)
-        self.gradient = tensors[run["backward"]] if "backward" in run else None
+        self.gradient = (
+            self.seen("gradient", tensors[run["backward"]]) if "backward" in run else None
+        )
         self.found: dict[str, Any] = {}
         self.values: dict[str, Any] = {"begun": [], "misfits": {}}
+
+    def seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a view of it where one is asked for."""
+        view = self.given.get("views", {}).get(name)
+        return _as_strided(tensor, *view) if view else tensor
 
     def go(self) -> None:
         """Make and run; where a ValueError is an answer, tell it."""
@@ -127,6 +138,8 @@ class Run:
             self.moment()
             return self.object
         args, kwargs = self.given["make"]
+        if "norm" in self.given:
+            args = [self.norm(), *args]
         before = alive()
         _manual_seed(self.given.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
@@ -135,6 +148,12 @@ class Run:
         self.values["held"] = more(alive(), before)
         self.moment()
         return layer
+
+    def norm(self) -> nn.LayerNorm:
+        weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])
+        norm = _LayerNorm(len(weight))
+        norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
+        return norm
 
     def group(self) -> dict[str, Any]:
         return {"group": self.groups[self.given["group"]]} if "group" in self.given else {}
@@ -160,6 +179,8 @@ class Run:
             short = name.rpartition(".")[2]
             self.found.setdefault(f"p.{short}", one)
             self.found.setdefault(f"grad.p.{short}", one.grad)
+        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
+        self.found["after.gradient"] = self.gradient
         sent = {}
         for name, (kind, shape) in self.given["expects"].items():
             dtype, one = getattr(torch, kind), self.found.get(name)

@@ -23,6 +23,7 @@ class Run:
     wanted: for each rank the tensors that must come back, in the order in which they are looked at: "y",
         "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
     make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
+    norm: weight and bias of an nn.LayerNorm that is the first argument.
     drawn: two numbers of the default generator come back too, as "drawn".
     The rest: see `recipes`.
     """
@@ -32,11 +33,13 @@ class Run:
     wanted: Sequence[Tensors]
     gradient: Sequence[torch.Tensor] | None = None
     make: tuple[Sequence, Mapping[str, Any]] | None = None
+    norm: Sequence[torch.Tensor] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     object: int = 0
     seed: int = 0
     lr: float | None = None
     fixed: tuple[str, ...] = ()
+    views: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     refuses: bool = False
     drawn: bool = False
 
@@ -49,6 +52,7 @@ class Run:
         told: dict[str, Any] = {
             "name": self.name, "object": self.object, "kwargs": dict(self.kwargs), "seed": self.seed,
             "inputs": list(self.inputs[k]), "fixed": list(self.fixed), "refuses": self.refuses,
+            "views": {name: [list(one) for one in view] for name, view in self.views.items()},
             "expects": {
                 name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in self.outputs(k).items()
             },
@@ -65,7 +69,8 @@ class Run:
 
     def tensors(self, k: int) -> dict[str, torch.Tensor]:
         gradient = {} if self.gradient is None else {"gradient": self.gradient[k]}
-        return {**self.inputs[k], **gradient}
+        norm = dict(zip(("norm.weight", "norm.bias"), self.norm, strict=False))
+        return {**self.inputs[k], **gradient, **norm}
 
     def outputs(self, k: int) -> dict[str, Spec]:
         drawn = {"drawn": Spec(torch.float64, (2,))} if self.drawn else {}
@@ -79,15 +84,17 @@ def case(
     *,
     members: Sequence[int] = (),
     world_size: int = 0,
+    dtype: str = "float64",
     **more: Any,
 ) -> Case:
     """The runs one after the other in one launch.
 
     members: the ranks that take part, of world_size; they are passed as group=. Left out: all, and no group.
+    dtype: the default in the ranks meanwhile.
     """
     size = runs[0].size
     ranks, group = (list(members), 0) if members else (list(range(size)), None)
-    sides = {rank: side(runs, k, group) for k, rank in enumerate(ranks)}
+    sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
     return Case(
         title,
         [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
@@ -98,7 +105,7 @@ def case(
     )
 
 
-def side(runs: Sequence[Run], k: int, group: int | None) -> RankSide:
+def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide:
     """What the k-th of the ranks that take part is given, and hands back."""
     inputs, told, outputs = {}, [], {}
     for run in runs:
@@ -107,7 +114,9 @@ def side(runs: Sequence[Run], k: int, group: int | None) -> RankSide:
         described["inputs"] = [[name, prefix + name] for name in described["inputs"]]
         if "backward" in described:
             described["backward"] = prefix + described["backward"]
+        if run.norm:
+            described["norm"] = [f"{prefix}norm.weight", f"{prefix}norm.bias"]
         inputs |= {prefix + name: one for name, one in run.tensors(k).items()}
         outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
         told.append(described)
-    return RankSide(inputs, {"runs": told}, outputs)
+    return RankSide(inputs, {"runs": told, "dtype": dtype}, outputs)
