@@ -1,6 +1,7 @@
 """The checks of notebook 06: how is one layer split, and what must be said between its parts?"""
 
+from course_lib.checks.tensor_parallel.conjugate import conjugate_functions
 from course_lib.checks.tensor_parallel.prediction import predictions
 from course_lib.checks.tensor_parallel.quiz import questions
 
-__all__ = ["predictions", "questions"]
+__all__ = ["conjugate_functions", "predictions", "questions"]

@@ -1,0 +1,275 @@
+"""The pair at the edges of a sharded region: what is said forward, and what backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from course_lib.checks.engine.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.engine.layers import runs
+from course_lib.checks.engine.layers.lines import (
+    Mistake,
+    members,
+    operations,
+    saved_line,
+    sent_line,
+    values_line,
+)
+from course_lib.checks.engine.layers.runs import Run
+from course_lib.checks.tensor_parallel.prediction import REFERENCE
+from course_lib.facts import least_bytes
+from course_lib.ledger.operation import Operation
+
+ENTER, LEAVE = (
+    0,
+    1,
+)  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
+NAMES = ("identity_all_reduce", "all_reduce_identity")
+COPY = (
+    "Somebody else may hold it, too, and dist.all_reduce works in place: sum a copy, "
+    "clone(memory_format=torch.contiguous_format)."
+)
+FACTOR_N = (
+    "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
+    "sum these copies again counts it N times: after a sum, backward has nothing to say."
+)
+
+
+def numbers(draw: Draw, n: int, alike: bool, *shape: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Integers whose sum is exact in the dtype, for each of n ranks: the same ones, or others."""
+    high = 250 // n if dtype.itemsize == 2 else 1 << 20
+    if alike:
+        return [draw.distinct(*shape, high=high).to(dtype)] * n
+    return [draw.distinct(*shape, high=high).to(dtype) for _ in range(n)]
+
+
+def a_run(
+    draw: Draw,
+    which: int,
+    n: int,
+    shape: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float64,
+    awkward: bool = False,
+) -> Run:
+    """One of the two on n ranks.
+
+    A whole x enters, and each rank has a gradient of its own; of what leaves each rank has a term, and all
+    have the same gradient. awkward: x lies in memory column by column, and the gradient is one number,
+    expanded, as that of a sum is.
+    """
+    enters = which == ENTER
+    x = numbers(draw, n, enters, *shape, dtype=dtype)
+    one = numbers(draw, n, not enters, *((1, 1) if awkward else shape), dtype=dtype)
+    gradient = [g.expand(*shape) for g in one]
+    y = x if enters else [total(x)] * n
+    grad = [total(gradient)] * n if enters else gradient
+    wanted = [
+        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
+        for k in range(n)
+    ]
+    views = {"x": (shape, [1, shape[0]]), "gradient": (shape, [0, 0])} if awkward else {}
+    return Run(
+        f"{'enter' if enters else 'leave'}{' awkward' if awkward else ''}",
+        inputs=[{"x": one.t().contiguous() if awkward else one} for one in x],
+        wanted=wanted,
+        gradient=one,
+        object=which,
+        views=views,
+    )
+
+
+def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+# ---- values
+
+
+def entered(run: Run) -> list[Mistake]:
+    """What can go wrong where a whole tensor enters."""
+    n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
+    return [
+        Mistake(
+            "That is the other of the two. Where a whole tensor enters, each rank uses it: nothing is said "
+            "forward, and the gradients of all uses are summed backward.",
+            lambda k: {"y": n * x[k], "grad.x": own[k]},
+        ),
+        Mistake(
+            "x is whole on every rank: summed forward it becomes N times too large.",
+            lambda k: {"y": n * x[k]},
+        ),
+        Mistake(
+            "x is whole on every rank: nothing is to be done to it forward.",
+            lambda k: {"y": x[k] / n},
+        ),
+        Mistake(
+            "Backward went on with the rank's own gradient. Each rank used x in its own way, and the "
+            "gradient of x is the sum over all uses.",
+            lambda k: {"y": x[k], "grad.x": own[k]},
+        ),
+        Mistake(
+            f"That is divided by {n}: a sum over the uses, not a mean.",
+            lambda k: {"grad.x": summed[k] / n},
+        ),
+        Mistake(
+            f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}
+        ),
+    ]
+
+
+def left(run: Run) -> list[Mistake]:
+    """What can go wrong where the terms of a sum leave."""
+    n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
+    return [
+        Mistake(
+            "That is the other of the two. Where each rank has a term, they are summed forward, and backward "
+            "the sum's gradient is that of every term.",
+            lambda k: {"y": own[k], "grad.x": n * whole[k]},
+        ),
+        Mistake(
+            "Forward handed the rank's own term on: they are to be summed over the ranks.",
+            lambda k: {"y": own[k]},
+        ),
+        Mistake(
+            f"That is divided by {n}: the sum of the terms is meant, not their mean.",
+            lambda k: {"y": summed[k] / n},
+        ),
+        Mistake(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
+        Mistake(
+            "Every term goes into the sum with the factor 1, and has the sum's gradient as it is.",
+            lambda k: {"y": summed[k], "grad.x": whole[k] / n},
+        ),
+    ]
+
+
+def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
+    """What each rank is to have of these, as lists over the ranks."""
+    return [[of_rank[name] for of_rank in run.wanted] for name in names]
+
+
+def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
+    """Values and gradients of one run; then, that nothing else was written."""
+    line = values_line(
+        run, title, names=["y", "grad.x"],
+        mistakes=entered(run) if run.object == ENTER else left(run),
+        misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
+    )  # fmt: skip
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return written_into(run, seen) if found.ok else found
+
+    return Line(title, judge, weight, trivial=line.trivial, short=line.short)
+
+
+def no_graph(name: str, came: str) -> str:
+    if name == "grad.x" and came == "None":
+        return (
+            "What came back has no graph behind it: autograd does not see what torch.distributed does. Write "
+            "a torch.autograd.Function, and call its apply."
+        )
+    return ""
+
+
+def written_into(run: Run, seen: Observed) -> Finding:
+    """The first of x and the gradient that is not what it was."""
+    what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
+    for k, rank in enumerate(members(seen)):
+        for name, said in what.items():
+            if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
+                return wrong(f"on rank {rank} {said} was changed.", COPY, cause=name)
+    return RIGHT
+
+
+# ---- what is sent
+
+
+def direction(run: Run, which: str, weight: float = 1.0) -> Line:
+    """An all-reduce on one side, nothing on the other."""
+    name = NAMES[run.object]
+    sends = which == ("backward" if run.object == ENTER else "forward")
+    nbytes = next(iter(run.inputs[0].values())).nbytes
+    exact = least_bytes(run.size, nbytes) if sends else 0.0
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        if not sends:
+            return f"{name} is the identity {which}: nothing has to be sent."
+        if {one.op for one in done} == {"all_gather"}:
+            return "To gather all terms and add them up sends N/2 times as much as an all-reduce."
+        return "One all-reduce is enough: 2 (N-1)/N of the tensor."
+
+    return sent_line(
+        run, which, [exact] * run.size, hint=hint, weight=weight,
+        title=f"{name}, {which}",
+    )  # fmt: skip
+
+
+def own_work(run: Run, title: str = "backward is yours") -> Line:
+    """Each operation in backward was begun in a line of the student's."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            strange = [one for one in operations(run, seen, rank, "backward") if not one.line]
+            if strange:
+                return wrong(
+                    f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
+                    "The backward pass is what you are to build: a torch.autograd.Function whose backward "
+                    "communicates.",
+                    cause="PyTorch's",
+                )
+        return RIGHT
+
+    return Line(title, judge, 0.5, "communication")
+
+
+@exercise(points=6, objects=NAMES, references=REFERENCE)
+def conjugate_functions(draw: Draw) -> Iterator[Case]:
+    def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:
+        enter, leave = (a_run(draw, which, n, shape, **more) for which in (ENTER, LEAVE))
+        return enter, leave
+
+    enter, leave = both(3, 2, 6)
+    turned = both(3, 2, 5, awkward=True)
+    title = "x not contiguous, the gradient of a sum"
+    yield runs.case("3 ranks", [enter, leave, *turned],
+        [
+            right(enter, "identity_all_reduce, 3 ranks", 2),
+            right(leave, "all_reduce_identity, 3 ranks", 2),
+            *(right(one, f"{NAMES[one.object]}: {title}", 0.5) for one in turned),
+            *(direction(run, which, 0.5) for run in (enter, leave) for which in ("forward", "backward")),
+            own_work(enter),
+            saved_line(leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
+                       says="A sum's backward needs no values: save nothing."),
+        ],
+    )  # fmt: skip
+    enter, leave = both(2, 4)
+    yield runs.case("group", [enter, leave],
+        [right(one, f"{NAMES[one.object]}, group {{1, 3}}", 0.5, short=True) for one in (enter, leave)],
+        members=(1, 3), world_size=4,
+    )  # fmt: skip
+    if draw.hidden:
+        for n in (4, 2):
+            yield one_more(both(n, 3, 3), f"{n} ranks")
+        half = [a_run(draw, which, 3, (6,), dtype=torch.bfloat16) for which in (ENTER, LEAVE)]
+        yield one_more(half, "bfloat16")
+        yield one_more(both(1, 4), "1 rank", trivial=True)
+
+
+def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
+    judged = [
+        right(one, f"{NAMES[one.object]}, {title}", 0.5, short=True, trivial=trivial)
+        for one in pair
+    ]
+    return runs.case(title, pair, judged)

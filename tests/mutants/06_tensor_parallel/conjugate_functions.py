@@ -1,0 +1,398 @@
+# %% wrong: the wrong way round
+# says: the other of the two. Where a whole tensor enters
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def identity_all_reduce(x, group=None):
+    return Sum.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Copy.apply(x, group)
+
+
+# %% wrong: sums in both directions
+# says: sum these copies again counts it N times
+def summed(x, group):
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return summed(grad, ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return summed(grad, ctx.group), None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: the all-reduce that PyTorch differentiates
+# says: takes every rank's result for a result of its own
+import torch.distributed.nn.functional as differentiable
+
+
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return differentiable.all_reduce(x, group=group or dist.group.WORLD)
+
+
+# %% wrong: nothing is said backward
+# says: Backward went on with the rank's own gradient
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return x
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: a mean, as in data parallelism
+# says: a sum over the uses, not a mean
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total / dist.get_world_size(ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: the factor N taken out where none was
+# says: has the sum's gradient as it is
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / dist.get_world_size(ctx.group), None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: sums into the caller's tensor
+# says: x was changed
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        dist.all_reduce(x, group=group)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: sums into the gradient that it was given
+# says: the gradient that backward was given was changed
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: without a graph
+# says: autograd does not see what torch.distributed does
+def identity_all_reduce(x, group=None):
+    return x.detach().clone()
+
+
+def all_reduce_identity(x, group=None):
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+# %% wrong: gathers all terms and adds them up
+# says: sends N/2 times as much
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        terms = [torch.empty_like(grad) for _ in range(dist.get_world_size(ctx.group))]
+        dist.all_gather(terms, grad, group=ctx.group)
+        return torch.stack(terms).sum(0), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.contiguous()
+        terms = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(terms, x, group=group)
+        return torch.stack(terms).sum(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: all ranks, whatever the group
+# says: are not in the group
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x)
+
+
+# %% right: the two halves of an all-reduce
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        n = dist.get_world_size(ctx.group)
+        size = -grad.numel() % n
+        flat = torch.cat([grad.reshape(-1), grad.new_zeros(size)])
+        part = flat.new_empty(flat.numel() // n)
+        dist.reduce_scatter(part, list(flat.chunk(n)), group=ctx.group)
+        parts = [torch.empty_like(part) for _ in range(n)]
+        dist.all_gather(parts, part, group=ctx.group)
+        return torch.cat(parts)[: grad.numel()].view(grad.shape), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone(), None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% right: a hook, and a trick with detach
+def identity_all_reduce(x, group=None):
+    def sum_up(grad):
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad, group=group)
+        return grad
+
+    y = x.view_as(x)
+    y.register_hook(sum_up)
+    return y
+
+
+def all_reduce_identity(x, group=None):
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return x + (total - x.detach())
