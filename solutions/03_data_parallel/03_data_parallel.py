@@ -12,10 +12,10 @@
 #
 # | | |
 # |---|---|
-# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces |
+# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces; if you like, two more |
 # | you need | notebook 02: all-reduce, all-gather, all-to-all, what they send |
 # | time | two hours |
-# | points | 60 |
+# | points | 60, and 9 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
@@ -29,6 +29,8 @@
 # | 6 Send eight bits | 15 | 8 | 5 |
 # | 7 What it costs | 5 | 6 | your predictions in 2, 3 and 5 |
 # | 8 Questions | 5 | 6 | 2 to 7 |
+# | 9 Optional: two thin matrices | 25 | 4 extra | 6 |
+# | 10 Optional: one bit | 35 | 5 extra | 6 |
 
 # %% [markdown]
 # ### Words and letters
@@ -792,16 +794,51 @@ report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel, 
 report.points(16)
 
 # %% [markdown]
-# **Measure.** Forward and backward, and what comes after: two ranks, 4.2 million parameters in 16.8 MB. The three
-# take turns; of ten steps of each the best counts. Grey is exposed.
+# **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little here,
+# and what it wins depends on what else is running. So this is your class under the conditions of a cluster, in
+# slow motion: the backward of each of eight layers takes 10 ms, and the wire carries 200 MB/s, and neither
+# needs a core. Ranks, gradients (1 MB a layer) and the order of things are real. Grey is exposed; the black
+# line is where your `exposed_seconds` expects its end.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
-def clocked(wraps, width=1024, depth=4, steps=10):
+class Arrival:
+    """The handle of an all-reduce whose sum is there at a given time, not sooner."""
+
+    def __init__(self, work, at):
+        self.work, self.at = work, at
+
+    def wait(self):
+        self.work.wait()
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+
+def slow_wire(bandwidth):
+    """From now on this rank's all-reduces take a wire of so many bytes a second, one after another."""
+    n, real, free = dist.get_world_size(), dist.all_reduce, 0.0
+
+    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        nonlocal free
+        free = max(free, time.perf_counter()) + 2 * (n - 1) / n * tensor.nbytes / bandwidth
+        handle = Arrival(real(tensor, op, group, async_op=True), free)
+        return handle if async_op else handle.wait()
+
+    dist.all_reduce = all_reduce
+
+
+def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
     """By name: (seconds of forward and backward, seconds until the gradients are averaged), the best step."""
+
+    def pace(module, args, output):
+        output.register_hook(lambda gradient: time.sleep(layer))
+
     rank = dist.get_rank()
     models = {name: wrap(network(rank, width, depth)) for name, wrap in wraps.items()}
-    x, y = samples(rank, 128, width)
+    for model in models.values():
+        for one in model.module:
+            one.register_forward_hook(pace)
+    slow_wire(wire)
+    x, y = samples(rank, 16, width)
     best = dict.fromkeys(wraps, (math.inf, math.inf))
     for _ in range(steps):
         for name, model in models.items():
@@ -811,35 +848,40 @@ def clocked(wraps, width=1024, depth=4, steps=10):
             nn.functional.mse_loss(model(x), y).backward()
             turned = time.perf_counter()
             model.finish_gradient_synchronization()
-            ended = time.perf_counter()
-            best[name] = min(best[name], (turned - began, ended - turned), key=sum)
+            best[name] = min(best[name], (turned - began, time.perf_counter() - turned), key=sum)
     return best
 
 
-contestants = {
-    "naive": NaiveDataParallel,
-    "one bucket of 25 MB": BucketedDataParallel,
-    "buckets of 4 MB": lambda module: BucketedDataParallel(module, 4 << 20),
+contestants = {  # and in how many parts the gradients leave
+    "naive": (NaiveDataParallel, 1),
+    "one bucket of 25 MB": (BucketedDataParallel, 1),
+    "a bucket for each layer": (lambda module: BucketedDataParallel(module, 1_100_000), 8),
 }
+wraps = {name: wrap for name, (wrap, _) in contestants.items()}
 figure = None
-run = try_it(clocked, contestants, world_size=2)
+run = try_it(clocked, wraps, world_size=2, backend="gloo")
 if run is not None:
     figure = picture(7.5, 2.2)
     axes = figure.subplots()
-    for name in contestants:
-        compute, exposed = max((rank[name] for rank in run), key=sum)
+    for name, (_, parts) in contestants.items():
+        compute, exposed = min((rank[name] for rank in run), key=lambda one: one[1])  # came last
         axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
-        print(f"{name:20} {1000 * compute:6.1f} ms, then {1000 * exposed:6.1f} ms exposed")
+        with contextlib.suppress(NotImplementedError):
+            expected = exposed_seconds(8 * 0.010, 8 * 4 * (512 * 512 + 512) / 200e6, parts)
+            axes.plot(1000 * (compute + expected), name, "|", color=INK, ms=20)
+            print(f"{name:23} you say {1000 * expected:4.1f} ms, exposed {1000 * exposed:5.1f} ms")
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds: forward and backward (hatched), then exposed communication")
 figure
 
 # %% [markdown]
-# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With 4 MB most of
-# it has left by then, so the grey part should be shorter. The orange part may be longer in return: here the
-# messages are copied and added on the cores that compute. On GPUs they travel beside the computation. If your
-# machine is busy, the figures say more about that: run the cell again.
+# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With a bucket for
+# each layer all but the last have arrived by then. One message for each parameter, after backward, has the whole
+# wire to pay, and its sixteen latencies.
+#
+# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` is your machine as it is. Run it twice: grey may
+# be shorter with buckets and orange longer, since the same two cores do both.
 #
 # **Break it, twice.** First: *only the last microbatch is synchronised*. Somebody resets the gradients
 # around `no_sync()`, keeps what the rank had, and adds it afterwards. Before you run it: which lines of the
@@ -1376,13 +1418,13 @@ print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 class LowRank:
     """PowerSGD on the matrices of the network, whose gradients lie in one flat tensor."""
 
-    def __init__(self):
-        self.inner = None
+    def __init__(self, make=None, **kwargs):
+        self.make, self.kwargs, self.inner = make, kwargs, None
 
     def __call__(self, flat, error):
         from course_lib import compression
 
-        self.inner = self.inner or compression.PowerSGD(rank=2)
+        self.inner = self.inner or (self.make or compression.PowerSGD)(**self.kwargs)
         held = list(network(0, depth=3).parameters())
         parts = flat.split([p.numel() for p in held])
         self.inner.all_reduce([part.view(p.shape) for p, part in zip(held, parts, strict=True)])
@@ -1393,7 +1435,7 @@ curves(
         "float32": (plain_mean, False),
         "int8": (int8_all_reduce, False),
         "top 1 %": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
-        "PowerSGD, 2 columns": (LowRank(), False),
+        "PowerSGD, 2 columns": (LowRank(rank=2), False),
     }
 )
 
@@ -1496,6 +1538,338 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(6)
+
+# %% [markdown]
+# ## 9 · Optional: two thin matrices
+#
+# | | |
+# |---|---|
+# | you will write | `PowerSGD(rank=2, group=None)` |
+# | rests on | §6; notebook 02: all-reduce |
+# | time | 25 minutes |
+# | extra credit | 4 points, on top of the 60. Leave it out and nothing is lost |
+#
+# Top-k and int8 share a fault: what they send cannot be added on the way, so it has to be gathered. What
+# can be added are linear things. A gradient G of (rows, columns) times a thin matrix Q of (columns, r) is linear
+# in G: the mean of the ranks' G·Q is the mean gradient times Q. And r columns may be enough. Here are the
+# singular values of one gradient of our network, the largest first:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+figure = picture(5.5, 2.4)
+axes = figure.subplots()
+strengths = torch.linalg.svdvals(gradients["0.0.weight"].double())
+axes.bar(range(1, 25), (strengths / strengths[0])[:24], color=RANKS[0])
+axes.set_xlabel("singular value, of 64")
+axes.set_ylabel("beside the largest")
+axes.grid(True, axis="y", alpha=0.3)
+figure
+
+# %% [markdown]
+# There are 16: a gradient is a sum of outer products, one for each sample, and 16 samples went in. The first
+# few hold most of it.
+#
+# One step for a matrix, with Q kept from the last step (in the first step it is random):
+#
+# ```
+# G = gradient + error
+# P = G Q               averaged over the ranks, then made orthonormal
+# Q = Gᵀ P              averaged over the ranks
+# gradient = P Qᵀ
+# error = G − P Qᵀ
+# ```
+#
+# With orthonormal columns P Pᵀ projects, and P Qᵀ = P Pᵀ G is the best that the space of P can do. Because
+# gradients change slowly, the last Q already points where G is strong: that is the *warm start*, and it makes
+# one multiplication as good as a singular value decomposition.
+#
+# **Predict.** A gradient of 4,096 x 4,096 in float32, r = 4, 8 ranks. How many bytes does each rank send, and
+# how many times less is that than the all-reduce? What changes on 800 ranks?
+#
+# <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, 131,072 bytes;
+# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816:
+# still 512 times less, where top-k is long beaten.</details>
+#
+# **Build.** What is no matrix (a bias) travels whole.
+
+
+# %% nbgrader={"grade_id": "powersgd", "solution": true}
+class PowerSGD:
+    """Averages gradients over the ranks of `group`, matrices as P Q^T with `rank` columns.
+
+    all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same order in
+    every step: one of two dimensions, both larger than `rank`, by P Q^T; any other by the exact mean.
+    For each matrix Q and error are kept from step to step. The first Q is random and the same on every
+    rank: draw it with a torch.Generator of a fixed seed. The same bits on every rank afterwards.
+    A step sends 2 (N-1)/N times the bytes of vectors, P (rows, rank) and Q (columns, rank).
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(self, rank: int = 2, group: Group = None):
+        self.rank, self.group = rank, group
+        self.queries, self.errors = {}, {}
+
+    @torch.no_grad()
+    def all_reduce(self, gradients: list[torch.Tensor]) -> None:
+        for k, gradient in enumerate(gradients):
+            if gradient.dim() != 2:
+                self.average(gradient)
+                continue
+            if k not in self.queries:
+                shape, generator = (gradient.shape[1], self.rank), torch.Generator().manual_seed(k)
+                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
+                self.errors[k] = torch.zeros_like(gradient)
+            asked = gradient + self.errors[k]
+            p = asked @ self.queries[k]
+            self.average(p)
+            p = torch.linalg.qr(p).Q
+            q = asked.T @ p
+            self.average(q)
+            gradient.copy_(p @ q.T)
+            self.queries[k], self.errors[k] = q, asked - gradient
+
+    def average(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, group=self.group)
+        tensor /= dist.get_world_size(self.group)
+
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included; the products are
+# averaged, never G. After the first average every rank has the same P, and each multiplies its own G again.
+# Which error a rank keeps, against its own Q or the averaged one, makes no difference to their sum.</details>
+# <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
+# span what those of p span; <code>asked.T @ p</code> is Q. Keep both by the gradient's position in the
+# list.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "powersgd_check", "points": 0}
+# Extra credit, 4 points
+report = check("03_data_parallel/powersgd", PowerSGD)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** The loss and the bytes beside the others, and the reference without error feedback, which
+# forgets what P Qᵀ missed. Before you run it: does forgetting cost more here than with top-k, or less?
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+curves(
+    {
+        "float32": (plain_mean, False),
+        "top 1 %": (lambda t, e: topk_all_reduce(t, 0.01, e), False),
+        "yours, 2 columns": (LowRank(PowerSGD, rank=2), False),
+        "2 columns, no error feedback": (LowRank(rank=2, error_feedback=False), False),
+    }
+)
+
+# %% [markdown]
+# **In production.** `powerSGD_hook` does this in DDP, bucket by bucket, after a start in full precision
+# (`start_powerSGD_iter`): early gradients change too fast for a warm start.
+
+# %% [markdown]
+# ## 10 · Optional: one bit
+#
+# | | |
+# |---|---|
+# | you will write | `sign_all_reduce(tensor, error, server_error, group=None)`, `OneBitAdam(params, ..., warmup_steps)` |
+# | rests on | §6 |
+# | time | 35 minutes |
+# | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
+#
+# How far down can one go from int8? To the sign of each element, and one number for how large they are:
+# the mean of |x|. That is 32 times less than float32. With error feedback SGD lives with it; Adam does not. It
+# divides by the root of the variance, and what is nonlinear does not make up for errors later. Tang et al. (2021)
+# looked at the variance of BERT in training: after a while it hardly changes. So *1-bit Adam*
+#
+# - begins as Adam, gradients averaged in full precision (`warmup_steps`),
+# - then leaves the variance as it is. What is left is momentum, which is linear. Each rank adds its own
+#   gradient to the momentum, and **the momentum** is averaged, as signs.
+#
+# (Lecture 002 says that it quantises gradient updates.)
+#
+# As in §6 there is a server for each shard: rank r gets everybody's signs of shard r, averages, and sends
+# signs of the mean to all. Both steps miss something, and both keep it: a rank `error`, of the whole tensor;
+# a server `server_error`, of its shard.
+#
+# **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less is a whole run
+# whose first 15 % are in full precision?
+#
+# <details><summary>After you have said it</summary>A shard has 125,000 elements, 15,625 bytes, and a scale of 4:
+# 7 · 15,629 there and as many back, 218,806 bytes, 32 times less. A run of which 15 % is not compressed sends
+# 0.15 + 0.85/32 = 0.177 of it: 5.7 times less, and no trick with the bits will make it 7.</details>
+#
+# **Build.** These three you need not write:
+
+
+# %%
+def shard_rows(flat, n):
+    """(n, s): shard after shard of a vector, zeros at the end; s is a whole number of bytes of signs."""
+    shard = 8 * math.ceil(flat.numel() / (8 * n))
+    return nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
+
+
+def pack(rows):
+    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
+    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=rows.device)).sum(
+        -1, dtype=torch.uint8
+    )
+
+
+def unpack(packed):
+    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
+    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1
+    return 2.0 * bits.flatten(1) - 1
+
+
+# %% nbgrader={"grade_id": "one_bit_adam", "solution": true}
+@torch.no_grad()
+def sign_all_reduce(
+    tensor: torch.Tensor, error: torch.Tensor, server_error: torch.Tensor, group: Group = None
+) -> None:
+    """Replace `tensor` by the mean over the ranks of `tensor + error`, as signs with a scale.
+
+    tensor: any shape, the same on every rank. Overwritten, with the same bits on every rank.
+    error: of the same shape; overwritten by what this rank's signs miss.
+    server_error: one row of `shard_rows`; overwritten by what the signs of the mean of this rank's shard
+    miss. The server takes the signs of mean + server_error. Padding is 0 there.
+    A scale is the mean of |x| over a shard's elements, padding not counted, in float32; an element means its
+    sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as many by all-gather.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    asked = shard_rows((tensor + error).flatten(), n)
+    real = shard_rows(torch.ones_like(tensor).flatten(), n)  # 0 where there is padding
+    scales = (
+        (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+    ).float()
+    signs = pack(asked)
+    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
+    dist.all_to_all_single(their_signs, signs, group=group)
+    dist.all_to_all_single(their_scales, scales, group=group)
+
+    mine = real[rank]
+    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
+    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
+    own_signs = pack(mean[None])
+    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
+    dist.all_gather_into_tensor(every_sign, own_signs, group=group)
+    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
+
+    missed = (asked - unpack(signs) * scales).flatten()[: tensor.numel()]
+    error.copy_(missed.view_as(error))
+    server_error.copy_(mean - (unpack(own_signs) * own_scale)[0] * mine)
+    means = (unpack(every_sign) * every_scale).flatten()[: tensor.numel()]
+    tensor.copy_(means.view_as(tensor))
+    ### END SOLUTION
+
+
+class OneBitAdam:
+    """Adam that averages the gradients itself: after `warmup_steps` the momentum, by sign_all_reduce.
+
+    params: a list, the same values on every rank; each `.grad` is this rank's own. Momentum, variance and
+    both errors are kept for each. step() sends an all-reduce for each parameter in the warm-up, and then
+    a sign_all_reduce for each. The bias corrections are Adam's; that of the variance stands still when the
+    variance does: 1 - beta2 ** min(steps, warmup_steps).
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(
+        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group: Group = None
+    ):
+        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
+        self.warmup_steps, self.group = warmup_steps, group
+        self.steps, self.state = 0, {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        n, (beta1, beta2) = dist.get_world_size(self.group), self.betas
+        for p in self.params:
+            if p not in self.state:
+                served = shard_rows(p.flatten(), n)[0]
+                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
+            momentum, variance, error, server_error = self.state[p]
+            if self.steps <= self.warmup_steps:
+                mean = p.grad.clone()
+                dist.all_reduce(mean, group=self.group)
+                mean /= n
+                momentum.lerp_(mean, 1 - beta1)
+                variance.lerp_(mean.square(), 1 - beta2)
+            else:
+                momentum.lerp_(p.grad, 1 - beta1)
+                sign_all_reduce(momentum, error, server_error, self.group)
+            known = 1 - beta2 ** min(self.steps, self.warmup_steps)
+            root = (variance / known).sqrt() + self.eps
+            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>Row r of the rows goes to rank r, so all-to-all it is, once for signs
+# and once for scales. What arrives are n rows of *your* shard, each with its sender's scale. An error is what
+# was asked less what the receivers will make of what was sent.</details>
+# <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0 where
+# there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is beta a + (1 - beta) b.
+# </details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "one_bit_adam_check", "points": 0}
+# Extra credit, 5 points
+report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam)
+### BEGIN HIDDEN TESTS
+report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure, and break it.** Sixty steps with a warm-up of 15, and with one of a single step, whose variance is
+# that of one gradient. Which elements will then take steps that are far too large?
+
+
+# %% tags=["skip-in-grading"]
+def trained_by(make, steps=60):
+    """The loss before each step of an optimizer that averages by itself."""
+    model = network(0, depth=3)
+    optimizer = make(model.parameters())
+    x, y = samples(100 + dist.get_rank(), 64)
+    seen = []
+    for _ in range(steps):
+        model.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+figure = picture(7, 3)
+axes = figure.subplots()
+for warmup, colour, dashes in ((60, RANKS[0], "-"), (15, RANKS[1], "--"), (1, RANKS[2], ":")):
+    run = try_it(trained_by, lambda p, w=warmup: OneBitAdam(p, lr=0.01, warmup_steps=w))
+    if run is not None:
+        seen, sent = torch.tensor(list(run)).mean(0), run.ledger.bytes_sent(0)
+        axes.plot(seen, dashes, label=f"warm-up of {warmup}", color=colour)
+        print(f"warm-up of {warmup:2}: loss {seen[-1].item():.4f}, {sent / 60:9,.0f} bytes a step")
+axes.set_xlabel("step")
+axes.set_ylabel("loss, mean over the ranks")
+axes.set_yscale("log")
+axes.grid(True, alpha=0.3)
+if axes.lines:
+    axes.legend(frameon=False, fontsize=8, handlelength=3)
+figure
+
+# %% [markdown]
+# <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
+# small variance for good, and every later step of theirs is divided by its root.</details>
+#
+# **In production.** DeepSpeed's `OneBitAdam` (`freeze_step` is the warm-up), and 0/1 Adam, which needs no
+# warm-up in full precision (Lu et al. 2022).
 
 # %% [markdown]
 # ## Scorecard

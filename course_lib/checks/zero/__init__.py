@@ -3,12 +3,14 @@
 from course_lib.checks.zero.cutting import flatten_and_shard
 from course_lib.checks.zero.memory import memory_prediction
 from course_lib.checks.zero.module import zero3_module
+from course_lib.checks.zero.offload import offload
 from course_lib.checks.zero.quiz import questions
 from course_lib.checks.zero.stages import zero1_optimizer, zero2_optimizer
 
 __all__ = [
     "flatten_and_shard",
     "memory_prediction",
+    "offload",
     "questions",
     "zero1_optimizer",
     "zero2_optimizer",
