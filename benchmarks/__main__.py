@@ -12,7 +12,16 @@ from pathlib import Path
 
 from benchmarks.table import Row, markdown
 
-PARTS = ("launching", "diagnosis", "collectives", "data_parallel", "zero", "recording", "checks")
+PARTS = (
+    "launching",
+    "diagnosis",
+    "collectives",
+    "data_parallel",
+    "zero",
+    "gpt",
+    "recording",
+    "checks",
+)
 LONG = ("grading",)  # only when it is named: half an hour
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -77,6 +77,10 @@ class GPTConfig:
         if self.hidden is not None:
             return self.hidden
         return 4 * self.width if self.mlp == "gelu" else -(-self.width // 3) * 8
+
+    def modern(self) -> GPTConfig:
+        """The same sizes with LLaMA's parts: SwiGLU, RMSNorm, rotary positions, no biases."""
+        return replace(self, mlp="swiglu", norm="rms", positions="rotary", bias=False)
 
 
 # By parameters. All but the last are for bytes; the last is GPT-2 small: 124,439,808.
