@@ -149,7 +149,7 @@ def unfit(
 
 
 def difference(name: str, rank: int, found: torch.Tensor, wanted: torch.Tensor) -> Sentence:
-    general = f"on rank {rank} {subject(name)} is not the unsharded layer's"
+    general = f"on rank {rank} {subject(name)} is not what one process gets"
     error = (found.double() - wanted.double()).abs().nan_to_num(float("inf")).flatten()
     worst = int(error.argmax())
     got, want = float(found.flatten()[worst]), float(wanted.flatten()[worst])
@@ -179,7 +179,7 @@ def values_or_refusal_line(
             said = Sentence(f"it was refused: {text}", "it was refused.")
             which = words.listing(numbers)
             return wrong(at(place, said), f"Say in the sentence which numbers do not fit: {which}.")
-        finding = differs(run, seen, (), tuple(mistakes), None, otherwise)
+        finding = differs(run, seen, (), tuple(mistakes), lambda *_: otherwise, otherwise)
         return finding or RIGHT
 
     return Line(title, judge, weight, "shape")

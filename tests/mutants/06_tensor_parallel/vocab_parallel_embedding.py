@@ -1,0 +1,415 @@
+# %% wrong: rows of other ranks' tokens are added, too
+# says: a row for every token
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        local = (tokens - self.start).masked_fill(elsewhere, 0)
+        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
+
+
+# %% wrong: clamped, and nothing set to zero
+# says: a row for every token
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        local = (tokens - self.start).clamp(0, self.end - self.start - 1)
+        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
+
+
+# %% wrong: tokens of other ranks as indices
+# says: is no index into the rows here
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = self.weight[tokens - self.start]
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: zeros behind autograd's back
+# says: behind autograd's back
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        rows.data[elsewhere] = 0
+        return Sum.apply(rows, self.group)
+
+
+# %% wrong: not summed
+# says: ranks' rows were not summed
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return rows.masked_fill(elsewhere[..., None], 0)
+
+
+# %% wrong: the sum summed again backward
+# says: sum these copies again
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: the whole table on every rank
+# says: The whole table is there on every rank
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(
+            torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        )
+
+    def forward(self, tokens):
+        return torch.nn.functional.embedding(tokens, self.weight)
+
+
+# %% wrong: a view keeps the whole table
+# says: stays alive
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end])
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: cut by features
+# says: cut by features
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        self.weight = torch.nn.Parameter(whole.tensor_split(n, 1)[rank].clone())
+        self.group = group
+
+    def forward(self, tokens):
+        rows = torch.nn.functional.embedding(tokens, self.weight).contiguous()
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, rows, group=self.group)
+        return torch.cat(parts, -1)
+
+
+# %% wrong: each rank draws its part by itself
+# says: from one seed all of them have the same rows
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(torch.randn(len(bounds), embedding_dim))
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: the remainder of the vocabulary is nobody's
+# says: cut as torch.tensor_split does
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        each = num_embeddings // n
+        self.start, self.end = rank * each, (rank + 1) * each
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        elsewhere = (tokens < self.start) | (tokens >= self.end)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: gathers the table in every forward
+# says: sends more than the sum of the rows
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        return Gathered.apply(tokens, self.weight, self.group)
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, weight, group):
+        n = dist.get_world_size(group)
+        rows = torch.zeros(math.ceil(31 / n), weight.shape[1])
+        rows[: len(weight)] = weight
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
+        dist.all_gather(sizes, torch.tensor([len(weight)]), group=group)
+        parts = [torch.empty_like(rows) for _ in range(n)]
+        dist.all_gather(parts, rows, group=group)
+        ctx.start = sum(int(one) for one in sizes[: dist.get_rank(group)])
+        ctx.size = len(weight)
+        ctx.save_for_backward(tokens)
+        table = torch.cat([part[: int(size)] for part, size in zip(parts, sizes)])
+        return table[tokens]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (tokens,) = ctx.saved_tensors
+        here = (tokens >= ctx.start) & (tokens < ctx.start + ctx.size)
+        summed = grad.new_zeros(ctx.size, grad.shape[-1])
+        return None, summed.index_add(0, tokens[here] - ctx.start, grad[here]), None
+
+
+# %% right: a mask as a factor, whole rows as a product
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group = group
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
+
+    def forward(self, tokens):
+        here = (tokens >= self.start) & (tokens < self.end)
+        rows = self.weight[torch.where(here, tokens - self.start, 0)]
+        return Sum.apply(rows * here.unsqueeze(-1).to(rows.dtype), self.group)
+
+
+# %% right: rows written where the tokens are here
+class VocabParallelEmbedding(torch.nn.Module):
+    def __init__(self, num_embeddings, embedding_dim, group=None):
+        super().__init__()
+        self.group, self.width = group, embedding_dim
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        each, longer = divmod(num_embeddings, n)
+        self.start = rank * each + min(rank, longer)
+        table = torch.nn.Embedding(num_embeddings, embedding_dim)
+        kept = table.weight.data.narrow(0, self.start, each + (rank < longer)).clone()
+        self.part = torch.nn.Embedding.from_pretrained(kept, freeze=False)
+
+    def forward(self, tokens):
+        local = tokens - self.start
+        here = (local >= 0) & (local < self.part.num_embeddings)
+        rows = torch.zeros(*tokens.shape, self.width, dtype=self.part.weight.dtype)
+        rows[here] = self.part(local[here])
+        total = rows.detach().clone()
+        dist.all_reduce(total, group=self.group)
+        return rows + (total - rows.detach())
