@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+from course_lib import check
+from course_lib.runtime.errors import Interrupted
 from tests.test_processes import children, listing
 
 IMPORTS = """
@@ -125,6 +127,19 @@ def test_interrupt_ends_the_ranks_and_the_kernel_lives(
     assert "Cell In[2], line" in said["error"]
     assert_no_orphans(ranks)
     assert "[0, 1]" in notebook.cell("print(list(launch(dist.get_rank, world_size=2)))")["stdout"]
+
+
+def test_an_interrupted_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("course_lib.checks.engine.client.submit", pressed)
+    with pytest.raises(Interrupted) as caught:
+        check("02_collectives/all_gather", None)
+    said = (
+        "KeyboardInterrupt: the check of 02_collectives/all_gather was interrupted; run it again."
+    )
+    assert caught.value._render_traceback_() == [said]
 
 
 @pytest.mark.parametrize("how", ["shutdown", "restart", "kill -9"])

@@ -32,7 +32,12 @@ class RankError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """In a notebook, show the explanation alone: the frames of `launch` help nobody."""
-        return [wrapped(f"{type(self).__name__}: {str(self).removeprefix('deadlock: ')}")]
+        return [told(self)]
+
+
+def told(error: RankError) -> str:
+    """The explanation in lines that fit a notebook, for a cell that goes on after it."""
+    return wrapped(f"{type(error).__name__}: {str(error).removeprefix('deadlock: ')}")
 
 
 class Deadlock(RankError):
