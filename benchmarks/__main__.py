@@ -19,6 +19,7 @@ PARTS = (
     "data_parallel",
     "zero",
     "gpt",
+    "tensor_parallel",
     "recording",
     "checks",
 )
