@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import course_lib
 from course_lib.checks import check
-from course_lib.checks.engine import client, harness, judge, traffic
+from course_lib.checks.engine import client, harness, judge, replies, witness
 from course_lib.checks.engine.case import Case, Draw, RankSide
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report, ReportLine
@@ -445,7 +445,7 @@ def test_a_rank_holds_its_own_inputs_and_nothing_else(runs):
         inputs = []
         for header, own in zip(headers, buffers, strict=True):
             assert set(header) == {
-                "recipe", "payload", "tensors", "groups", "references", "instructions"
+                "recipe", "payload", "tensors", "groups", "references", "refused", "instructions"
             }  # fmt: skip
             assert json.dumps(header).find("77") < 0
             inputs += [bytes(one) for one in own[header["payload"] :]]
@@ -632,7 +632,7 @@ def test_right_values_without_messages_earn_nothing() -> None:
 
     def ring_all_reduce(tensor, group=None):
         buffer = tensor.contiguous()
-        (group or dist.group.WORLD).inner.allreduce([buffer]).wait()
+        (group or dist.group.WORLD).inner.allreduce([buffer]).wait()  # pyright: ignore[reportAttributeAccessIssue]
         tensor.copy_(buffer)
 
     report = check(RING, ring_all_reduce, cases="hidden")
@@ -641,9 +641,9 @@ def test_right_values_without_messages_earn_nothing() -> None:
 
 @pytest.mark.parametrize("value", ["x" * 5000, [0] * 5000, 1 << 5000, {"x" * 5000: 1}])
 def test_what_a_rank_sends_in_a_recipes_name_is_bounded(value) -> None:
-    assert judge.plain_data({"answers": [{"value": 1.5}, None, True, 1 << 60]})
+    assert replies.plain_data({"answers": [{"value": 1.5}, None, True, 1 << 60]})
     with pytest.raises(ValueError):
-        judge.plain_data({"answers": [value]})
+        replies.plain_data({"answers": [value]})
 
 
 def test_what_a_rank_sends_in_a_recipes_name_is_not_deep() -> None:
@@ -651,7 +651,7 @@ def test_what_a_rank_sends_in_a_recipes_name_is_not_deep() -> None:
     for _ in range(50):
         deep = [deep]
     with pytest.raises(ValueError, match="deep"):
-        judge.plain_data(deep)
+        replies.plain_data(deep)
 
 
 def ledger_of(*sent: int) -> Ledger:
@@ -674,7 +674,7 @@ def operation(rank: int, op: str, peer: int, nbytes: int, index: int) -> Operati
      (30_000, "Something else was sent besides")],
 )  # fmt: skip
 def test_a_record_that_the_network_contradicts(on_the_wire, said) -> None:
-    found = traffic.contradicted(ledger_of(4_000, 6_000), on_the_wire)
+    found = witness.contradicted(ledger_of(4_000, 6_000), on_the_wire)
     assert (found is None) == (said is None)
     if found is not None:
         assert said in " ".join(found.sentences)

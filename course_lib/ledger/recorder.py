@@ -243,7 +243,10 @@ def students_line() -> tuple[str, bool]:
 
 
 def dtype_name(tensor: torch.Tensor | None) -> str:
-    return "" if tensor is None else str(tensor.dtype)[6:]
+    """ "float32"; "sparse float32" where only some elements are there, whatever the shape says."""
+    if tensor is None:
+        return ""
+    return ("" if tensor.layout == torch.strided else "sparse ") + str(tensor.dtype)[6:]
 
 
 def shape_text(tensor: torch.Tensor | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
+    REFUSED,
     SUMS,
     broken_off,
     by_step,
@@ -154,7 +155,9 @@ def nothing_or(nbytes: int) -> str:
     return f"only {words.number(nbytes)} bytes" if nbytes else "nothing"
 
 
-@exercise(points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off)
+@exercise(
+    points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REFUSED,
+)  # fmt: skip
 def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300
     run = training(draw, 3, {"name": "traps", "width": 5}, kwargs={"bucket_bytes": most})

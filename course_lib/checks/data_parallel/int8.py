@@ -233,6 +233,7 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
                 hint=cost_hint(count, numel),
                 weight=2,
                 title="bytes sent, scales included",
+                point=1.8,
             )
         )
     placed = dict(zip(on.ranks, sides, strict=True))
@@ -240,7 +241,7 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     return Case(title, members, lines, groups=[on.ranks] if on.members else [])
 
 
-@exercise(points=8, objects=("int8_all_reduce",), references=REFERENCE)
+@exercise(points=8, objects=("int8_all_reduce",), references=REFERENCE, point="sending less")
 def int8_all_reduce(draw: Draw) -> Iterator[Case]:
     yield int8_case(draw, Setting(4, (4096,), weight=1.5), traffic=True)
     yield int8_case(draw, Setting(3, (10, 103), weight=1))

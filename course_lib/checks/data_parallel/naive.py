@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
+    REFUSED,
     broken_off,
     case,
     gradients_sent,
@@ -22,7 +23,9 @@ from course_lib.checks.data_parallel.replicas import (
 from course_lib.checks.engine.case import Case, Draw, exercise
 
 
-@exercise(points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off)
+@exercise(
+    points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REFUSED,
+)  # fmt: skip
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 3, {"name": "traps", "width": 5})
     yield case("traps", run,

@@ -15,6 +15,12 @@ from course_lib.checks.engine.training.single import Training
 from course_lib.ledger.operation import Operation
 
 REFERENCE = ("course_lib.data_parallel",)
+REFUSED = {
+    "torch.distributed:Reducer": (
+        "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what you "
+        "are to build: broadcast what the first rank has, and reduce the gradients yourself."
+    ),
+}
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.05})
 NOTHING = "Each rank went on with the gradients of its own data"
@@ -257,7 +263,7 @@ def its_own_work() -> Line:
     """Every operation was begun in a line of the student's, and not by machinery of PyTorch's.
 
     Machinery that reduces without Python, as DistributedDataParallel's does, has no such line. (A reducer
-    cannot be made in the first place, see `recipes.own_reducer`.)
+    cannot be made in the first place, see REFUSED.)
     """
 
     def judge(seen: Observed) -> Finding:

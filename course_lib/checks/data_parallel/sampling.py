@@ -23,6 +23,12 @@ from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 REFERENCE = ("course_lib.data_parallel",)
 NAME = "shard_indices"
+REFUSED = {
+    "torch.utils.data.distributed:DistributedSampler": (
+        "PyTorch's DistributedSampler deals the samples out by itself. That is what you are to write: one "
+        "permutation, the same on every rank, of which rank r takes every world_size-th."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,8 @@ def numbers(value: object) -> list[int] | None:
 def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong(f"{NAME} is not written yet.", cause="not written")
+    if text in REFUSED.values():
+        return wrong(text, at(place), cause="refused")
     said = Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {error_kind(error)}.")
     return wrong(said, at(place), cause=f"raised {error}")
 
@@ -275,7 +283,7 @@ def dropped(asked: Asked, deal: Deal) -> Line:
     return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)
 
 
-@exercise(points=6, objects=(NAME,), references=REFERENCE)
+@exercise(points=6, objects=(NAME,), references=REFERENCE, refused=REFUSED)
 def shard_indices(draw: Draw) -> Iterator[Case]:
     asked = Asked()
     many = 4 * draw.integer(6, 12) + draw.integer(1, 4)  # four ranks do not divide it

@@ -266,8 +266,8 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
         most = facts.topk_bytes(count, numel, fraction)
         lines.append(
             volume_line(
-                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, given.k), weight=9,
-                title="bytes sent, indices included",
+                [most / 2] * count, most=[most] * count, hint=cost_hint(count, numel, given.k), weight=3,
+                title="bytes sent, indices included", point=3,
             )
         )  # fmt: skip
     placed = dict(zip(on.ranks, sides, strict=True))
@@ -275,7 +275,7 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
     return Case(title, members, lines, groups=[on.ranks] if on.members else [])
 
 
-@exercise(points=8, objects=("topk_all_reduce",), references=REFERENCE)
+@exercise(points=8, objects=("topk_all_reduce",), references=REFERENCE, point="sending less")
 def topk_all_reduce(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, fraction: float, traffic: bool = False, **more: object) -> Case:
         return topk_case(draw, Setting(n, shape, **more), fraction, traffic)  # type: ignore[arg-type]

@@ -33,21 +33,23 @@ class Finding:
     sentences: what was seen, then what usually causes it; those that quote something are marked, see
     `course_lib.checks.engine.sentence`. cause: equal for lines that fail for the
     same reason, so that only the first tells it; title: what the line says instead of its own title.
+    misses_point: what is missing is what the exercise is about, see `Exercise.point`.
     """
 
     ok: bool
     sentences: tuple[str, ...] = ()
     cause: str = ""
     title: str = ""
+    misses_point: bool = False
 
 
 RIGHT = Finding(True)
 ANY = "*"  # a cause: the same as that of whatever else is wrong
 
 
-def wrong(*sentences: str, cause: str = "") -> Finding:
+def wrong(*sentences: str, cause: str = "", misses_point: bool = False) -> Finding:
     said = tuple(sentence for sentence in sentences if sentence)
-    return Finding(False, said, cause or " ".join(said))
+    return Finding(False, said, cause or " ".join(said), misses_point=misses_point)
 
 
 hints_may_fail = True  # False in the tests
@@ -146,6 +148,7 @@ class Case:
     needed: bytes of messages without which the result cannot come about, of all ranks together, by any
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
+    unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
     """
 
     title: str
@@ -159,6 +162,7 @@ class Case:
     hidden: bool = False
     alone: bool = False
     imports: tuple[str, ...] = ()
+    unrecorded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.alone and (self.world_size != 1 or self.groups):
@@ -209,6 +213,9 @@ class Exercise:
 
     objects: the names that `check` takes, in order; references: modules that a student's object may
     not import; hint: (case, what happened, its text) -> a sentence on the usual cause, or "".
+    point: what the exercise is about, such as "holding less", where a solution could be right in
+    all else: a finding that misses it leaves at most half of the points.
+    refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
     """
 
     name: str
@@ -219,6 +226,8 @@ class Exercise:
     extra: bool = False
     constants: bool = False
     hint: Callable[[Case, str, str], str] | None = None
+    point: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def exercise(
@@ -229,17 +238,20 @@ def exercise(
     extra: bool = False,
     constants: bool = False,
     hint: Callable[[Case, str, str], str] | None = None,
+    point: str = "",
+    refused: dict[str, str] | None = None,
 ) -> Callable[[Callable[[Draw], Iterator[Case]]], Exercise]:
     """Make a function that yields cases an exercise of its notebook's module, under the same name.
 
-    extra: extra credit; constants: the objects are values (answers), not functions.
+    extra: extra credit; constants: the objects are values (answers), not functions. The rest: see `Exercise`.
     """
 
     def register(cases: Callable[[Draw], Iterator[Case]]) -> Exercise:
         name = cases.__name__
         return Exercise(
-            name, points, tuple(objects), cases, tuple(references), extra, constants, hint
-        )
+            name, points, tuple(objects), cases, tuple(references), extra, constants, hint, point,
+            refused or {},
+        )  # fmt: skip
 
     return register
 

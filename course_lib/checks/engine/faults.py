@@ -59,6 +59,8 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     text = failure.message
     hint = group_hint(case, failure) or peer_hint(case, text)
     hint = hint or usual(exercise.hint, case, failure.kind, text)
+    if hidden and not hint:  # an exception's text is not shown there, but what we say in it may be
+        hint = next((said for said in exercise.refused.values() if said in text), "")
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
     if failure.kind == "deadlock":

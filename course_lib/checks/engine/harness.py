@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import importlib.abc
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.checks.engine.refusing import refused
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
 from course_lib.runtime.rank import close_the_store
@@ -42,6 +44,7 @@ _Tensor, _as_strided, _clone, _detach = (
     torch.Tensor.detach,
 )
 _extract_frames = traceback.extract_tb
+HERE = os.path.dirname(os.path.abspath(__file__))
 LONGEST = 1_000  # entries of a list or characters of a text that go back
 
 Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[str, Any]]]
@@ -59,7 +62,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     groups = [_new_group(members) for members in header["groups"]]
     if not alone:
         close_the_store(dist.get_world_size())
-    with own_work(header["references"]), no_more_groups():
+    with own_work(header["references"]), refused(header["refused"]), no_more_groups():
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
@@ -180,7 +183,7 @@ def describe(error: Exception) -> list[str]:
         text = str(error)[:300]
     except Exception as second:  # a student's __str__ may raise
         text = f"(its text could not be made: {type(second).__name__})"
-    frames = [f for f in _extract_frames(error.__traceback__) if f.filename != __file__]
+    frames = [f for f in _extract_frames(error.__traceback__) if not f.filename.startswith(HERE)]
     place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
     return [type(error).__name__, text, place]
 

@@ -12,15 +12,14 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
 
-from course_lib.checks.engine import faults, traffic
+from course_lib.checks.engine import faults, refusing, replies, traffic, witness
 from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
-from course_lib.checks.engine.sentence import Sentence, at
+from course_lib.checks.engine.sentence import at
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
 from course_lib.runtime.backend import ALONE, choose
@@ -30,9 +29,8 @@ from course_lib.runtime.sandbox.spec import Sandbox
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
 OUTPUT_LINES = 4
-LONGEST = 4_000  # characters of a text, entries of a list: more than the recipes send
-LONGEST_TYPE = 80  # characters
 HEADER = 4 << 20  # bytes of an answer beside its tensors
+HALF = 0.5
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
 COUNTS_LATER = "(counts once another value is right)"
 
@@ -118,7 +116,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
         return [
             Judged(case, line, stop, shown if i == 0 else []) for i, line in enumerate(case.lines)
         ]
-    seen = read(session.exercise, case, outcome)
+    seen = replies.read(session.exercise, case, outcome)
     if isinstance(seen, Finding):
         return [
             Judged(case, line, seen, shown if i == 0 else []) for i, line in enumerate(case.lines)
@@ -138,6 +136,7 @@ def run(session: Session, case: Case) -> Outcome:
                 "tensors": meta,
                 "groups": case.groups,
                 "references": list(session.exercise.references),
+                "refused": session.exercise.refused,
                 "instructions": side.instructions,
             }
         )
@@ -153,7 +152,7 @@ def run(session: Session, case: Case) -> Outcome:
         spare=following is None and session.sandbox is None,
         ahead=following.world_size if following and not following.alone else None,
         sandbox=session.sandbox,
-        imports=case.imports,
+        imports=(*case.imports, *refusing.modules(session.exercise.refused)),
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )
 
@@ -185,8 +184,8 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     if called is not None:
         return called
     counted = outcome.backend == "gloo"  # NCCL has ways between GPUs that no network sees
-    if failure is None and counted and case.forbidden >= traffic.BUILT_IN:
-        return traffic.contradicted(outcome.ledger, outcome.wire_bytes)
+    if failure is None and counted:
+        return witness.contradicted(outcome.ledger, outcome.wire_bytes, case.unrecorded)
     if failure is None:
         return None
     return faults.told(session.exercise, case, failure, session.hidden)
@@ -212,73 +211,7 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
     return judged
 
 
-# ---- reading what the ranks handed back
-
-
-def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding:
-    """The ranks' tensors, or why they are refused."""
-    tensors, values = [], []
-    for rank, (side, reply) in enumerate(zip(case.sides, outcome.replies, strict=True)):
-        header, buffers = reply or ({}, [])
-        try:
-            found = wire.unpack_tensors(header["tensors"], buffers)
-            others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
-            plain = plain_data(header["values"])
-        except (wire.WireError, KeyError, TypeError, ValueError):
-            return wrong(f"what came back from rank {rank} does not have the agreed form.")
-        if not isinstance(plain, dict) or set(found) | set(others) != set(side.outputs):
-            return wrong(f"what came back from rank {rank} does not have the agreed form.")
-        for name, spec in side.outputs.items():
-            if name in others or (found[name].dtype, tuple(found[name].shape)) != (
-                spec.dtype,
-                spec.shape,
-            ):
-                got = others.get(name) or f"{str(found[name].dtype)[6:]}{list(found[name].shape)}"
-                return misfit(exercise, rank, name, got, str(spec))
-        tensors.append(found)
-        values.append(plain)
-    return Observed(case, tensors, values, outcome.ledger, operations_of(outcome.ledger))
-
-
-def plain_data(value: Any, depth: int = 16) -> Any:
-    """`value`, if it is data as the recipes send it. ValueError for what is too long or too deep.
-
-    A rank's code may send in a recipe's name whatever JSON holds, and sentences are made of it.
-    """
-    if isinstance(value, str | list | dict) and len(value) > LONGEST:
-        raise ValueError("too long")
-    if isinstance(value, int) and value.bit_length() > 4096:
-        raise ValueError("too large a number")
-    if isinstance(value, list | dict) and not depth:
-        raise ValueError("too deep")
-    if isinstance(value, list):
-        return [plain_data(one, depth - 1) for one in value]
-    if isinstance(value, dict):
-        return {plain_data(k): plain_data(one, depth - 1) for k, one in value.items()}
-    return value
-
-
-def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) -> Finding:
-    who = exercise.objects[0]
-    if name == "result":
-        missing = got == "NoneType"
-        got = "None" if missing else got
-        rest = f"a tensor {expected} is expected."
-        told = f"what {who} returned on rank {rank} is not what it should be; {rest}"
-        said = f"{who} returned {got} on rank {rank}; {rest}"
-        return wrong(
-            said if missing else Sentence(said, told),
-            "Is there a `return` at its end?" if missing else "",
-            cause=f"result {got}",
-        )
-    return wrong(
-        Sentence(
-            f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
-            f"after the call `{name}` is something else on rank {rank}; it was {expected}.",
-        ),
-        "Change its elements, not its shape or dtype.",
-        cause=f"{name} {got}",
-    )
+# ---- from findings to a report
 
 
 def printed(outcome: Outcome) -> list[str]:
@@ -291,25 +224,23 @@ def printed(outcome: Outcome) -> list[str]:
     return said[:OUTPUT_LINES]
 
 
-# ---- from findings to a report
-
-
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
     good = any(one.finding.ok for one in judged if is_value(one) and not one.line.trivial)
     only_trivial = all(one.line.trivial for one in judged if is_value(one))
     for one in judged:
         if one.line.trivial and one.finding.ok and not good and not only_trivial:
             one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
-    tampered = next((one for one in judged if one.finding.cause == traffic.TAMPERED), None)
+    tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
     if tampered is not None:  # small cases do not show it: none of them proves anything now
         for one in judged:
             one.finding, one.note = tampered.finding, ""
     possible = sum(one.line.weight for one in judged)
     earned = sum(one.line.weight for one in judged if one.finding.ok)
     all_right = all(one.finding.ok for one in judged)
+    score = 1.0 if all_right else round(earned / possible, 6)
     return Report(
         name,
-        1.0 if all_right else round(earned / possible, 6),
+        min(score, without_the_point(exercise, judged)),
         report_lines(judged),
         possible=exercise.points,
         seed=seed,
@@ -317,6 +248,16 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
         tampered=tampered is not None,
         extra=exercise.extra,
     )
+
+
+def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
+    """The largest score that can be had: HALF where a finding misses the point; the first of them says so."""
+    missed = next((one for one in judged if exercise.point and one.finding.misses_point), None)
+    if missed is None:
+        return 1.0
+    told = f"The exercise is about {exercise.point}: without that at most half of its points are earned."
+    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, told))
+    return HALF
 
 
 def is_value(one: Judged) -> bool:

@@ -21,8 +21,9 @@ def call_with_tensors(
     args: plain data that follows the list of tensors
     parameter: whether they are parameters, which require a gradient
 
-    "answers" holds for each call {"value": what was returned, "kinds": of each part [type, dtype],
-    "after": the tensors after the call}, or {"error": [type, text, place]}.
+    "answers" holds for each call {"value": what was returned, "kinds": of each part [type, dtype, number of
+    dimensions, whether it has a gradient history], "after": the tensors after the call}, or {"error": [type,
+    text, place]}.
     """
     answers: list[dict] = []
     for call in instructions["calls"]:
@@ -33,9 +34,16 @@ def call_with_tensors(
             answers.append({"error": describe(error)})
             continue
         parts = list(result) if isinstance(result, list | tuple) else []
-        kinds = [[type(p).__name__, str(p.dtype) if isinstance(p, _Tensor) else ""] for p in parts]
+        kinds = [kind(part) for part in parts]
         answers.append({"value": plain(result), "kinds": kinds, "after": plain(given)})
     return {"answers": answers}, {}
+
+
+def kind(part: Any) -> list:
+    """[type, dtype, number of dimensions, whether it has a gradient history]."""
+    if not isinstance(part, _Tensor):
+        return [type(part).__name__, "", 0, False]
+    return [type(part).__name__, str(part.dtype), part.dim(), part.grad_fn is not None]
 
 
 def made(described: dict, parameter: bool) -> torch.Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.sentence import at
-from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.matching import BUILT_IN as COLLECTIVES
 from course_lib.ledger.operation import Operation
 
@@ -52,34 +51,6 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
         f"about with fewer than {words.number(needed)}.",
         "The values came another way than by messages in the given group.",
         cause="too few bytes",
-    )
-
-
-# Bytes on a loopback interface beside a message's own: gloo's header, TCP's, the acknowledgements. Between
-# 350 and 460 were seen, and up to 500 more for the members of a group that is made; allowed is twice that.
-BESIDE_A_MESSAGE, BESIDE_A_RANK = 900, 1_000
-TAMPERED = "tampered record"
-
-
-def contradicted(ledger: Ledger, on_the_wire: int | None) -> Finding | None:
-    """A record of messages that what went over the sandbox's network contradicts, either way.
-
-    `on_the_wire` is counted by the operating system, out of a student's reach; None: nobody counted. It
-    cannot tell whose bytes went by: another way of sending as many looks the same.
-    """
-    if on_the_wire is None:
-        return None
-    sends = [one for rank in range(ledger.world_size) for one in ledger.operations(rank, "send")]
-    told = sent_bytes(sends)
-    beside = BESIDE_A_MESSAGE * len(sends) + BESIDE_A_RANK * ledger.world_size
-    if told <= on_the_wire <= 1.1 * told + beside:
-        return None
-    less = told > on_the_wire
-    return wrong(
-        f"the record tells of {words.number(told)} bytes in {words.counted(len(sends), 'message')}, but "
-        f"{'only ' if less else ''}{words.number(on_the_wire)} went over the network.",
-        "The record of the operations was changed." if less else "Something else was sent besides.",
-        cause=TAMPERED,
     )
 
 

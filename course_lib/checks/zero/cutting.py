@@ -107,6 +107,7 @@ def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
             of_one_size(cut, shards)
             or right_elements(cut, shards)
             or right_kind(cut, answer.get("kinds"))
+            or (a_row_of_its_own(answer.get("kinds")) if index == 0 else None)
             or left_alone(cut, answer.get("after"))
             or RIGHT
         )
@@ -125,7 +126,7 @@ def failed(error: str = "", text: str = "", place: str = "") -> Finding:
 def parts(value: object) -> list[list] | None:
     """The elements of each tensor of a list that came back; None for anything else.
 
-    A tensor's own dimensions do not come back here: `right_kind` looks at them.
+    A tensor's own dimensions and its history do not come back here: `a_row_of_its_own` looks at them.
     """
     if not isinstance(value, list):
         return None
@@ -201,7 +202,7 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
 def right_kind(cut: Cut, kinds: object) -> Finding | None:
     told = kinds if isinstance(kinds, list) else []
     for kind in told:
-        dtype = kind[1] if isinstance(kind, list) and len(kind) == 2 else ""
+        dtype = kind[1] if isinstance(kind, list) and len(kind) == 4 else ""
         if dtype != f"torch.{cut.dtype}":
             return wrong(
                 Sentence(
@@ -210,6 +211,26 @@ def right_kind(cut: Cut, kinds: object) -> Finding | None:
                 ),
                 "A shard that is sent must be of the parameters' kind: new_zeros keeps dtype and device.",
                 cause="dtype",
+            )
+    return None
+
+
+def a_row_of_its_own(kinds: object) -> Finding | None:
+    """One dimension, and no history. Looked at in the first case alone: it is to cost no more than that."""
+    for kind in kinds if isinstance(kinds, list) else []:
+        dimensions, history = kind[2:] if isinstance(kind, list) and len(kind) == 4 else (0, True)
+        if dimensions != 1:
+            return wrong(
+                "the shards are not flat: each is to have one dimension.",
+                "Collectives and optimizers take them as a row: reshape(-1).",
+                cause="dimensions",
+            )
+        if history is not False:
+            return wrong(
+                "the shards have a gradient history: they keep the graph, and the parameters, alive.",
+                "Cut up param.detach(), or work under torch.no_grad(): the optimizer changes a shard, and "
+                "autograd has no part in it.",
+                cause="history",
             )
     return None
 

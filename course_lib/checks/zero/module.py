@@ -10,6 +10,7 @@ from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
+    REFUSED,
     SGD,
     SLACK,
     WHOLE,
@@ -50,7 +51,10 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(points=16, objects=("Zero3Module",), references=REFERENCE, hint=trouble)
+@exercise(
+    points=16, objects=("Zero3Module",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
 def zero3_module(draw: Draw) -> Iterator[Case]:
     def one(
         n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1
@@ -78,6 +82,7 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
                 [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
                  ("after two steps", 4, 2 * share)],
                 slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
+                point=0.95 * WHOLE,
             ),
             lines.held_line(
                 [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,

@@ -12,6 +12,24 @@ from course_lib.checks.engine.training import lines
 from course_lib.checks.engine.training.lines import Mistake
 from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
 
+REFUSED = {
+    "torch.distributed.optim:ZeroRedundancyOptimizer": (
+        "PyTorch's ZeroRedundancyOptimizer shards the state by itself. That is what you are to build: cut "
+        "the parameters up, give the optimizer this rank's shard, and gather."
+    ),
+    "torch.distributed:Reducer": (
+        "PyTorch's reducer, which DistributedDataParallel is built on, would reduce the gradients. That is "
+        "what you are to build."
+    ),
+    "torch.distributed.fsdp:FullyShardedDataParallel": (
+        "PyTorch's FullyShardedDataParallel would do all of it. That is what you are to build: shard, gather "
+        "on use, free after use, and reduce-scatter the gradients."
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup": (
+        "PyTorch's fully_shard would do all of it. That is what you are to build: shard, gather on use, free "
+        "after use, and reduce-scatter the gradients."
+    ),
+}
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.02, "weight_decay": 0.1})
 WIDTH, DEPTH = 448, 8

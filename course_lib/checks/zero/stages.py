@@ -10,6 +10,7 @@ from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
+    REFUSED,
     SGD,
     SLACK,
     WHOLE,
@@ -24,6 +25,9 @@ from course_lib.checks.zero.runs import (
 
 RECIPE = "sharded_optimizer"
 RANKS = 4  # of the wide model
+UNSHARDED = (
+    1.9 * WHOLE
+)  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
     "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. What is whole, as "
     "the row of all gradients, is freed when the step is over."
@@ -122,7 +126,21 @@ def held_hint(ratio: float) -> str:
     return NO_SHARD
 
 
-@exercise(points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=trouble)
+def held_two(ratio: float) -> str:
+    """Of ZeRO-2 after a step: P + 2P/N are enough."""
+    parts = (ratio - 1) * (RANKS + 2)  # held besides, in units of P/N
+    if abs(parts - 1) < 0.5:
+        return (
+            "One more shard is there: after the step the gradients' shard is to be None, not zeros "
+            "(zero_grad(set_to_none=True)), which take the same memory."
+        )
+    return NO_SHARD
+
+
+@exercise(
+    points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
 def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw)
     yield accumulation(draw, 2, 1.5)
@@ -135,6 +153,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
                 slack=SLACK, hint=held_hint, weight=9, title="memory after the step: P + 3P/N",
+                point=UNSHARDED,
             ),
             after_backward(2 * WHOLE + state, "memory after backward: 2P + 3P/N"),
         ],
@@ -152,7 +171,10 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
     )
 
 
-@exercise(points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=trouble)
+@exercise(
+    points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
 def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, buckets=True)
     yield accumulation(draw, 3, 1.5)
@@ -165,11 +187,13 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
             step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N",
+                slack=SLACK, hint=held_two, weight=4, title="memory after the step: P + 2P/N",
+                point=UNSHARDED,
             ),
             lines.held_line(
                 [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=full_gradients,
                 weight=4, title="memory after backward: P + 3P/N",
+                point=UNSHARDED + WHOLE / 2,
             ),
             lines.peak_line(
                 WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=full_gradients, weight=2,

@@ -151,14 +151,13 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
     return [one for place, one in enumerate(dealt) if place % world_size == rank]
 
 
-# %% right: as a DistributedSampler does it
-def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+# %% wrong: PyTorch's DistributedSampler inside
+# says: That is what you are to write
+def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=False):
     from torch.utils.data import DistributedSampler
 
     sampler = DistributedSampler(
         range(n), world_size, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
     )
     sampler.set_epoch(epoch)
-    sampler.num_samples = n // world_size if drop_last else sampler.num_samples
-    sampler.total_size = sampler.num_samples * world_size
     return list(sampler)

@@ -87,6 +87,21 @@ def flatten_and_shard(params, n):
     torch.cat([p.detach().reshape(-1) for p in params])
 
 
+# %% wrong: the shards remember where they come from
+# says: have a gradient history
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.reshape(-1) for p in params])
+    return list(torch.nn.functional.pad(flat, (0, -flat.numel() % n)).chunk(n))
+
+
+# %% wrong: rows of a matrix
+# says: the shards are not flat
+def flatten_and_shard(params, n):
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    whole = torch.nn.functional.pad(flat, (0, -flat.numel() % n))
+    return list(whole.view(n, -1).chunk(n))
+
+
 # %% right: pad, then chunk
 def flatten_and_shard(params, n):
     flat = torch.cat([p.reshape(-1) for p in params]).detach()

@@ -28,7 +28,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: replicas: nothing is sharded
-# says: its state then has 1/N of the size
+# says: its state then has 1/N of the size|without that at most half
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
         self.params = list(params)
@@ -713,3 +713,26 @@ class Zero1Optimizer:
     def zero_grad(self):
         for p in self.params:
             p.grad = None
+
+
+# %% wrong: PyTorch's ZeroRedundancyOptimizer inside
+# says: ZeroRedundancyOptimizer shards the state by itself
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        self.params = list(params)
+        for p in self.params:
+            dist.broadcast(p.data, 0)
+        self.optimizer = ZeroRedundancyOptimizer(self.params, optimizer_cls, **defaults)
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+        self.optimizer.step()
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad()

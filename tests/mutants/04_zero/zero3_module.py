@@ -1292,3 +1292,23 @@ class Zero3Module(torch.nn.Module):
             whole |= {p: p.detach().clone() for p in unit.params}
             unit.free()
         return {name: whole[p] for name, p in self.module.named_parameters()}
+
+
+# %% wrong: PyTorch's fully_shard inside
+# says: fully_shard would do all of it
+class Zero3Module(torch.nn.Module):
+    def __init__(self, module, group=None):
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__()
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+        for block in module.blocks:
+            fully_shard(block)
+        self.module = fully_shard(module)
+
+    def forward(self, x):
+        return self.module(x)
+
+    def full_state_dict(self):
+        return {name: p.full_tensor() for name, p in self.module.named_parameters()}

@@ -20,6 +20,7 @@ from course_lib.checks.engine.case import (
     wrong,
 )
 from course_lib.checks.engine.sentence import Sentence
+from course_lib.checks.engine.training import watching
 from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
 from course_lib.ledger.operation import Operation
 
@@ -36,7 +37,11 @@ def case(recipe: str, title: str, training: Training, lines: Sequence[Line], **m
     """A run of `training` by one of the recipes ("replicas", "sharded_optimizer", "sharded_module")."""
     wanted = outputs(training)
     sides = [RankSide({}, training.instructions(r), wanted) for r in range(training.world_size)]
-    return Case(title, sides, list(lines), recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS, **more)
+    watched = training.more.get("memory")
+    return Case(
+        title, sides, list(lines), recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS,
+        unrecorded=watching.settled(len(training.steps[0])) if watched else (), **more,
+    )  # fmt: skip
 
 
 def outputs(training: Training) -> dict[str, Spec]:
@@ -212,11 +217,13 @@ def volume_line(
     title: str = "bytes sent",
     what: str = "",
     between: tuple[int, int] | None = None,
+    point: float = float("inf"),
 ) -> Line:
     """Bytes that each rank sends, collectives counted as the best algorithm sends them (see the ledger).
 
     Between `least` and `most` (the same when left out). hint: given the ratio, the usual cause. between:
     two places in "begun" of `recipes`, such as (2, 4) for the second step; the whole run when left out.
+    point: from that many times too many bytes on, the point of the exercise is missed (see `Exercise`).
     """
     allowed = list(most or least)
 
@@ -234,6 +241,7 @@ def volume_line(
                 f"{words.number(round(bound))} {enough}{what}.",
                 hint(ratio, seen) if hint else "",
                 cause=f"bytes {ratio:.2f}",
+                misses_point=ratio >= point,
             )
         return Finding(True, title=f"{title}: {words.number(round(max(sent)))} by the busiest rank")
 
@@ -343,11 +351,13 @@ def held_line(
     hint: Callable[[float], str] | None = None,
     weight: float = 1.0,
     title: str = "memory held",
+    point: float = float("inf"),
 ) -> Line:
     """Bytes that each rank holds at some moments, as the kernel counts the process's pages.
 
     most: (the moment in words, its place in "held" of `recipes`, bytes that are enough there). slack: bytes
-    that allocators and libraries may hold besides.
+    that allocators and libraries may hold besides. point: from so many bytes on, at any of the moments, the
+    point of the exercise is missed (see `Exercise`).
     """
 
     def judge(seen: Observed) -> Finding:
@@ -366,6 +376,7 @@ def held_line(
                         f"rank {rank} holds {megabytes(got)} {moment}; {megabytes(enough)} are enough.",
                         hint(got / enough) if hint else "",
                         cause=f"held {moment}",
+                        misses_point=got >= point,
                     )
         return RIGHT
 

@@ -19,11 +19,10 @@ and after each backward and each step), "without" (gradients that are None; zero
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from course_lib.checks.engine.training import toys, watching
@@ -70,7 +69,7 @@ class Session:
     def moment(self) -> None:
         """A backward or a step is over: note what is held, and how many operations were begun."""
         if self.given.get("memory"):
-            settle()
+            watching.settle()
         self.held.append(self.watch.held())
         self.begun.append(watching.begun_and_waited()[0])
 
@@ -132,54 +131,25 @@ def warm_up(instructions: dict) -> None:
     for _ in range(2):
         model(torch.ones(4, 300)).sum().backward()
         optimizer.step()
-    settle(1 << 14)
-
-
-def settle(numel: int = 16) -> None:
-    """Small sums for gloo's threads, which keep the tensors of their last operation until the next."""
-    group = torch.distributed.group.WORLD
-    inner: Any = getattr(group, "inner", group)  # not the recorded one: this is not the student's
-    for _ in range(4):
-        inner.allreduce([torch.ones(numel)]).wait()
-
-
-@contextlib.contextmanager
-def own_reducer() -> Iterator[None]:
-    """Within, PyTorch's own reducer of gradients cannot be made: DistributedDataParallel is built on it."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(
-            "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what "
-            "you are to build: broadcast what the first rank has, and reduce the gradients yourself."
-        )
-
-    made = dist.Reducer.__init__
-    dist.Reducer.__init__ = refuse  # on the class: whoever holds it already gets no other
-    try:
-        yield
-    finally:  # ranks are kept under NCCL, for other exercises
-        dist.Reducer.__init__ = made
+    watching.settle(watching.WARM)
 
 
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
-    with own_reducer():
-        warm_up(instructions)
-        session = Session(instructions)
-        wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
-        make, defaults = session.optimizer()
-        optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
-        session.started()
-        for step in range(len(instructions["steps"])):
-            optimizer.zero_grad()
-            session.accumulate(
-                step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None
-            )
-            wrapped.finish_gradient_synchronization()
-            session.gradients(step)
-            optimizer.step()
-            session.stepped(step)
-        return session.told()
+    warm_up(instructions)
+    session = Session(instructions)
+    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+    make, defaults = session.optimizer()
+    optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
+    session.started()
+    for step in range(len(instructions["steps"])):
+        optimizer.zero_grad()
+        session.accumulate(step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None)
+        wrapped.finish_gradient_synchronization()
+        session.gradients(step)
+        optimizer.step()
+        session.stepped(step)
+    return session.told()
 
 
 def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:

@@ -22,6 +22,7 @@ from course_lib.ledger import rows
 PAGE = os.sysconf("SC_PAGE_SIZE")
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 SMALL = 64 << 10  # bytes
+SUMS, WARM, COOL = 4, 1 << 14, 16  # small sums at a time; elements of each, at first and later
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _collect, _open, _read, _close = gc.collect, os.open, os.read, os.close
 
@@ -89,6 +90,19 @@ def begun_and_waited() -> tuple[int, int]:
 
 
 # ---- memory
+
+
+def settle(numel: int = COOL) -> None:
+    """Small sums for gloo's threads, which keep the tensors of their last operation until the next."""
+    group = torch.distributed.group.WORLD
+    inner: Any = getattr(group, "inner", group)  # not the recorded one: this is not the student's
+    for _ in range(SUMS):
+        inner.allreduce([torch.ones(numel)]).wait()
+
+
+def settled(steps: int) -> tuple[int, ...]:
+    """Bytes of each sum of `settle` in a run: once to warm up, at its start, and twice in each step."""
+    return (4 * WARM,) * SUMS + (4 * COOL,) * SUMS * (1 + 2 * steps)
 
 
 def give_back_at_once() -> None:

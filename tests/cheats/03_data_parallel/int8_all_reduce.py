@@ -1,0 +1,11 @@
+# %% wrong: eight bits for show, float32 behind the record
+def int8_all_reduce(tensor, error, group=None):
+    n = dist.get_world_size(group)
+    shard = -(-tensor.numel() // n)
+    shown = torch.zeros(n * (shard + 4 * -(-shard // 256)), dtype=torch.uint8)
+    dist.all_to_all_single(torch.empty_like(shown), shown, group=group)
+    dist.all_gather_into_tensor(torch.empty_like(shown), shown[: len(shown) // n], group=group)
+    total = (tensor + error).contiguous()
+    (group or dist.group.WORLD).inner.allreduce([total]).wait()
+    tensor.copy_(total / n)
+    error.zero_()
