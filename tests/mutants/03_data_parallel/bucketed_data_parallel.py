@@ -1022,7 +1022,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: the bucket is read before it has arrived
-# says: the bucket was read before its wait
+# says: the bucket was read before its wait|written or read while it was under way
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
