@@ -4,6 +4,10 @@ What an instructor adds here counts in grading too. Marks for late submissions, 
 formgrader:
 
     c.LateSubmissionPlugin.penalty_method = "zero"
+
+Points of extra credit that count for one assignment at most:
+
+    c.ExtraCredit.most = 5
 """
 
 import sys
