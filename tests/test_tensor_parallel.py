@@ -221,8 +221,22 @@ def test_bfloat16_frozen_parameters_and_inputs_without_gradient(seed: int):
             mlp.up.weight.requires_grad_(False)
             y = mlp(own(x, -2) if sequence else x)
             y.sum().backward()
-            assert mlp.up.weight.grad is None and mlp.down.weight.grad is not None
-            mlp, reference = mlp.bfloat16(), reference.bfloat16()
+            exact = mlp.down.weight.grad
+            assert mlp.up.weight.grad is None and exact is not None
+            mlp.zero_grad()
+            mlp.up.weight.requires_grad_(True)
+            part = (own(x, -2) if sequence else x).clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                mlp(part).float().sum().backward()
+            assert part.grad is not None and mlp.up.weight.grad is not None
+            mixed = mlp.down.weight.grad
+            assert mixed is not None and mixed.dtype == torch.float32
+            torch.testing.assert_close(mixed, exact, rtol=0.05, atol=0.1)
+            expected.sum().backward()
+            up = reference.up.weight.grad
+            assert up is not None
+            torch.testing.assert_close(mlp.up.weight.grad, own(up, 0), rtol=0.05, atol=0.1)
+            mlp = mlp.bfloat16()
             low = x.bfloat16()
             rough = mlp(own(low, -2) if sequence else low)
             assert rough.dtype == torch.bfloat16
@@ -308,6 +322,9 @@ def test_refusals_are_sentences():
             )(x),
             "token 7 lies outside the vocabulary, 0 .. 6": lambda: tp.VocabParallelEmbedding(7, 2)(
                 torch.tensor([[7]])
+            ),
+            "one over the features alone is expected": lambda: tp.SequenceParallelNorm(
+                nn.LayerNorm((2, 3))
             ),
             "LayerNorm or RMSNorm is expected": lambda: tp.SequenceParallelNorm(nn.Linear(2, 2)),  # type: ignore
         }

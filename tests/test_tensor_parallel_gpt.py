@@ -219,6 +219,8 @@ def gpt_case(name: str, sequence: str | None, seed: int) -> None:
         assert torch.equal(state[key], value), (name, key)
     if config.tied:
         assert model.head.weight is model.token_embedding.weight
+    with pytest.raises(ValueError, match="parallel layers already"):
+        tp.parallelize_gpt(model)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -239,7 +241,9 @@ def test_four_ranks_save_what_two_and_one_load(seed: int):
     config = CONFIGS["LLaMA"]
 
     def save() -> dict[str, Tensor]:
-        return tp.full_state_dict(tp.parallelize_gpt(make(config, seed), sequence="keep"))
+        model = tp.parallelize_gpt(make(config, seed).eval(), sequence="keep")
+        assert not any(module.training for module in model.modules())
+        return tp.full_state_dict(model)
 
     def load(state: dict[str, Tensor]) -> Tensor:
         model = tp.parallelize_gpt(make(config, seed + 1))

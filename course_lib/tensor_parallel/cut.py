@@ -65,7 +65,8 @@ class Parallel(nn.Module):
     def take(self, name: str, whole: Tensor, cut: Cut | None) -> nn.Parameter:
         """The rank's part of `whole`, to be the parameter `name`; cut None: all of it.
 
-        The group's first rank's values count, so that ranks that drew others agree. Broadcasts them once.
+        The group's first rank's values count, so that ranks that drew others agree: it broadcasts them, and
+        for that moment every rank holds the whole.
         """
         values = whole.detach().clone(memory_format=torch.contiguous_format)
         if place(self.group)[1] > 1 and values.numel():

@@ -45,8 +45,10 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
 
     What a layer sends: `course_lib.facts.tensor_parallel_layer_bytes`.
 
-    Raises ValueError for heads that cannot be shared equally.
+    Raises ValueError for heads that cannot be shared equally, and for a model that is parallel already.
     """
+    if any(isinstance(module, Parallel) for module in model.modules()):
+        raise ValueError("the model has parallel layers already: give the unsharded one, once")
     tied = model.head.weight is model.token_embedding.weight
     for block in model.blocks:
         block.attention = parallelize_attention(block.attention, group, sequence)
@@ -66,11 +68,15 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
         _on_parts_of_the_sequence(model, group)
     _same_values(model, group)
     same_random_state(group)
-    return model
+    return model.train(model.training)  # new layers are made for training
 
 
 def parallelize_mlp(mlp: Any, group: Group = None, sequence: Sequences = None) -> ParallelMLP:
-    """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself stays as it is."""
+    """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself stays as it is.
+
+    In a model of which the MLPs alone are exchanged (`block.mlp = parallelize_mlp(block.mlp)`) everything
+    else must be the same on every rank: give all of them one seed, or load one state.
+    """
     activation = "gelu" if mlp.gate is None else "swiglu"
     return ParallelMLP(
         mlp.up.in_features, mlp.up.out_features, activation, mlp.up.bias is not None, group,

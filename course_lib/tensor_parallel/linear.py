@@ -201,11 +201,17 @@ class _GatheredLinear(torch.autograd.Function):
         rows = [grad.flatten(0, -2) for grad in grads]
         for_x: Tensor | None = None
         if needs_x:
-            total = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
+            total = sum(
+                grad
+                @ weight.to(
+                    grad.dtype
+                )  # under autocast the weights are wider than what is computed
+                for grad, weight in zip(grads, weights, strict=True)
+            )
             for_x = reduce_scatter(total, ctx.group, -2)  # pyright: ignore[reportArgumentType]
         for_weights: list[Tensor | None] = [None] * len(weights)
         if any(needs_weight):
-            whole = all_gather(x, ctx.group, -2).flatten(0, -2)
+            whole = all_gather(x.to(grads[0].dtype), ctx.group, -2).flatten(0, -2)
             for_weights = [
                 row.T @ whole if asked else None
                 for row, asked in zip(rows, needs_weight, strict=True)

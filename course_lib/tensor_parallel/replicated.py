@@ -48,22 +48,30 @@ class SequenceParallelNorm(nn.Module):
 
     A norm needs all features of a token, and nothing of other tokens: parts of the sequence are as good as
     the whole. Values are norm's; the gradients of its weights are summed over the ranks of `group`.
+
+    Raises TypeError for another module, ValueError for a norm over more than the features.
     """
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
         super().__init__()
         if not isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
             raise TypeError(f"norm is a {type(norm).__name__}; LayerNorm or RMSNorm is expected")
+        if len(norm.normalized_shape) > 1:
+            raise ValueError(
+                f"norm is over the last {len(norm.normalized_shape)} dimensions, and so over tokens of other "
+                "ranks; one over the features alone is expected"
+            )
         self.group, self.eps, self.shape = group, norm.eps, norm.normalized_shape
-        self.kind = type(norm).__name__
+        self.of_root_mean_square = isinstance(norm, nn.RMSNorm)
         self.weight: nn.Parameter | None = norm.weight
         self.bias: nn.Parameter | None = getattr(norm, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = sum_gradients(self.group, self.weight, self.bias)
-        if self.kind == "RMSNorm":
+        if self.of_root_mean_square:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        return F.layer_norm(x, self.shape, weight, bias, self.eps or 1e-5)
+        assert self.eps is not None  # it is for RMSNorm alone that None means the dtype's own
+        return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 
 class SequenceParallelEmbedding(nn.Module):
