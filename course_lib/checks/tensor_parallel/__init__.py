@@ -2,12 +2,15 @@
 
 from course_lib.checks.tensor_parallel.conjugate import conjugate_functions
 from course_lib.checks.tensor_parallel.embedding import vocab_parallel_embedding
+from course_lib.checks.tensor_parallel.linear import column_parallel_linear, row_parallel_linear
 from course_lib.checks.tensor_parallel.prediction import predictions
 from course_lib.checks.tensor_parallel.quiz import questions
 
 __all__ = [
+    "column_parallel_linear",
     "conjugate_functions",
     "predictions",
     "questions",
+    "row_parallel_linear",
     "vocab_parallel_embedding",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine import words
-from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.engine.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.layers.runs import Run, Tensors
 from course_lib.checks.engine.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
@@ -84,6 +84,8 @@ def differs(
     for name in names or list(run.wanted[0]):
         for k, rank in enumerate(members(seen)):
             came = told(seen, rank, run, "misfits")
+            if isinstance(came, dict) and name.startswith("grad.") and "y" in came:
+                return wrong(cause=ANY)  # backward had nothing to begin with
             if isinstance(came, dict) and name in came:
                 return unfit(run, name, str(came[name]), k, rank, misfit)
             wanted = run.wanted[k][name]

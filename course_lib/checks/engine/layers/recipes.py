@@ -41,7 +41,7 @@ from torch import nn
 
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers.counting import Saved, alive, more
-from course_lib.checks.engine.layers.own_parts import own_parts
+from course_lib.checks.engine.layers.own_parts import own_parts, refuse_imports
 from course_lib.checks.engine.training.watching import begun_and_waited
 from course_lib.runtime.backend import device
 
@@ -54,6 +54,7 @@ _get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
 _named_parameters = nn.Module.named_parameters
 
 Told = tuple[dict, dict[str, Any]]
+refuse_imports()  # now: the harness imports this module, then reads the student's objects
 
 
 def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:

@@ -11,6 +11,7 @@ import torch
 from course_lib.checks.engine.case import Case, Line, RankSide, Spec
 
 RECIPE = "course_lib.checks.engine.layers.recipes:layers"
+SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -92,6 +93,7 @@ def case(
     members: the ranks that take part, of world_size; they are passed as group=. Left out: all, and no group.
     dtype: the default in the ranks meanwhile.
     """
+    more.setdefault("timeout", SECONDS)
     size = runs[0].size
     ranks, group = (list(members), 0) if members else (list(range(size)), None)
     sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
