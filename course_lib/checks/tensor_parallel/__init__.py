@@ -5,6 +5,7 @@ from course_lib.checks.tensor_parallel.embedding import vocab_parallel_embedding
 from course_lib.checks.tensor_parallel.linear import column_parallel_linear, row_parallel_linear
 from course_lib.checks.tensor_parallel.prediction import predictions
 from course_lib.checks.tensor_parallel.quiz import questions
+from course_lib.checks.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
 
 __all__ = [
     "column_parallel_linear",
@@ -12,5 +13,6 @@ __all__ = [
     "predictions",
     "questions",
     "row_parallel_linear",
+    "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
 ]

@@ -8,26 +8,23 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine.case import (
-    RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
     exercise,
-    wrong,
 )
 from course_lib.checks.engine.layers import runs
 from course_lib.checks.engine.layers.lines import (
     Mistake,
-    members,
-    operations,
     saved_line,
     sent_line,
     values_line,
 )
 from course_lib.checks.engine.layers.runs import Run
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.tensor_parallel.shared import FACTOR_N, columns, own_work, total, unwritten
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -39,10 +36,6 @@ NAMES = ("identity_all_reduce", "all_reduce_identity")
 COPY = (
     "Somebody else may hold it, too, and dist.all_reduce works in place: sum a copy, "
     "clone(memory_format=torch.contiguous_format)."
-)
-FACTOR_N = (
-    "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
-    "sum these copies again counts it N times: after a sum, backward has nothing to say."
 )
 
 
@@ -88,10 +81,6 @@ def a_run(
         object=which,
         views=views,
     )
-
-
-def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(tensors)).sum(0)
 
 
 # ---- values
@@ -154,11 +143,6 @@ def left(run: Run) -> list[Mistake]:
     ]
 
 
-def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
-    """What each rank is to have of these, as lists over the ranks."""
-    return [[of_rank[name] for of_rank in run.wanted] for name in names]
-
-
 def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Values and gradients of one run; then, that nothing else was written."""
     line = values_line(
@@ -169,7 +153,8 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
 
     def judge(seen: Observed) -> Finding:
         found = line.judge(seen)
-        return written_into(run, seen) if found.ok else found
+        what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
+        return unwritten(run, seen, what, COPY) if found.ok else found
 
     return Line(title, judge, weight, trivial=line.trivial, short=line.short)
 
@@ -181,16 +166,6 @@ def no_graph(name: str, came: str) -> str:
             "a torch.autograd.Function, and call its apply."
         )
     return ""
-
-
-def written_into(run: Run, seen: Observed) -> Finding:
-    """The first of x and the gradient that is not what it was."""
-    what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
-    for k, rank in enumerate(members(seen)):
-        for name, said in what.items():
-            if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
-                return wrong(f"on rank {rank} {said} was changed.", COPY, cause=name)
-    return RIGHT
 
 
 # ---- what is sent
@@ -214,24 +189,6 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
         run, which, [exact] * run.size, hint=hint, weight=weight,
         title=f"{name}, {which}",
     )  # fmt: skip
-
-
-def own_work(run: Run, title: str = "backward is yours") -> Line:
-    """Each operation in backward was begun in a line of the student's."""
-
-    def judge(seen: Observed) -> Finding:
-        for rank in members(seen):
-            strange = [one for one in operations(run, seen, rank, "backward") if not one.line]
-            if strange:
-                return wrong(
-                    f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
-                    "The backward pass is what you are to build: a torch.autograd.Function whose backward "
-                    "communicates.",
-                    cause="PyTorch's",
-                )
-        return RIGHT
-
-    return Line(title, judge, 0.5, "communication")
 
 
 @exercise(points=6, objects=NAMES, references=REFERENCE)

@@ -21,8 +21,8 @@ from course_lib.checks.engine.layers.lines import (
     values_line,
 )
 from course_lib.checks.engine.layers.runs import Run
-from course_lib.checks.tensor_parallel.conjugate import FACTOR_N
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.tensor_parallel.shared import FACTOR_N, essential
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -213,7 +213,7 @@ def costs(run: Run, table: Table) -> list[Line]:
             run, "backward", [0.0] * n, weight=0.5,
             hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
         ),
-        held_line(run, [FLOAT * width * one for one in rows], says=WHOLE_TABLE),
+        essential(held_line(run, [FLOAT * width * one for one in rows], says=WHOLE_TABLE)),
         saved_line(
             run, [INDICES * tokens] * n, weight=0.5,
             says="Backward needs to know which rows were looked up, not their values, nor a row of zeros and "
@@ -234,7 +234,13 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     return ""
 
 
-@exercise(points=5, objects=("VocabParallelEmbedding",), references=REFERENCE, hint=trouble)
+@exercise(
+    points=5,
+    objects=("VocabParallelEmbedding",),
+    references=REFERENCE,
+    hint=trouble,
+    point="a table of which each rank has its rows alone",
+)
 def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
     table = Table.draw(draw, 3, 31, 16, 4, 10)
     run, title = run_of(table), "3 ranks, 31 tokens"

@@ -1,0 +1,63 @@
+"""What the checks of several exercises here have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.engine.layers.lines import members, operations
+from course_lib.checks.engine.layers.runs import Run
+
+FACTOR_N = (
+    "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
+    "sum these copies again counts it N times: after a sum, backward has nothing to say."
+)
+
+
+def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
+    """What each rank is to have of these, as lists over the ranks."""
+    return [[of_rank[name] for of_rank in run.wanted] for name in names]
+
+
+def unwritten(run: Run, seen: Observed, what: Mapping[str, str], says: str) -> Finding:
+    """The first of the tensors, by name with words for each, that is not what it was; says: what to do."""
+    for k, rank in enumerate(members(seen)):
+        for name, called in what.items():
+            if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
+                return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
+    return RIGHT
+
+
+def own_work(run: Run, title: str = "backward is yours") -> Line:
+    """Each operation in backward was begun in a line of the student's."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            strange = [one for one in operations(run, seen, rank, "backward") if not one.line]
+            if strange:
+                return wrong(
+                    f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
+                    "The backward pass is what you are to build: a torch.autograd.Function whose backward "
+                    "communicates.",
+                    cause="PyTorch's",
+                )
+        return RIGHT
+
+    return Line(title, judge, 0.5, "communication")
+
+
+def essential(line: Line) -> Line:
+    """The line, without which the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)

@@ -1,0 +1,697 @@
+# %% wrong: the softmax over the rank's own logits
+# says: softmax is over the rank's own logits
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: each rank takes off its own largest logit
+# says: agree on the largest first
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: exponentials of 1,000
+# says: exp of 1,000 is infinite
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.new_zeros(target.shape)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the target's logit from every rank
+# says: taken on ranks that do not have it
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0]
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the target's place modulo the part
+# says: taken on ranks that do not have it
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = target % wide.shape[-1]
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0]
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the target's logit is not summed
+# says: went on with 0
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the largest logit is not put back
+# says: not put back
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return total.log() - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: ignored targets in the mean
+# says: Ignored targets were counted
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / target.numel()
+
+
+# %% wrong: ignored targets in the sum
+# says: Ignored targets were counted
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each.mean()
+
+
+# %% wrong: ignored targets leave a gradient
+# says: Ignored targets have a gradient here
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        ctx.count = counts.sum()
+        return (lse - of_target)[counts].sum() / ctx.count
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad / ctx.count).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    return CrossEntropy.apply(logits, target, counts, start, group)
+
+
+# %% wrong: ignored targets as indices
+# says: is no index into the logits here
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(counts & ~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the sum over the targets
+# says: their mean is asked for
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum()
+
+
+# %% wrong: one taken off on every rank
+# says: Every rank took 1 off
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -torch.ones_like(soft[..., :1]))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the incoming gradient is left out
+# says: multiply by it
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * (here.new_ones(()) / here.numel())).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: gradients summed over the ranks
+# says: sum these copies again
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        ctx.group = group
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: without one taken off at the target
+# says: without 1 taken off
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the first token of parts that are rounded down
+# says: first token is counted wrong
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, lse, at, here)
+        return lse - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = rank * (vocab_size // n)
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% wrong: gathers the logits
+# says: three numbers of each token are enough|logits of the whole vocabulary
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, vocab_size, group):
+        n, rank = dist.get_world_size(group), dist.get_rank(group)
+        ctx.sizes = [len(one) for one in torch.arange(vocab_size).tensor_split(n)]
+        ctx.rank = rank
+        padded = torch.zeros(*logits.shape[:-1], max(ctx.sizes), dtype=logits.dtype)
+        padded[..., : logits.shape[-1]] = logits
+        parts = [torch.empty_like(padded) for _ in range(n)]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([one[..., :size] for one, size in zip(parts, ctx.sizes)], -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.split(ctx.sizes, -1)[ctx.rank].contiguous(), None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    whole = Gather.apply(logits, vocab_size, group).float()
+    return torch.nn.functional.cross_entropy(
+        whole.flatten(0, -2), target.flatten(), ignore_index=ignore_index
+    )
+
+
+# %% wrong: writes into the logits
+# says: logits was changed
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, counts, start, group):
+        wide = logits.detach().float()
+        largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        here = counts & (target >= start) & (target < start + wide.shape[-1])
+        at = (target - start).masked_fill(~here, 0)
+        total = wide.sub_(largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
+        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
+        dist.all_reduce(of_target, group=group)
+        lse = total.log() + largest
+        ctx.save_for_backward(logits, total.log(), at, here)
+        return total.log() - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, at, here = ctx.saved_tensors
+        soft = (logits.float() - lse[..., None]).exp()
+        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
+        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
+    counts = target != ignore_index
+    each = CrossEntropy.apply(logits, target, counts, start, group)
+    return each[counts].sum() / counts.sum()
+
+
+# %% right: composed of autograd's own operations
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    each, longer = divmod(vocab_size, n)
+    start = rank * each + min(rank, longer)
+    logits = logits.float()
+    with torch.no_grad():
+        largest = logits.max(-1, keepdim=True).values
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest
+    here = (target >= start) & (target < start + logits.shape[-1]) & (target != ignore_index)
+    index = torch.where(here, target - start, 0)
+    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+    numbers = Total.apply(torch.stack([shifted.exp().sum(-1), own]), group)
+    loss = numbers[0].log() - numbers[1]
+    return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
+
+
+# %% right: each rank's logsumexp gathered
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, target, start, ignore_index, group):
+        rows, goals = logits.float().flatten(0, -2), target.flatten()
+        own = rows.logsumexp(-1)
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, own, group=group)
+        lse = torch.stack(parts).logsumexp(0)
+        kept = goals != ignore_index
+        here = kept & (goals >= start) & (goals < start + rows.shape[1])
+        which = here.nonzero()[:, 0]
+        logit = torch.zeros_like(lse)
+        logit[which] = rows[which, goals[which] - start]
+        dist.all_reduce(logit, group=group)
+        ctx.save_for_backward(logits, lse, goals, kept, which)
+        ctx.start = start
+        return ((lse - logit) * kept).sum() / kept.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, lse, goals, kept, which = ctx.saved_tensors
+        soft = (logits.float().flatten(0, -2) - lse[:, None]).exp()
+        soft[which, goals[which] - ctx.start] -= 1
+        soft *= (grad * kept / kept.sum())[:, None]
+        return soft.to(logits.dtype).view_as(logits), None, None, None, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    parts = torch.arange(vocab_size).tensor_split(dist.get_world_size(group))
+    start = int(parts[dist.get_rank(group)][0])
+    return Loss.apply(logits, target, start, ignore_index, group)
