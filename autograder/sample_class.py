@@ -101,7 +101,9 @@ def instead(reference: str, mutant: str) -> str:
     names = {name for node in ast.parse(mutant).body if (name := getattr(node, "name", None))}
     for node in reversed(ast.parse(reference).body):
         if getattr(node, "name", None) in names:
-            del lines[node.lineno - 1 : node.end_lineno]
+            decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(one.lineno for one in decorators)])
+            del lines[first - 1 : node.end_lineno]
     return "\n".join(lines).strip() + f"\n\n\n{mutant}"
 
 

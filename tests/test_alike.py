@@ -24,7 +24,7 @@ from autograder.report.alike import (
     reference_modules,
 )
 from autograder.report.fingerprints import shape
-from autograder.sample_class import CHANGES, make_sample_class
+from autograder.sample_class import CHANGES, instead, make_sample_class
 
 ASSIGNMENTS = assignments()
 
@@ -224,3 +224,10 @@ def test_findings_of_the_same_students_stand_together() -> None:
         "b: 90% of it is in the course's own solution",
         "c: 85% shared",
     ]
+
+
+def test_a_mutant_takes_the_place_of_a_decorated_function() -> None:
+    reference = "import torch\n\n\n@torch.no_grad()\n@staticmethod\ndef step(x):\n    return x\n\n\nlast = 1"
+    text = instead(reference, "def step(x):\n    return 2 * x")
+    assert "@" not in text and text.count("def step") == 1
+    assert text.startswith("import torch") and "last = 1" in text

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import course_lib
 from autograder import selftest, status
 from autograder.commands import selftest as command
-from autograder.faults import ROWS, cheating, plain, prying, row
+from autograder.faults import ROWS, cheating, plain, prying, row, unrecorded
 from autograder.faults.desk import (
     ANSWERS,
     ASSIGNMENT,
@@ -231,7 +231,9 @@ def neighbours(code: str) -> tuple:
     return [float(value) for value in run], run.ledger
 
 
-@pytest.mark.parametrize("code", [cheating.BEHIND_THE_RECORDER, cheating.FOR_SHOW, cheating.FORGED])
+@pytest.mark.parametrize(
+    "code", [unrecorded.BEHIND_THE_RECORDER, unrecorded.FOR_SHOW, unrecorded.FORGED]
+)
 def test_a_built_in_behind_the_recorder_would_give_the_right_sums(code: str) -> None:
     values, ledger = neighbours(code)
     assert values == [111.0, 111.0, 111.0]
@@ -248,7 +250,7 @@ def test_a_borrowed_ring_shift_would_earn_the_points(seed: int) -> None:
 
 
 def test_a_built_in_behind_the_recorder_earns_nothing(seed: int) -> None:
-    function = run_cells([IMPORTS, cheating.BEHIND_THE_RECORDER])["neighbour_sum"]
+    function = run_cells([IMPORTS, unrecorded.BEHIND_THE_RECORDER])["neighbour_sum"]
     report = check("00_first_ranks/neighbour_sum", function, seed=seed, cases="hidden")
     assert report.score == 0.0
     assert any("The values came another way" in sentence for sentence in report.messages)

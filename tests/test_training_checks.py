@@ -15,7 +15,7 @@ from torch import nn
 
 from course_lib.checks.data_parallel import bucketed
 from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Case, Draw, Exercise
+from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line
 from course_lib.checks.engine.training import lines, single, toys, watching
 from course_lib.runtime import wire
 
@@ -190,7 +190,7 @@ def overlap_and_memory(n: int = 2) -> Case:
     return lines.case(
         "replicas", "overlap", run,
         [
-            lines.Line("values", lambda seen: lines.RIGHT),
+            Line("values", lambda seen: RIGHT),
             lines.during_backward_line(title="overlap"),
             lines.volume_line([2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)],
                               most=[3 * WHOLE] * n),

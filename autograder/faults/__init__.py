@@ -11,10 +11,18 @@ elsewhere: each keeps to the idea, and none works here.
 
 from __future__ import annotations
 
-from autograder.faults import cheating, honest, kernel, notebook, prying, ranks
+from autograder.faults import cheating, honest, kernel, notebook, prying, ranks, unrecorded
 from autograder.faults.row import Row
 
 ROWS: list[Row] = sorted(
-    [*honest.ROWS, *kernel.ROWS, *ranks.ROWS, *notebook.ROWS, *cheating.ROWS, *prying.ROWS],
+    [
+        *honest.ROWS,
+        *kernel.ROWS,
+        *ranks.ROWS,
+        *notebook.ROWS,
+        *cheating.ROWS,
+        *unrecorded.ROWS,
+        *prying.ROWS,
+    ],
     key=lambda row: row.name,
 )

@@ -12,7 +12,6 @@ import nbformat
 
 from autograder.faults.desk import CIRCLE, Desk, cell_of
 from autograder.faults.row import (
-    APART,
     CHEATING,
     FULL,
     LOST,
@@ -115,128 +114,6 @@ def book_beside(desk: Desk) -> None:
 def alone(name: str, make, must_not: str = UNEARNED, noticed: str = POINTS_TELL, **more) -> Row:
     return Row(name, CHEATING, make, "graded", LOST, must_not, noticed, **more)
 
-
-# ---- what is put into cells
-
-BEHIND_THE_RECORDER = """
-def neighbour_sum(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    everybody = [torch.empty_like(tensor) for _ in range(n)]
-    dist.group.WORLD.inner.allgather([everybody], [tensor]).wait()
-    return everybody[(rank - 1) % n] + tensor + everybody[(rank + 1) % n]
-"""
-
-FOR_SHOW = """
-def neighbour_sum(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    left, right = (rank - 1) % n, (rank + 1) % n
-    unread = torch.empty_like(tensor)
-    handles = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, tensor, to) for to in (right, left)]
-        + [dist.P2POp(dist.irecv, unread.clone(), other) for other in (left, right)]
-    )
-    for handle in handles:
-        handle.wait()
-    everybody = [torch.empty_like(tensor) for _ in range(n)]
-    dist.group.WORLD.inner.allgather([everybody], [tensor]).wait()
-    return everybody[left] + tensor + everybody[right]
-"""
-
-ANOTHER_WAY = """
-import os, pickle, socket, tempfile, time
-
-
-def neighbour_sum(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    left, right = (rank - 1) % n, (rank + 1) % n
-    shown = torch.zeros_like(tensor)
-    handles = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, shown, to) for to in (right, left)]
-        + [dist.P2POp(dist.irecv, shown.clone(), other) for other in (left, right)]
-    )
-    for handle in handles:
-        handle.wait()
-    give(rank, pickle.dumps(tensor))
-    return take(left, tensor) + tensor + take(right, tensor)
-
-
-def take(rank, tensor):
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        try:
-            return pickle.loads(fetch(rank))
-        except (OSError, EOFError, KeyError, RuntimeError):
-            time.sleep(0.01)
-    return torch.zeros_like(tensor)
-
-
-"""
-BY_FILE = """
-def give(rank, data):
-    for folder in ("/tmp", "/dev/shm", tempfile.gettempdir()):
-        with open(f"{folder}/half-{rank}", "wb") as file:
-            file.write(data)
-        os.rename(f"{folder}/half-{rank}", f"{folder}/part-{rank}")
-
-
-def fetch(rank):
-    for folder in ("/tmp", "/dev/shm", tempfile.gettempdir()):
-        if os.path.exists(f"{folder}/part-{rank}"):
-            return open(f"{folder}/part-{rank}", "rb").read()
-    raise OSError
-"""
-BY_SOCKET = """
-def give(rank, data):
-    global kept
-    kept = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    kept.bind(f"\\0rank-{rank}")
-    for other in range(dist.get_world_size()):
-        try:
-            until = time.monotonic() + 1
-            while other != rank and time.monotonic() < until:
-                try:
-                    kept.sendto(pickle.dumps((rank, data)), f"\\0rank-{other}")
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.01)
-        except OSError:
-            continue
-
-
-parts = {}
-
-
-def fetch(rank):
-    kept.setblocking(False)
-    if rank not in parts:
-        parts.update([pickle.loads(kept.recv(1 << 16))])
-    return parts[rank]
-"""
-BY_STORE = """
-def give(rank, data):
-    dist.distributed_c10d._get_default_store().set(f"part-{rank}", data)
-
-
-def fetch(rank):
-    return dist.distributed_c10d._get_default_store().get(f"part-{rank}")
-"""
-
-FORGED = """
-from course_lib.ledger import recorder as recording
-
-
-def neighbour_sum(tensor):
-    rank, n, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-    left, right = (rank - 1) % n, (rank + 1) % n
-    book = recording.recorder()
-    for op in ("send", "recv"):
-        for peer in (left, right):
-            row = book.add(op, [tensor], tensor.nbytes, group, peer, 0, "")
-            book.end_wait(row, book.begin_wait(row))
-    everybody = [torch.empty_like(tensor) for _ in range(n)]
-    group.inner.allgather([everybody], [tensor]).wait()
-    return everybody[left] + tensor + everybody[right]
-"""
 
 ROWS = [
     forging(
@@ -352,28 +229,4 @@ ROWS = [
     ),
     alone("edited-library", edited_library, noticed=f"{POINTS_TELL}, or {MARK_TELLS}"),
     alone("gradebook-beside-the-notebook", book_beside),
-    Row(
-        "built-in-behind-the-recorder", CHEATING, instead(BEHIND_THE_RECORDER), "graded", LOST,
-        "a built-in collective earns the points of one made from messages", POINTS_TELL, NAMED,
-        quick=True,
-    ),
-    Row(
-        "messages-for-show", CHEATING, instead(FOR_SHOW), "graded", LOST,
-        "messages that carry nothing of the result earn the points of those that do", POINTS_TELL,
-        NAMED,
-    ),
-    *(
-        Row(
-            f"values-by-{way}", CHEATING, instead(ANOTHER_WAY + code), "graded", LOST,
-            "ranks hand their values over unseen, and messages of zeros earn the points",
-            POINTS_TELL, NAMED, needs=(APART,), quick=way == "file",
-        )
-        for way, code in (("file", BY_FILE), ("socket", BY_SOCKET), ("store", BY_STORE))
-    ),
-    Row(
-        "forged-ledger", CHEATING, instead(FORGED), "graded", None,
-        "the report claims to know what no outside counter can tell",
-        "by the result's sentences, which must say that the ledger comes from the ranks",
-        says="ledger",
-    ),
 ]  # fmt: skip

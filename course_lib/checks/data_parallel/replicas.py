@@ -11,7 +11,7 @@ import torch
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.training import lines
-from course_lib.checks.engine.training.single import Training
+from course_lib.checks.engine.training.single import Gradient, Training
 from course_lib.ledger.operation import Operation
 
 REFERENCE = ("course_lib.data_parallel",)
@@ -101,7 +101,7 @@ def right_values(
 
 
 def read_too_early(n: int) -> lines.Mistake:
-    def own_share(rank: int) -> lines.Gradient:
+    def own_share(rank: int) -> Gradient:
         alone = lines.only(lambda given: [given[rank]])
         return lambda step, given: {name: one / n for name, one in alone(step, given).items()}
 

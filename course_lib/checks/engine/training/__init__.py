@@ -2,6 +2,6 @@
 
 In the ranks: `toys` (models from a description), `recipes` (drive the class for a few steps), `watching`
 (what leaves while backward still runs, and how much memory is held). In the judge: `single` (the same
-training in one process, in float64) and `lines` (what came back against it). Nothing here names an
-algorithm.
+training in one process, in float64) and `lines` (what came back against it: values, traffic, memory).
+Nothing here names an algorithm.
 """
