@@ -16,7 +16,7 @@
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a sharded module (ZeRO-3) |
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
 # | time | two hours |
-# | points | 60 |
+# | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
@@ -29,6 +29,7 @@
 # | 6 Offload: memory that is cheaper | 5 | | 3 |
 # | 7 DeepSpeed's configuration, line by line | 5 | | all |
 # | 8 Questions | 5 | 6 | 1, 3, 4, 5 |
+# | 9 Optional: states in files | 20 | 3 extra | 3, 6 |
 
 # %% [markdown]
 # ### Words and letters
@@ -63,6 +64,7 @@ from torch import nn
 
 from course_lib import RankError, check, device, launch
 from course_lib.ledger.colours import BACKWARD, FORWARD, INK, WEIGHT_GRADIENT, picture
+from course_lib.runtime.errors import told
 from course_lib.scorecard import Row, Scorecard, costs
 
 warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
@@ -180,7 +182,7 @@ def try_it(body, *args, world_size=4, **kwargs):
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
         missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+        print("not written yet" if missing else told(error))
 
 
 # %% [markdown]
@@ -1456,6 +1458,151 @@ report = check(
 )
 ### END HIDDEN TESTS
 report.points(6)
+
+# %% [markdown]
+# ## 9 · Optional: states in files
+#
+# | | |
+# |---|---|
+# | you will write | `offloaded(optimizer_cls, folder)` |
+# | rests on | §3, §6 |
+# | time | 20 minutes |
+# | extra credit | 3 points, on top of the 60. Leave it out and nothing is lost |
+#
+# In §6 the library put the optimizer's state into a file. Now you do it, for any optimizer, and then for your own
+# `Zero1Optimizer`. No line reads or writes a file: the file is *mapped*. Its pages stand in the process's address
+# space; the first touch of a page reads it from the disk, and a page that was written goes back to the disk
+# when the operating system wants the room. A tensor cannot tell:
+
+# %% tags=["skip-in-grading"]
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "numbers.bin")
+    numbers = torch.from_file(path, shared=True, size=4, dtype=torch.float32)
+    numbers += 1
+    with open(path, "rb") as file:
+        print("the tensor:", numbers.tolist(), " the file:", list(struct.unpack("4f", file.read())))
+    numbers = torch.from_file(path, shared=False, size=4, dtype=torch.float32)
+    numbers += 1
+    with open(path, "rb") as file:
+        print("the tensor:", numbers.tolist(), " the file:", list(struct.unpack("4f", file.read())))
+
+# %% [markdown]
+# `shared=False` is a trap: the first write to a page makes a private copy of it, in memory, and the file
+# never hears of it.
+#
+# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads and writes 6 GB/s. How
+# long does the optimizer's step take at least? How many tokens must a step hold, at 40 % of 312 TFLOP/s, so that
+# the disk is no more than a tenth of it?
+#
+# <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
+# both go on at once. Ten times 28 s is 280 s, of which 252 s compute: 252 · 0.4 · 312e12 / (6 · 7e9), 750,000
+# tokens. Nobody does that on one GPU. On 64 GPUs, each with its own disk and shard, it is 0.44 s, and
+# about 12,000 tokens a GPU: ZeRO-Infinity lives on *sharded* states.</details>
+#
+# **Build.** A class of optimizers that moves its states into files in its first step, which makes them, and then
+# goes on as if nothing had happened. Only tensors with dimensions: Adam's count of steps is a single number.
+
+
+# %% nbgrader={"grade_id": "offload", "solution": true}
+def offloaded(
+    optimizer_cls: type[torch.optim.Optimizer], folder: str
+) -> type[torch.optim.Optimizer]:
+    """A class of optimizers like `optimizer_cls`, whose states lie in memory-mapped files in `folder`.
+
+    After each step() every tensor in `optimizer.state` that has dimensions is one that a file in `folder` is
+    mapped into, shared, with the values, shape and dtype that it had; nothing else keeps the old
+    tensors. Several optimizers, of one process or of several, may use one folder: no two states share
+    a file. step() returns what it returns otherwise.
+    """
+    ### BEGIN SOLUTION
+
+    class Offloaded(optimizer_cls):
+        def step(self, closure=None):
+            loss = super().step(closure)
+            for state in self.state.values():
+                for name, value in state.items():
+                    if torch.is_tensor(value) and value.dim() and not is_mapped(value):
+                        state[name] = in_a_file(value, folder)
+            return loss
+
+    return Offloaded
+
+
+def is_mapped(value: torch.Tensor) -> bool:
+    return value.untyped_storage().filename is not None
+
+
+def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
+    """A tensor like `value` that lies in a new file."""
+    descriptor, path = tempfile.mkstemp(dir=folder)
+    os.close(descriptor)
+    mapped = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
+    return mapped.view(value.shape).copy_(value)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the idea</summary>A subclass whose <code>step</code> calls
+# <code>super().step(closure)</code> and then goes through <code>self.state</code>: a dict for each parameter,
+# with tensors under names. Replacing the entry is all that it takes, since the optimizer updates what it
+# finds there in place.</details>
+# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file whose name
+# nobody else has. A tensor that is mapped already says so: <code>value.untyped_storage().filename</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "offload_check", "points": 0}
+# Extra credit, 3 points
+report = check("04_zero/offload", offloaded)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/offload", offloaded, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** Your `Zero1Optimizer` with your optimizer inside, two ranks: bytes a parameter of the tensors that
+# exist after a step.
+
+
+# %% tags=["skip-in-grading"]
+def memory_and_files(folder):
+    """Bytes of tensors after two steps: those in memory, and those in mapped files."""
+    gc.collect()
+    gc.freeze()  # what exists already does not count
+    model = Network(seed=0).to(device())
+    kind = torch.optim.AdamW if folder is None else offloaded(torch.optim.AdamW, folder)
+    optimizer = Zero1Optimizer(model.parameters(), kind, lr=1e-3)
+    for _ in range(2):
+        x, y = torch.randn(2, 4, WIDTH, device=device())
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del x, y
+    time.sleep(0.003)  # gloo's threads let go of the tensors of their last operation
+    found = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor):
+            storage = one.untyped_storage()
+            found[storage._cdata] = storage.filename is not None, storage.nbytes()
+    return [sum(size for one, size in found.values() if one is mapped) for mapped in (False, True)]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    for name, where in (("in memory", None), ("in files", folder)):
+        run = try_it(memory_and_files, where, world_size=2)
+        if run:
+            memory, files = (size / P for size in run[0])
+            print(
+                f"m and v {name:9}: {memory:5.2f} bytes a parameter in memory, {files:5.2f} in files"
+            )
+
+# %% [markdown]
+# What stays are 4 bytes of weights and the copy of the shard that the optimizer works on. m and v of half the
+# parameters, 2 · 4 / 2 bytes, are gone. Or rather: while there is room, their pages reside in memory as
+# before. But the operating system may take these back at any time, and the others not.
+#
+# **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map files: it
+# reads and writes them by itself, asynchronously and in large pieces, a parameter ahead of the step that
+# needs it. A page at a time, as a mapping does on first touch, would not reach a disk's bandwidth.
 
 # %% [markdown]
 # ## Scorecard
