@@ -98,8 +98,8 @@ def compare(
 def linear_cases(seed: int) -> None:
     """Odd sizes, sizes below the number of ranks, all ways in and out; `gather_output` by default."""
     n = dist.get_world_size()
-    for sizes, bias, flag, sequence in itertools.product(
-        [(5, 7), (3, 16), (17, 2)], [True, False][: 1 if n == 8 else 2], [True, False], SEQUENCES
+    for (*sizes, bias), flag, sequence in itertools.product(
+        [(5, 7, True), (3, 16, False), (17, 2, True)], [True, False], SEQUENCES
     ):
         case = (*sizes, bias, flag, sequence)
         unsharded, shape = partial(nn.Linear, *sizes, bias), (3, 2 * n, sizes[0])

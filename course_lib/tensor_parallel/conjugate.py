@@ -19,8 +19,13 @@ all-reduce forward, nothing is due backward. `torch.distributed.nn.functional.al
 more, since to it every rank's result is a result of its own; here they are copies of one, every rank begins
 backward with the whole gradient of the one loss, and reducing again would make it N times too large.
 
-M is the bytes of the whole tensor: an all-reduce sends 2 (N-1)/N M by each rank, a gather, a scatter of the
-reduced or a half of it each (N-1)/N M.
+Parts are put together in two ways, by what follows. Where every rank goes on with the same work, the
+gradients of the N copies are one and the same, and each rank keeps its part (`all_gather_split`). Where each
+goes on with work of its own, as behind `identity_all_reduce`, the gradients are N terms, to be summed
+(`all_gather_reduce_scatter`).
+
+With M the bytes of the whole tensor, each rank sends 2 (N-1)/N M for an all-reduce, and half of it,
+(N-1)/N M, for a gather as for a reduce-scatter.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in Large
