@@ -16,6 +16,8 @@ OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))}
 EXIT = re.compile(r"os\._exit\(\d+\)")
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
+# Where an error is placed that came out of no line of the student's: our recipes, autograd's engine.
+NOT_THEIRS = ("harness.py, ", "recipes.py, ", "graph.py, ")
 TO_ITSELF = re.compile(
     r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"
     r"(send to|receive from) itself"
@@ -107,7 +109,7 @@ def raised(failure: Failure, hint: str, hidden: bool) -> Finding:
         who = words.ranks(list(causes))
         told = f"{who} raised {error_kind(first.error_type)}."
         head = Sentence(f"{who} raised {first.error_type}.", told)
-    ours = first.line.startswith("harness.py, ")  # no line of the student's: its name leads to us
+    ours = first.line.startswith(NOT_THEIRS)
     return wrong(
         head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
     )
