@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -232,6 +233,9 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return "The output has no graph: what torch.distributed writes into, autograd does not see."
     if "shapes cannot be multiplied" in text:
         return "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1."
+    few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
+    if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
+        return "Count the ranks of the group: dist.get_world_size(group), dist.get_rank(group)."
     if kind == "deadlock" or "collective number" in text:
         return "All ranks of the group call the same collectives in the same order, forward and backward."
     return ""

@@ -85,12 +85,14 @@ def case(
     *,
     members: Sequence[int] = (),
     world_size: int = 0,
+    known: Sequence[Sequence[int]] = (),
     dtype: str = "float64",
     **more: Any,
 ) -> Case:
     """The runs one after the other in one launch.
 
     members: the ranks that take part, of world_size; they are passed as group=. Left out: all, and no group.
+    known: groups of ranks that dist.new_group returns; others cannot be made in a check.
     dtype: the default in the ranks meanwhile.
     """
     more.setdefault("timeout", SECONDS)
@@ -102,7 +104,7 @@ def case(
         [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
         list(lines),
         recipe=RECIPE,
-        groups=[ranks] if members else [],
+        groups=[ranks, *map(list, known)] if members or known else [],
         **more,
     )
 
