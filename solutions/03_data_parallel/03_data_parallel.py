@@ -60,6 +60,7 @@ from torch import nn
 
 from course_lib import RankError, check, device, launch
 from course_lib.ledger.colours import BACKWARD, COMMUNICATION, FORWARD, INK, RANKS, picture
+from course_lib.runtime.errors import told
 from course_lib.scorecard import costs, scorecard
 
 Group = dist.ProcessGroup | None  # None is the group of all ranks
@@ -104,7 +105,7 @@ def try_it(body, *args, world_size=4, **kwargs):
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
         missing = "NotImplementedError" in str(error)
-        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+        print("not written yet" if missing else told(error))
 
 
 def said(prediction, *args):
@@ -467,8 +468,9 @@ class NaiveDataParallel(nn.Module):
 # <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient; a broadcast
 # writes into it in place. <code>p.detach()</code> shares its memory and may be written. The first rank of a
 # group: <code>dist.broadcast(t, group_src=0, group=group)</code>.</details>
-# <details><summary>Hint: gloo has no mean</summary><code>dist.all_reduce</code> sums. Divide by
-# <code>dist.get_world_size(group)</code>, before or after, once.</details>
+# <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums. Divide by
+# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> does both; it is
+# NCCL's, and not every gloo has it.)</details>
 #
 # **Check.**
 
@@ -643,6 +645,10 @@ one_step_drawn(
 # communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
 # has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
 # Below: the 0.49 s of the beginning, beside a backward of 1 s in a step that computes for 1.5 s in all.
+#
+# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has arrived
+# before the last one leaves. If communication is the slower, the wire is never idle from the moment when the
+# first bucket leaves. When is that, and when is it done?</details>
 
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
@@ -1603,13 +1609,14 @@ class PowerSGD:
     A step sends 2 (N-1)/N times the bytes of vectors, P (rows, rank) and Q (columns, rank).
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, rank: int = 2, group: Group = None):
         self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
+        self.queries, self.errors = {}, {}  # Q and error of each matrix, by its place in the list
 
     @torch.no_grad()
     def all_reduce(self, gradients: list[torch.Tensor]) -> None:
+        """Overwrite each gradient by its mean over the ranks, matrices by P Q^T."""
+        ### BEGIN SOLUTION
         for k, gradient in enumerate(gradients):
             if gradient.dim() != 2:
                 self.average(gradient)
@@ -1630,8 +1637,7 @@ class PowerSGD:
     def average(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor, group=self.group)
         tensor /= dist.get_world_size(self.group)
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% [markdown]
@@ -1776,7 +1782,6 @@ class OneBitAdam:
     variance does: 1 - beta2 ** min(steps, warmup_steps).
     """
 
-    ### BEGIN SOLUTION
     def __init__(
         self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group: Group = None
     ):
@@ -1786,6 +1791,8 @@ class OneBitAdam:
 
     @torch.no_grad()
     def step(self) -> None:
+        """One step of every parameter."""
+        ### BEGIN SOLUTION
         self.steps += 1
         n, (beta1, beta2) = dist.get_world_size(self.group), self.betas
         for p in self.params:
@@ -1805,8 +1812,7 @@ class OneBitAdam:
             known = 1 - beta2 ** min(self.steps, self.warmup_steps)
             root = (variance / known).sqrt() + self.eps
             p -= self.lr / (1 - beta1**self.steps) * momentum / root
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% [markdown]
