@@ -1,0 +1,73 @@
+"""The checks of notebook 06 against the library: its objects pass them, and its formulas are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from course_lib import facts, tensor_parallel
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.find import find
+from course_lib.checks.tensor_parallel import prediction
+from course_lib.models import GPTConfig
+from course_lib.runtime import wire
+from tests.test_mutants import judged as judged_mutant
+from tests.test_mutants import mutants
+
+ASSIGNMENT = "06_tensor_parallel"
+MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
+WIDE = GPTConfig(heads=16, width=1024)
+
+
+@pytest.mark.parametrize(
+    "exercise",
+    [
+        "conjugate_functions",
+        "vocab_parallel_embedding",
+        "vocab_parallel_cross_entropy",
+        "sequence_parallel",
+    ],
+)
+def test_the_librarys_own_objects_pass(
+    exercise: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Students may read the library afterwards: it is to be a right solution of what they were asked."""
+    name = f"{ASSIGNMENT}/{exercise}"
+    importable = replace(find(name), references=())
+    monkeypatch.setattr(judging, "find", lambda _: importable)
+    objects = tuple(getattr(tensor_parallel, one) for one in importable.objects)
+    report = judging.judge(name, wire.dumps(objects), seed, "visible")
+    assert report["score"] == 1, [line for line in report["lines"] if not line["passed"]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("sequence", prediction.SEQUENCES)
+def test_what_is_foretold_of_a_layer_is_what_the_library_says(n: int, sequence: str | None) -> None:
+    """A layer keeps a few numbers a token besides, and sends the gradients of norms: below 2 % here."""
+    batch, seq = 2, 512
+    nbytes = batch * seq * WIDE.width * 4
+    kept = facts.saved_layer_bytes(WIDE, batch, seq, n, sequence)
+    assert prediction.layer_saved(n, nbytes, sequence) == pytest.approx(kept, rel=0.02)
+    for direction in ("forward", "backward"):
+        sent = facts.tensor_parallel_layer_bytes(WIDE, n, batch * seq, 4, direction, sequence)
+        assert prediction.layer_bytes(n, nbytes, direction, sequence) == pytest.approx(
+            sent, rel=0.02
+        )
+
+
+@pytest.mark.parametrize(
+    ("exercise", "title"),
+    [
+        ("vocab_parallel_cross_entropy", "gathers the logits"),
+        ("vocab_parallel_embedding", "a view keeps the whole table"),
+    ],
+)
+def test_right_values_with_everything_on_every_rank_are_half_at_most(
+    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    assert 0 < report.score <= 0.5, printed
