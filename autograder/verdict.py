@@ -35,7 +35,7 @@ def of_report(graded: Graded, report: dict) -> Exercise:
 
 def of_refusal(graded: Graded, sentence: str, limit: str = "") -> Exercise:
     """The exercise without points, since nothing came to be judged. limit: the status of the one reached."""
-    report = refusal(graded.check, sentence, possible=graded.points).to_json()
+    report = refusal(graded.check, sentence, possible=graded.points, extra=graded.extra).to_json()
     reason = one_line(sentence)
     return Exercise(
         graded.grade_id, graded.name, 0.0, graded.points, reason, limit, report, graded.extra

@@ -35,8 +35,9 @@ from autograder.report.standing import ByHand, Standing, final_maximum, final_sc
 from autograder.result import Exercise, Result
 from autograder.twin import read_twin
 from autograder.verdict import LEFT_ALONE
+from course_lib.checks import check
 from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.checks.engine.report import Report, ReportLine, refusal
 
 assert preloaded  # a fixture
 TWIN = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"
@@ -403,9 +404,16 @@ def test_moodle_gets_no_more_than_it_takes() -> None:
     assert "ann (12.5), cem (10.25)" in note and "ben" not in note and "so 10 is written" in note
 
 
+def test_the_table_of_a_check_says_extra_credit() -> None:
+    assert str(check(CHECK, 3)).startswith("powersgd (extra credit) ")
+    assert str(refusal("a/b", "why", extra=True)).startswith("b (extra credit) ")
+    assert str(refusal("a/b", "why")).startswith("b  ")
+
+
 def test_a_verdict_of_extra_credit_keeps_its_kind() -> None:
     graded = make_assignment(
         NAME, with_extra(notebook_of(True), DONE), with_extra(notebook_of(False), STUB)
     ).graded["three_check"]
     refused = verdict.of_refusal(graded, "PowerSGD is not defined.")
+    assert refused.report is not None and refused.report["extra"]
     assert (refused.extra, refused.points, refused.maximum, refused.attempted) == (True, 0, 4, True)

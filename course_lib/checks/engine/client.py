@@ -19,15 +19,20 @@ def submit(name: str, objects: tuple, seed: int, cases: str) -> Report:
     except UnknownExercise as unknown:
         return refusal(str(name), str(unknown))
     if (complaint := unfit(name, exercise, objects, cases)) is not None:
-        return refusal(name, complaint, possible=exercise.points)
+        return refused(name, exercise, complaint)
     try:
         payload = wire.dumps(objects)
     except Exception as error:
-        return refusal(name, why(exercise, objects, error), possible=exercise.points)
+        return refused(name, exercise, why(exercise, objects, error))
     try:
         return Report.from_json(judge(name, payload, seed, cases))
     except LaunchError as error:
-        return refusal(name, f"the ranks could not be started: {error}", possible=exercise.points)
+        return refused(name, exercise, f"the ranks could not be started: {error}")
+
+
+def refused(name: str, exercise: Exercise, sentence: str) -> Report:
+    """The report of a call that cannot be judged, with the exercise's points."""
+    return refusal(name, sentence, possible=exercise.points, extra=exercise.extra)
 
 
 def unfit(name: str, exercise: Exercise, objects: tuple, cases: str) -> str | None:

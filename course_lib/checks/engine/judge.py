@@ -99,8 +99,10 @@ def judge(
 
 def not_written(session: Session, name: str, cases: str) -> Report:
     said = session.stub.sentences if session.stub is not None else ()
-    possible = session.exercise.points
-    return refusal(name, *said, possible=possible, title="not written yet", cases=cases)
+    own = session.exercise
+    return refusal(
+        name, *said, possible=own.points, title="not written yet", cases=cases, extra=own.extra
+    )
 
 
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:

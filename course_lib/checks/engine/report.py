@@ -128,9 +128,14 @@ def wrapped(sentence: str) -> list[str]:
 
 
 def refusal(
-    name: str, *sentences: str, possible: float = 1.0, title: str = "", cases: str = "visible"
+    name: str,
+    *sentences: str,
+    possible: float = 1.0,
+    title: str = "",
+    cases: str = "visible",
+    extra: bool = False,
 ) -> Report:
     """A report without a run: what was handed in cannot be judged, and why."""
     line = ReportLine(title or "nothing could be checked", False)
     line.say(sentences)
-    return Report(name, 0.0, [line], possible=possible, seed=-1, cases=cases)
+    return Report(name, 0.0, [line], possible=possible, seed=-1, cases=cases, extra=extra)
