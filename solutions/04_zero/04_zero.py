@@ -165,7 +165,10 @@ def memory_picture(runs):
         back = {"color": BACKWARD, "hatch": "///", "edgecolor": "white", "label": "backward"}
         axes.bar(range(DEPTH, 2 * DEPTH), heights[DEPTH:-2], **back)
         axes.bar(
-            (2 * DEPTH, 2 * DEPTH + 1), heights[-2:], color=INK, label="after both, after step"
+            (2 * DEPTH, 2 * DEPTH + 1),
+            heights[-2:],
+            color=INK,
+            label="after backward, after the step",
         )
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_xticks([])
@@ -744,7 +747,8 @@ for world_size in (2, 4):
 # %% [markdown]
 # 3 against 2: over gloo your ZeRO-1 sends as much as lecture 001's workflow, until it has a better transport. The
 # library's classes take one: `Zero1Optimizer(..., reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`.
-# (Linux counts everything on the connection, also what TCP had to send again: a few hundredths more.)
+# (Linux counts everything on the connection, also what TCP had to send again: a few hundredths more.) Stages 2
+# and 3 reduce-scatter, too: `over_the_ring(zero2)` saves theirs.
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
@@ -1146,7 +1150,7 @@ report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
 report.points(16)
 
 # %% [markdown]
-# **Measure.**
+# **Measure.** Expected in float32: 16P/N after backward, 12P/N after the step. And how high is the peak?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
