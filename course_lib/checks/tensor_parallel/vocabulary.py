@@ -102,7 +102,7 @@ def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line
     def judge(seen: Observed) -> Finding:
         found = line.judge(seen)
         says = "They are the caller's: subtract into a new tensor."
-        return unwritten(run, seen, {"after.logits": "logits"}, says) if found.ok else found
+        return unwritten(run, seen, {"after.logits": "`logits`"}, says) if found.ok else found
 
     return Line(title, judge, weight)
 

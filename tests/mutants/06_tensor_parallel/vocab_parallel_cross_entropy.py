@@ -600,7 +600,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: writes into the logits
-# says: logits was changed
+# says: `logits` was changed
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, counts, start, group):
