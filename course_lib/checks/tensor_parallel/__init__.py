@@ -7,6 +7,7 @@ from course_lib.checks.tensor_parallel.linear import column_parallel_linear, row
 from course_lib.checks.tensor_parallel.prediction import predictions
 from course_lib.checks.tensor_parallel.quiz import questions
 from course_lib.checks.tensor_parallel.sequence import sequence_parallel
+from course_lib.checks.tensor_parallel.swap import swap
 from course_lib.checks.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "questions",
     "row_parallel_linear",
     "sequence_parallel",
+    "swap",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
 ]

@@ -14,7 +14,8 @@ from course_lib.checks.engine.layers.lines import (
 )
 from course_lib.checks.engine.layers.runs import Run, case
 from course_lib.checks.tensor_parallel.heads import LR, Heads, head_mistakes
-from course_lib.checks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
+from course_lib.checks.tensor_parallel.linear import POINT, SUB_GROUP, WHOLE_WEIGHT
+from course_lib.checks.tensor_parallel.shared import essential
 from course_lib.checks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
@@ -112,9 +113,11 @@ def memory_lines(run: Run, whole: Heads) -> list[Line]:
     parameters = sum(one.numel() for one in whole.own(0, whole.parameters)) + w
     kept = b * s * w + (6 * b * s * w + 4 * b * whole.heads * s * s) / n
     return [
-        held_line(
-            run, [FLOAT * parameters] * n, says=WHOLE_WEIGHT, weight=1.5,
-            title="parameters: 1/4 of the layer's",
+        essential(
+            held_line(
+                run, [FLOAT * parameters] * n, says=WHOLE_WEIGHT, weight=1.5,
+                title="parameters: 1/4 of the layer's",
+            )
         ),
         saved_line(
             run, [FLOAT * kept] * n, says=ALONE, weight=1.5,
@@ -123,7 +126,9 @@ def memory_lines(run: Run, whole: Heads) -> list[Line]:
     ]  # fmt: skip
 
 
-@exercise(points=8, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble)
+@exercise(
+    points=8, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT
+)
 def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)

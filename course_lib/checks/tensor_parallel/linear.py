@@ -14,6 +14,7 @@ from course_lib.checks.engine.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.engine.layers.runs import Run, case
+from course_lib.checks.tensor_parallel.shared import essential
 from course_lib.checks.tensor_parallel.slips import (
     column_mistakes,
     many,
@@ -24,6 +25,7 @@ from course_lib.checks.tensor_parallel.slips import (
 )
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
 
+POINT = "a layer of which each rank has its part alone"
 SUB_GROUP = (0, 2)  # of three ranks
 WHOLE_WEIGHT = (
     "The whole weight is still there: a slice is a view, and keeps all that it is a view of. Keep a copy of "
@@ -103,7 +105,9 @@ def forward_hint(gather: bool) -> str:
     return "Nothing need be said forward: every rank has the whole x, and keeps what it computes."
 
 
-@exercise(points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=trouble)
+@exercise(
+    points=7, objects=("ColumnParallelLinear",), references=REFERENCE, hint=trouble, point=POINT
+)
 def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3))
     run = column_run("plain", whole, False)
@@ -159,9 +163,11 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
 def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int = 0) -> list[Line]:
     """1/n of the parameters (and `extra` bytes), and of what backward needs the input alone."""
     return [
-        held_line(
-            run, [whole.nbytes / whole.n + extra] * whole.n, says=WHOLE_WEIGHT, weight=weight,
-            title="parameters: 1/4 of the layer's",
+        essential(
+            held_line(
+                run, [whole.nbytes / whole.n + extra] * whole.n, says=WHOLE_WEIGHT, weight=weight,
+                title="parameters: 1/4 of the layer's",
+            )
         ),
         saved_line(
             run, [FLOAT * saved] * whole.n, weight=weight, title="kept for backward: this rank's input",
@@ -231,7 +237,7 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
     ]  # fmt: skip
 
 
-@exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=trouble)
+@exercise(points=7, objects=("RowParallelLinear",), references=REFERENCE, hint=trouble, point=POINT)
 def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3))
     run = row_run("plain", whole, True)

@@ -192,6 +192,8 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
     def judge(seen: Observed) -> Finding:
         key, ranks = f"{run.name}.{name}", members(seen)
+        if any(name in (told(seen, rank, run, "misfits") or {}) for rank in ranks):
+            return wrong(f"{subject(name)} is not there, or of another shape.", cause=ANY)
         first = seen.tensors[ranks[0]][key]
         for rank in ranks[1:]:
             if not bool((seen.tensors[rank][key] == first).all()):

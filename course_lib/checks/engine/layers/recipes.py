@@ -6,6 +6,7 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     object     which of the exercise's objects, the first when left out
     make       [arguments, keyword arguments] of the class; left out: the object is called as it is
     norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
+    model      description (see `models`) of a GPT that is the first argument: of a function that changes it
     kwargs     keyword arguments of the call
     group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
     seed       the state of the default generator before the class is made
@@ -19,8 +20,8 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
 
 A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y" (the
 output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
-parameter whose name ends in weight), "a.after.x" and "a.after.gradient" (an input, and the output's gradient,
-when all is over), "a.drawn" (two numbers of the default generator after forward); and in
+parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient" (an input, and the output's
+gradient, when all is over), "a.drawn" (two numbers of the default generator after forward); and in
 values["a"]:
 
     begun      operations begun before the layer was made, after that, after forward and after backward
@@ -41,6 +42,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib.checks.engine.harness import describe
+from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
 from course_lib.checks.engine.layers.own_parts import own_parts, refuse_imports
 from course_lib.checks.engine.training.watching import begun_and_waited
@@ -181,8 +183,11 @@ class Run:
         if "norm" in self.given:
             args = [self.norm(), *args]
         before = alive()
+        if "model" in self.given:
+            args = [models.build(self.given["model"]), *args]
         _manual_seed(self.given.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
+        del args  # of a model that was changed nothing is to be left over but what the layer keeps
         if isinstance(layer, _Module):
             layer.to(device())
         self.values["held"] = more(alive(), before)
@@ -220,9 +225,9 @@ class Run:
     def tensors(self) -> dict[str, torch.Tensor]:
         """What goes back, all of it in the shape that was agreed."""
         for name, one in getattr(self, "parameters", {}).items():
-            short = name.rpartition(".")[2]
-            self.found.setdefault(f"p.{short}", one)
-            self.found.setdefault(f"grad.p.{short}", one.grad)
+            for called in (name, name.rpartition(".")[2]):
+                self.found.setdefault(f"p.{called}", one)
+                self.found.setdefault(f"grad.p.{called}", one.grad)
         self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
         self.found["after.gradient"] = self.gradient
         sent = {}

@@ -25,6 +25,7 @@ class Run:
         "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
     make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
     norm: weight and bias of an nn.LayerNorm that is the first argument.
+    model: description of a GPT that is the first argument.
     drawn: two numbers of the default generator come back too, as "drawn".
     The rest: see `recipes`.
     """
@@ -35,6 +36,7 @@ class Run:
     gradient: Sequence[torch.Tensor] | None = None
     make: tuple[Sequence, Mapping[str, Any]] | None = None
     norm: Sequence[torch.Tensor] = ()
+    model: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     object: int = 0
     seed: int = 0
@@ -60,6 +62,8 @@ class Run:
         }  # fmt: skip
         if self.make is not None:
             told["make"] = [list(self.make[0]), dict(self.make[1])]
+        if self.model is not None:
+            told["model"] = dict(self.model)
         if self.gradient is not None:
             told["backward"] = "gradient"
         if self.lr is not None:

@@ -1,0 +1,1120 @@
+# %% wrong: other weights than the model's
+# says: The model's own weights go on being used
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: down's bias is added by every rank
+# says: down's bias counts \d times
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = torch.nn.functional.linear(x, self.weight, self.bias)
+        return Leave.apply(y, self.group)
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: down's bias stays behind
+# says: The model's own weights go on being used
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: down has no bias
+# says: down's bias is missing
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, False, group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: the columns of down cut as rows
+# says: The model's own weights go on being used
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.T.chunk(n)[rank].reshape(down.weight.shape))
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: nothing is said backward
+# says: its gradient is summed over the ranks
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: nothing is said forward
+# says: down is row-parallel, its terms are summed
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = torch.nn.functional.linear(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: only the first block
+# says: One all-reduce for each block
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks[:1]:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: nothing is exchanged
+# says: no MLP of it was exchanged
+def parallelize_mlps(model, group=None):
+    return model
+
+
+# %% wrong: the old layers are kept
+# says: of the layers that were there before nothing
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.before = [old.up, old.down]
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: parts that are views of the old weights
+# says: no view
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.data = old.up.weight.data.chunk(n)[rank]
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: the model is not returned
+# says: Return the model
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+
+
+# %% wrong: a seed of each rank's own
+# says: Seed nothing by the rank's number
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(rank)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: the group is forgotten
+# says: of the group|the group
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% wrong: rows before columns
+# says: One all-reduce for each block
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.n = group, dist.get_world_size(group)
+        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
+        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
+        return torch.cat(parts, -1), None
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
+        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+        dist.all_gather(parts, y.contiguous(), group=group)
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
+
+
+class Rows(torch.nn.Module):
+    def __init__(self, whole, group):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        self.weight = torch.nn.Parameter(whole.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias, self.group = whole.bias, group
+
+    def forward(self, x):
+        x = Split.apply(x, self.group)
+        return Leave.apply(x @ self.weight.T, self.group) + self.bias
+
+
+class Columns(torch.nn.Module):
+    def __init__(self, whole, group):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        self.weight = torch.nn.Parameter(whole.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(whole.bias.detach().chunk(n)[rank].clone())
+        self.group = group
+
+    def forward(self, x):
+        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+        return Gather.apply(y, self.group)
+
+
+def parallelize_mlps(model, group=None):
+    for block in model.blocks:
+        block.mlp.up = Rows(block.mlp.up, group)
+        block.mlp.down = Columns(block.mlp.down, group)
+    return model
+
+
+# %% right: up and down in their places
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if in_features % n:
+            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
+        self.group = group
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
+
+    def forward(self, x):
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+@torch.no_grad()
+def parallelize_mlps(model, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    for block in model.blocks:
+        old = block.mlp
+        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
+        old.up, old.down = up, down
+    return model
+
+
+# %% right: an MLP of its own in the place of the model's
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class ParallelMLP(torch.nn.Module):
+    def __init__(self, mlp, group):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+
+        def kept(whole, dim):
+            return torch.nn.Parameter(whole.detach().tensor_split(n, dim)[rank].clone())
+
+        self.into, self.shift = kept(mlp.up.weight, 0), kept(mlp.up.bias, 0)
+        self.back, self.bias = kept(mlp.down.weight, 1), torch.nn.Parameter(mlp.down.bias.detach())
+        self.group = group
+
+    def forward(self, x):
+        hidden = Enter.apply(x, self.group) @ self.into.T + self.shift
+        y = torch.nn.functional.gelu(hidden, approximate="tanh") @ self.back.T
+        with torch.no_grad():
+            dist.all_reduce(y, group=self.group)
+        return y + self.bias
+
+
+def parallelize_mlps(model, group=None):
+    for block in model.blocks:
+        block.mlp = ParallelMLP(block.mlp, group)
+    return model
