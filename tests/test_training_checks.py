@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import MethodType
@@ -15,7 +17,8 @@ from torch import nn
 
 from course_lib.checks.data_parallel import bucketed
 from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line
+from course_lib.checks.engine import refusing
+from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, wrong
 from course_lib.checks.engine.training import lines, single, toys, watching
 from course_lib.runtime import wire
 
@@ -117,6 +120,16 @@ class Hoarder(Right):
         super().__init__(module)
         copies = [p.detach().numpy().copy().tobytes() for p in module.parameters()]
         self.look = MethodType(lambda _, kept=copies: len(kept), self)
+
+
+class Filer(Right):
+    """The same copies in a file that is memory, which no count of the process's own pages holds."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.fd = os.memfd_create("kept")
+        for p in module.parameters():
+            os.write(self.fd, p.detach().numpy().copy().tobytes())
 
 
 class OneBucket(Right):
@@ -234,6 +247,7 @@ def test_what_is_wrong_is_named(make: type, micro: int, wrong: str, says: str) -
         (Forger, "overlap", "nothing had been sent"),
         (WaitsInHooks, "overlap", "nothing overlaps"),
         (Hoarder, "memory held", "are enough"),
+        (Filer, "memory held", "are enough"),
     ],
     ids=lambda given: getattr(given, "__name__", str(given)),
 )
@@ -312,6 +326,18 @@ def test_memory_that_was_freed_does_not_count() -> None:
     assert watching.resident() - before < 1e6
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files without a name are Linux's")
+def test_a_file_that_is_memory_counts_once_whether_it_is_mapped_or_not() -> None:
+    before, fd = watching.resident(), os.memfd_create("kept")
+    os.write(fd, bytes(4_000_000))
+    assert 3.9e6 < watching.resident() - before < 5e6
+    with mmap.mmap(fd, 4_000_000) as mapped:
+        assert sum(mapped[:]) == 0
+        assert watching.resident() - before < 5e6
+    os.close(fd)
+    assert watching.resident() - before < 1e6
+
+
 def test_a_buffer_that_forward_does_not_write_tells_the_ranks_apart() -> None:
     models = [toys.build({"name": "shifted", "width": 4, "seed": seed}) for seed in (1, 2, 1)]
     before, other, same = (
@@ -320,3 +346,36 @@ def test_a_buffer_that_forward_does_not_write_tells_the_ranks_apart() -> None:
     assert torch.equal(before, same) and not torch.equal(before, other)
     models[0](torch.ones(2, 4, dtype=torch.float64))
     assert torch.equal(before, dict(models[0].named_buffers())["blocks.1.shift"])
+
+
+@pytest.mark.parametrize(("misses", "score"), [(True, 0.5), (False, 0.9)])
+def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) -> None:
+    case = values(1, {"name": "plain", "width": 3})
+    exercise = Exercise("made", 1.0, ("Made",), lambda draw: iter(()), point="holding less")
+    judged = [
+        judging.Judged(case, Line("values", lambda seen: RIGHT, 9.0), RIGHT),
+        judging.Judged(
+            case,
+            Line("memory", lambda seen: RIGHT, 1.0, "memory"),
+            wrong("too much", misses_point=misses),
+        ),
+    ]
+    report = judging.conclude("made", exercise, judged, 0, "visible")
+    assert report.score == score
+    assert ("The exercise is about holding less" in " ".join(report.messages)) == misses
+
+
+def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards() -> None:
+    sampler = torch.utils.data.DistributedSampler(range(6), 2, 1, shuffle=False)
+    refused = {
+        "torch.utils.data.distributed:DistributedSampler": "no",
+        "torch.utils.data:Nothing": "no",
+    }
+    with refusing.refused(refused):
+        for use in (
+            lambda: torch.utils.data.DistributedSampler(range(6), 2, 1),
+            lambda: iter(sampler),
+        ):
+            with pytest.raises(RuntimeError, match="no"):
+                use()
+    assert list(sampler) == [1, 3, 5]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from course_lib.checks.data_parallel.refused import REDUCER
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
-    REFUSED,
     SUMS,
     broken_off,
     by_step,
@@ -156,7 +156,7 @@ def nothing_or(nbytes: int) -> str:
 
 
 @exercise(
-    points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REFUSED,
+    points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
 )  # fmt: skip
 def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from course_lib.checks.data_parallel.refused import REDUCER
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
     REFERENCE,
-    REFUSED,
     broken_off,
     case,
     gradients_sent,
@@ -24,7 +24,7 @@ from course_lib.checks.engine.case import Case, Draw, exercise
 
 
 @exercise(
-    points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REFUSED,
+    points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
 )  # fmt: skip
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 3, {"name": "traps", "width": 5})
@@ -34,7 +34,7 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
             right_values(run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3),
             right_values(run, "param", "and so are the parameters after each step"),
             its_own_work(),
-            gradients_sent(run),
+            gradients_sent(run, weight=2.5),
             messages_in_step(len(trained(run)), "parameter"),
         ],
     )  # fmt: skip

@@ -15,12 +15,6 @@ from course_lib.checks.engine.training.single import Gradient, Training
 from course_lib.ledger.operation import Operation
 
 REFERENCE = ("course_lib.data_parallel",)
-REFUSED = {
-    "torch.distributed:Reducer": (
-        "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what you "
-        "are to build: broadcast what the first rank has, and reduce the gradients yourself."
-    ),
-}
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.05})
 NOTHING = "Each rank went on with the gradients of its own data"
@@ -159,6 +153,11 @@ def broken_off(case: Case, kind: str, text: str) -> str:
     """The usual cause when a run of a wrapper ends early."""
     if "some ranks" in case.title and kind in ("deadlock", "error", "timeout"):
         return SOME_RANKS
+    if "NoneType" in text:
+        return (
+            "Some parameters have no gradient, p.grad is None: pass by frozen ones, and send zeros for one "
+            "that was not used."
+        )
     if "was changed before wait" in text:
         return "A bucket that is under way was written to. Touch it only after its wait()."
     if "nobody waited" in text:
@@ -226,6 +225,12 @@ def gradients_sent(
                 "That is all parameters. Frozen ones have no gradient: pass by those with "
                 "requires_grad=False."
             )
+        gathered = any(one.op == "all_gather" for one in seen.operations[0])
+        if gathered and abs(ratio - n / 2) < 0.01:
+            return (
+                "Every rank got every other one's gradients and added them up itself: (N-1) M, which grows "
+                "with N. An all-reduce adds on the way: 2 (N-1)/N M."
+            )
         if abs(ratio - 2) < 0.01:
             return "Every gradient was sent twice."
         if ratio < 1:
@@ -263,7 +268,7 @@ def its_own_work() -> Line:
     """Every operation was begun in a line of the student's, and not by machinery of PyTorch's.
 
     Machinery that reduces without Python, as DistributedDataParallel's does, has no such line. (A reducer
-    cannot be made in the first place, see REFUSED.)
+    cannot be made in the first place, see `refused`.)
     """
 
     def judge(seen: Observed) -> Finding:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from course_lib.checks.data_parallel.refused import SAMPLER
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import (
     EVALUATE,
@@ -23,12 +24,6 @@ from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 REFERENCE = ("course_lib.data_parallel",)
 NAME = "shard_indices"
-REFUSED = {
-    "torch.utils.data.distributed:DistributedSampler": (
-        "PyTorch's DistributedSampler deals the samples out by itself. That is what you are to write: one "
-        "permutation, the same on every rank, of which rank r takes every world_size-th."
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ def numbers(value: object) -> list[int] | None:
 def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong(f"{NAME} is not written yet.", cause="not written")
-    if text in REFUSED.values():
+    if text in SAMPLER.values():
         return wrong(text, at(place), cause="refused")
     said = Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {error_kind(error)}.")
     return wrong(said, at(place), cause=f"raised {error}")
@@ -127,9 +122,8 @@ def everyone_sees(deal: Deal, shards: Shards) -> Finding:
     missing = sorted(set(range(deal.n)) - {one for shard in shards for one in shard})
     if not missing:
         return RIGHT
-    said = (
-        f"{deal}: {words.which('sample', missing)} {words.verb(missing, 'is', 'are')} on no rank."
-    )
+    verb = words.verb(missing, "is", "are")
+    said = f"{deal}: {words.which('sample', missing)} {verb} on no rank."
     told = Sentence(said, "some samples are on no rank.")
     if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
         hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
@@ -250,9 +244,7 @@ def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> Line:
 def in_order(asked: Asked, deal: Deal) -> Line:
     def look(deal: Deal, shards: Shards) -> Finding:
         places = range(deal.each * deal.world_size)
-        right = [
-            [k % deal.n for k in places[rank :: deal.world_size]] for rank in range(len(shards))
-        ]
+        right = [[k % deal.n for k in places[r :: deal.world_size]] for r in range(len(shards))]
         if shards == right:
             return RIGHT
         return wrong(
@@ -283,7 +275,7 @@ def dropped(asked: Asked, deal: Deal) -> Line:
     return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)
 
 
-@exercise(points=6, objects=(NAME,), references=REFERENCE, refused=REFUSED)
+@exercise(points=6, objects=(NAME,), references=REFERENCE, refused=SAMPLER)
 def shard_indices(draw: Draw) -> Iterator[Case]:
     asked = Asked()
     many = 4 * draw.integer(6, 12) + draw.integer(1, 4)  # four ranks do not divide it

@@ -217,11 +217,10 @@ def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
     def hint(ratio: float, seen: Observed) -> str:
         if ratio < 1:
             return "The values came another way than by the group."
+        if any(one.dtype.startswith("sparse") for one in seen.operations[0]):
+            return "A sparse tensor counts as a whole one: gather k indices and k values yourself."
         if any(one.op == "all_reduce" for one in seen.operations[0]):
-            return (
-                "An all-reduce carries the zeros, too. Send pairs of index and value: an all-gather of k "
-                "indices and one of k values."
-            )
+            return "An all-reduce carries the zeros, too: gather k indices and k values instead."
         if abs(ratio - 1.5) < 0.05:
             return "The indices travel as int64: 4 bytes each are enough below 2^31 elements."
         if ratio > 0.9 * numel / k:

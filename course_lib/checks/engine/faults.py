@@ -40,6 +40,7 @@ RECORDED = (  # what the recorder's own sentences say, for hidden cases, which d
     ),
     (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
     (r"nobody waited for", "Call wait() on every handle before the function returns."),
+    (r"before Module\.__init__\(\) call", "Call super().__init__() first in __init__."),
     (
         r"collective number",
         "All ranks must call the same collectives, in the same order, with the same sizes.",

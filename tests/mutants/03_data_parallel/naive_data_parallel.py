@@ -284,6 +284,45 @@ class NaiveDataParallel(torch.nn.Module):
         pass
 
 
+# %% wrong: every rank gathers all gradients and adds them up
+# says: which grows with N
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+
+    def forward(self, x):
+        return self.module(x)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                own = torch.zeros_like(p) if p.grad is None else p.grad
+                everybody = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+                dist.all_gather(everybody, own)
+                p.grad = sum(everybody) / len(everybody)
+
+
+# %% wrong: frozen parameters have no gradient
+# says: pass by frozen ones
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+
+    def forward(self, x):
+        return self.module(x)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
 # %% right: handles that are waited for at the end
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
