@@ -599,7 +599,13 @@ def test_no_row_is_wider_than_a_notebook():
 
 @pytest.mark.parametrize(
     ("assignment", "points"),
-    [("00_first_ranks", 10), ("02_collectives", 60), ("03_data_parallel", 60), ("04_zero", 60)],
+    [
+        ("00_first_ranks", 10),
+        ("02_collectives", 60),
+        ("03_data_parallel", 60),
+        ("04_zero", 60),
+        ("06_tensor_parallel", 60),
+    ],
 )
 def test_the_points_of_an_assignment_add_up(assignment, points):
     known = of_assignment(assignment)
@@ -608,7 +614,8 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
 
 
 @pytest.mark.parametrize(
-    "assignment", ["00_first_ranks", "02_collectives", "03_data_parallel", "04_zero"]
+    "assignment",
+    ["00_first_ranks", "02_collectives", "03_data_parallel", "04_zero", "06_tensor_parallel"],
 )
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
     for name, one in of_assignment(assignment).items():

@@ -15,7 +15,7 @@ from nbgrader.utils import determine_grade
 
 from autograder import execution, status, verdict
 from autograder.child import spawner
-from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.exercises import Assignment, Graded, make_assignment, read_assignment
 from autograder.intake import HandedIn, Submission
 from autograder.limits import Limits
@@ -478,7 +478,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
 # --- what the instructor's notebook says ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["00_first_ranks", "02_collectives", "03_data_parallel"])
+@pytest.mark.parametrize("name", assignments())
 def test_every_graded_cell_of_the_course_can_be_judged_outside(name: str) -> None:
     assignment = read_assignment(name, SOLUTIONS, NOTEBOOKS)
     assert assignment.graded and assignment.maximum > 0

@@ -1,0 +1,2118 @@
+# %% [markdown]
+# # 06 · Tensor parallelism
+#
+# **How is one layer split, and what must be said between its parts?**
+#
+# ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank and still computes *whole* layers: it gathers
+# each layer's weights, uses them on its own part of the batch, and frees them. What does not shrink are
+# activations. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96
+# layers, where a GPU has 80. And a batch has no less than one sequence a rank.
+#
+# Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a matrix,
+# some heads, some tokens of the vocabulary. (Lecture 001 has it in a sentence: ZeRO-3 "shards weights for memory
+# but reconstructs them for computation", tensor parallelism "splits the computation itself".) Weights, gradients,
+# optimizer states and most activations are divided by N, and so is the work. The price: the ranks must talk inside
+# every layer, and nobody can go on meanwhile.
+#
+# | | |
+# |---|---|
+# | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
+# | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; what a transformer's block computes |
+# | time | two hours and a quarter |
+# | points | 60 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 What must be said | 15 | 6 | notebook 02 |
+# | 2 By columns | 15 | 7 | 1 |
+# | 3 By rows | 10 | 7 | 1 |
+# | 4 Two layers: columns, then rows | 15 | | 2, 3 |
+# | 5 Attention | 15 | 8 | 4 |
+# | 6 The two ends: embedding and loss | 25 | 14 | 1 |
+# | 7 Sequence parallelism | 20 | 7 | 1, 4 |
+# | 8 What it costs, and when it stops paying | 10 | 5 | your predictions in 4, 6 and 7 |
+# | 9 A GPT with its layers exchanged | 10 | 3 | 2, 3 |
+# | 10 Questions | 5 | 3 | all |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N | ranks that share a layer (other texts: t). All of them get the same tokens |
+# | M | bytes of one whole activation: batch × sequence × width × bytes a number |
+# | whole | the same tensor on every rank |
+# | cut | every rank holds its own part, and no rank the rest |
+# | term | every rank holds a tensor of full size, and what is meant is their *sum* |
+# | region | from where an activation is cut to where it is whole again: an attention, or an MLP |
+# | hidden | the features between the two matrices of an MLP, usually 4 times the width |
+#
+# Bytes sent are often given in **halves of an all-reduce**, (N−1)/N · M each: an all-reduce is two of them, a
+# gather or a reduce-scatter one (notebook 02).
+
+# %%
+import contextlib
+import warnings
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from matplotlib.patches import Rectangle
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from course_lib import RankError, check, device, launch
+from course_lib.data import batch, library_text
+from course_lib.facts.hardware import NETWORK_ALPHA, NVLINK_ALPHA, gpu, link
+from course_lib.ledger.colours import (
+    COMMUNICATION,
+    FORWARD,
+    INK,
+    QUIET,
+    RANKS,
+    TINTS,
+    picture,
+)
+from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
+from course_lib.scorecard import Row, Scorecard, costs
+
+warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two collectives
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# Three tools that move data and know nothing of gradients. Use them wherever you like. Parts are cut as
+# `torch.tensor_split` does: 10 elements on 4 ranks are 3, 3, 2, 2. And `part` returns a *copy*: a view would
+# keep the whole alive.
+
+
+# %%
+def part(x, dim, group: Group = None):
+    """This rank's part of `x` along `dim`."""
+    return x.detach().tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)].clone()
+
+
+def joined(x, dim, group: Group = None, size=None):
+    """All ranks' parts, one after the other along `dim`. size: of the whole, where parts may be unequal."""
+    n, dim = dist.get_world_size(group), dim % x.dim()
+    sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
+    padded = x.movedim(dim, 0).contiguous()
+    padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
+    pieces = padded.new_empty(n * max(sizes), *padded.shape[1:])
+    dist.all_gather_into_tensor(pieces, padded, group=group)
+    kept = [one[:size] for one, size in zip(pieces.chunk(n), sizes, strict=True)]
+    return torch.cat(kept).movedim(0, dim).contiguous()
+
+
+def summed_part(x, dim, group: Group = None):
+    """This rank's part, along `dim`, of the sum of all ranks' `x`; N must divide."""
+    n, dim = dist.get_world_size(group), dim % x.dim()
+    if x.shape[dim] % n:
+        raise ValueError(f"{x.shape[dim]} positions cannot be shared equally by {n} ranks")
+    pieces = x.movedim(dim, 0).contiguous()
+    own = pieces.new_empty(len(pieces) // n, *pieces.shape[1:])
+    dist.reduce_scatter_tensor(own, pieces, group=group)
+    return own.movedim(0, dim)
+
+
+# %% [markdown]
+# And tools to look. `passes` runs a layer forward and backward on every rank: the same seed, so that all draw the
+# same weights, and the same input. `sent` reads from the ledger what a rank sent in each direction. `alone` is the
+# same without any splitting, in one process.
+
+
+# %%
+class Saved:
+    """Within, counts the bytes that forward keeps for backward, each piece of memory once."""
+
+    def __init__(self, apart_from=()):
+        self.known = {one.untyped_storage().data_ptr() for one in apart_from}
+        self.alive, self.nbytes = [], 0
+
+    def __enter__(self):
+        self.hooks = saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known.add(storage.data_ptr())
+            self.alive.append(tensor.detach())  # freed memory would be given out again
+            self.nbytes += storage.nbytes()
+        return tensor
+
+
+def passes(make, shape=(2, 32, 64), cut=False):
+    """A forward and a backward of the layer that `make()` builds: what this rank found.
+
+    cut: the layer takes and returns the rank's part of the sequence (§7).
+    """
+    torch.manual_seed(0)
+    layer = make().to(device())
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device())
+    weights = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(device())
+    if cut:
+        x, weights = part(x, -2), part(weights, -2)
+    x.requires_grad_()
+    dist.barrier()
+    with Saved(layer.parameters()) as saved:
+        y = layer(x)
+    dist.barrier()
+    (y * weights).sum().backward()  # any loss would do, as long as all ranks have the same
+    dist.barrier()
+    return {
+        "y": y.detach(),
+        "x.grad": x.grad,
+        **{f"{name}.grad": p.grad for name, p in layer.named_parameters()},
+        "held": sum(p.nbytes for p in layer.parameters()),
+        "saved": saved.nbytes,
+    }
+
+
+def sent(run, rank=0):
+    """(forward, backward): bytes that a rank sent between the last three barriers."""
+    operations = run.ledger.operations(rank)
+    at = [i for i, one in enumerate(operations) if one.op == "barrier"][-3:]
+    return tuple(
+        sum(one.bytes_sent for one in operations[begin:end])
+        for begin, end in ((at[0], at[1]), (at[1], at[2]))
+    )
+
+
+def alone(make, **options):
+    """What one process finds."""
+    return launch(passes, make, world_size=1, **options)[0]
+
+
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+
+
+def furthest(a, b):
+    """The largest difference, over the largest number."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def said(prediction, *args):
+    """What a prediction of yours says, as text."""
+    try:
+        return f"{prediction(*args):,.0f}"
+    except NotImplementedError:
+        return "?"
+
+
+# %% [markdown]
+# ## 1 · What must be said
+#
+# | | |
+# |---|---|
+# | you will write | `identity_all_reduce`, `all_reduce_identity` |
+# | rests on | notebook 02 |
+# | time | 15 minutes |
+# | points | 6 |
+#
+# A linear layer is y = x A. There are two ways to cut A over the ranks.
+#
+# | | A | each rank computes | x | y |
+# |---|---|---|---|---|
+# | **by columns** | [A₀ A₁] | yᵣ = x Aᵣ | whole | cut: y = [y₀ y₁] |
+# | **by rows** | A₀ above A₁ | yᵣ = xᵣ Aᵣ | cut: x = [x₀ x₁] | a term: y = y₀ + y₁ |
+#
+# Look at 3 features in, 4 out, on two ranks:
+
+# %% tags=["skip-in-grading"]
+x, A = torch.arange(1.0, 4.0), torch.arange(12.0).view(3, 4)
+left, right = A.tensor_split(2, dim=1)
+upper, lower = A.tensor_split(2, dim=0)
+print("whole:  ", (x @ A).tolist())
+print("columns:", (x @ left).tolist(), "beside", (x @ right).tolist())
+print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
+
+# %% [markdown]
+# So forward is easy: by columns nothing is sent, by rows a sum is. And backward? Autograd knows nothing of other
+# ranks. It sees one process with a smaller matrix.
+#
+# *By columns.* Every rank uses x. A value that is used N times has a gradient from each use, and its gradient is
+# their **sum**. On one GPU autograd adds them up by itself. Here the uses are on N ranks.
+#
+# *By rows.* The sum hands its gradient on to every term as it is. And every rank has that gradient already: all
+# of them compute the same loss from the same y.
+#
+# So the two edges of a region are two functions, each the other's mirror image:
+#
+# | | forward | backward | in Megatron-LM |
+# |---|---|---|---|
+# | into a region: `identity_all_reduce` | nothing | all-reduce | f |
+# | out of it: `all_reduce_identity` | all-reduce | nothing | g |
+#
+# **Predict.** M bytes on N ranks: what does each function send, forward and backward? And what if you wrote no
+# function, and called `dist.all_reduce(y)` on the output of a layer in place?
+#
+# <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not see an
+# in-place collective. In place of all_reduce_identity the gradient would come out right by luck, with a warning from
+# PyTorch that this may end one day. In place of identity_all_reduce there is nothing to call: nobody would add up the
+# gradients of x.</details>
+#
+# **Build.** Two `torch.autograd.Function`s, and two functions that apply them.
+#
+# - Neither may write into its input: x and the gradient may be used elsewhere. `dist.all_reduce` works in place,
+#   so give it a copy, and a contiguous one.
+# - `backward` returns one value for each argument of `forward`: a gradient for x, None for the group.
+
+
+# %% nbgrader={"grade_id": "conjugate_functions", "solution": true}
+# Your torch.autograd.Functions:
+### BEGIN SOLUTION
+class _IdentityAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _AllReduceIdentity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+### END SOLUTION
+
+
+def identity_all_reduce(x, group: Group = None):
+    """Into a region. Forward: x. Backward: the gradients of all ranks added up."""
+    ### BEGIN SOLUTION
+    return _IdentityAllReduce.apply(x, group)
+    ### END SOLUTION
+
+
+def all_reduce_identity(x, group: Group = None):
+    """Out of a region. Forward: the sum over the ranks, in a new tensor. Backward: the gradient itself."""
+    ### BEGIN SOLUTION
+    return _AllReduceIdentity.apply(x, group)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the form</summary><pre>class _IdentityAllReduce(torch.autograd.Function):
+#     @staticmethod
+#     def forward(ctx, x, group):
+#         ctx.group = group
+#         return x.view_as(x)
+#
+#     @staticmethod
+#     def backward(ctx, grad): ...</pre></details>
+# <details><summary>Hint: the copy</summary><code>x.clone(memory_format=torch.contiguous_format)</code>. gloo adds
+# up something else, without an error, where memory has gaps (notebook 02).</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "conjugate_functions_check", "points": 6}
+report = check("06_tensor_parallel/conjugate_functions", identity_all_reduce, all_reduce_identity)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/conjugate_functions",
+    identity_all_reduce,
+    all_reduce_identity,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Break it.** PyTorch has an all-reduce that autograd knows: `torch.distributed.nn.functional.all_reduce`. Take it
+# for `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the gradient of x?
+
+
+# %% tags=["skip-in-grading"]
+def gradient_of(add_up):
+    x = torch.ones((), device=device(), requires_grad=True)
+    add_up(x).backward()  # loss = x_0 + x_1 + x_2 + x_3, on every rank
+    return x.grad.item()
+
+
+def theirs(x):
+    from torch.distributed.nn.functional import all_reduce
+
+    with warnings.catch_warnings(action="ignore"):  # an old name
+        return all_reduce(x)
+
+
+for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", theirs)):
+    run = try_it(gradient_of, add_up)
+    if run:
+        print(f"{name:20} d loss / d x = {run[0]}")
+
+# %% [markdown]
+# 1 is right: raise one rank's x by a little, and the loss rises by as much. Theirs says 4. It is no bug. PyTorch takes
+# the *four* losses for four losses, whose sum is differentiated: each of them contains x. In tensor parallelism the
+# four are copies of one. That is the factor N that one reads of in forums; with AdamW it hardly shows in the loss,
+# since Adam divides by the gradient's size (notebook 03), and with gradient clipping or SGD it does.
+
+# %% [markdown]
+# ## 2 · By columns
+#
+# | | |
+# |---|---|
+# | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
+# | rests on | §1 |
+# | time | 15 minutes |
+# | points | 7 |
+#
+# `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a **row**
+# of `weight`. (Lectures 003 and 004 cut "the weight matrix W" and do not say which; `ColwiseParallel` of PyTorch
+# cuts dimension 0.) Whoever cuts dimension 1 builds the other layer, that of §3.
+#
+# **Predict.** 1,024 features to 4,096, four ranks: which shapes have a rank's weight and bias? What is sent, of
+# which tensor, in which direction?
+#
+# <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Nothing forward. Backward the gradient of x is
+# added up: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and needs nothing.</details>
+#
+# If the whole output is wanted (`gather_output`), the parts are gathered. What is that step's mirror image? What
+# follows is the same on all ranks, so each has the whole gradient of the whole output: it takes its own part of it.
+# That pair is given:
+
+
+# %%
+class _AllGatherSplit(torch.autograd.Function):
+    """Forward: the parts along the last dimension put together. Backward: the own part of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, group, size):
+        ctx.group = group
+        return joined(x, -1, group, size)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return part(grad, -1, ctx.group), None, None
+
+
+class _SplitAllGather(torch.autograd.Function):
+    """Forward: the own part along the last dimension. Backward: the parts' gradients put together."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.size = group, x.shape[-1]
+        return part(x, -1, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return joined(grad, -1, ctx.group, ctx.size), None
+
+
+def gather_parts(x, size, group: Group = None):
+    """Every rank's features of a tensor that has `size` of them, on every rank."""
+    return _AllGatherSplit.apply(x, group, size)
+
+
+def own_features(x, group: Group = None):
+    """Of a whole x the rank's features alone."""
+    return _SplitAllGather.apply(x, group)
+
+
+# %% [markdown]
+# **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features, out_features,
+# bias)`, and keeps its part. All ranks have the same seed, so the parts are those of one layer: the very layer that
+# one process would have drawn. (In real training no rank may ever hold the whole; then one draws part by part.)
+#
+# - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
+# - Where N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
+
+
+# %% nbgrader={"grade_id": "column_parallel_linear", "solution": true}
+class ColumnParallelLinear(nn.Module):
+    """nn.Linear whose output features are cut over the ranks of `group`.
+
+    forward: x (..., in_features), whole; returns the rank's part of (..., out_features), or with
+    gather_output all of it. Sends nothing forward (with gather_output (N-1)/N of the output), and backward
+    2 (N-1)/N of x.
+    """
+
+    def __init__(
+        self, in_features, out_features, bias=True, gather_output=False, group: Group = None
+    ):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.out_features, self.gather_output, self.group = out_features, gather_output, group
+        whole = nn.Linear(in_features, out_features, bias)
+        self.weight = nn.Parameter(part(whole.weight, 0, group))
+        self.bias = nn.Parameter(part(whole.bias, 0, group)) if bias else None
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        y = F.linear(identity_all_reduce(x, self.group), self.weight, self.bias)
+        return gather_parts(y, self.out_features, self.group) if self.gather_output else y
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: four lines</summary>In the constructor <code>whole = nn.Linear(...)</code>, then
+# <code>part(whole.weight, 0, group)</code>. In forward: into the region with <code>identity_all_reduce</code>,
+# <code>F.linear</code>, and <code>gather_parts</code> if asked.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "column_parallel_linear_check", "points": 7}
+report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear)
+### BEGIN HIDDEN TESTS
+report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear, cases="hidden")
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Measure.** Four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 16,384 bytes.
+
+
+# %% tags=["skip-in-grading"]
+def beside(name, make, whole, world_size=4, **options):
+    """Outputs and gradients of x against one process; bytes sent, held and saved."""
+    run = try_it(passes, make, world_size=world_size, **options)
+    if run is None:
+        return None
+    one, (forward, backward) = alone(whole, **options), sent(run)
+    apart = [furthest(run[0][key], one[key]) for key in ("y", "x.grad")]
+    right = "equal to one process" if max(apart) < 1e-5 else f"off by {max(apart):.2g}"
+    print(
+        f"{name}: {right}; sent forward {forward:,.0f}, backward {backward:,.0f} bytes;"
+        f" parameters {run[0]['held'] / one['held']:.3f} of the whole"
+    )
+    return run
+
+
+_ = beside(
+    "columns", lambda: ColumnParallelLinear(64, 64, gather_output=True), lambda: nn.Linear(64, 64)
+)
+
+# %% [markdown]
+# Forward: 3/4 of the output, because of `gather_output`. Backward: 6/4 of x. A quarter of the weights. Without
+# `gather_output` a rank would hold a quarter of the output as well: that is the point, and §4 is about who can go
+# on with a quarter.
+
+# %% [markdown]
+# ## 3 · By rows
+#
+# | | |
+# |---|---|
+# | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
+# | rests on | §1, §2 |
+# | time | 10 minutes |
+# | points | 7 |
+#
+# The other way round: each rank has some *input* features, columns of `weight`. Its product is a term, of full size.
+# What comes out of the sum is whole. (Lecture 003 has it as "Raw Parallel", Y = Y₁ + Y₂.)
+#
+# **Predict.** And the bias? It belongs to y, which all ranks have; none has a part of it. If every rank adds it to its
+# term, what comes out of the sum on 4 ranks?
+#
+# <details><summary>Answer</summary>Four times the bias. It is added once, after the sum. Every rank keeps all of it
+# and gets the same gradient for it: nothing is to be sent, and the copies stay equal.</details>
+#
+# **Build.**
+#
+# - `input_is_parallel=True`: x is the rank's part of the features, as a `ColumnParallelLinear` leaves it.
+# - `input_is_parallel=False`: x is whole, and the layer takes its part of it (`own_features`).
+# - Draw the whole layer and keep the part, as in §2; `bias` is whole on every rank.
+
+
+# %% nbgrader={"grade_id": "row_parallel_linear", "solution": true}
+class RowParallelLinear(nn.Module):
+    """nn.Linear whose input features are cut over the ranks of `group`.
+
+    forward: x, the rank's part of (..., in_features), or all of it where input_is_parallel is False; returns
+    the whole (..., out_features) on every rank. Sends 2 (N-1)/N of the output forward, and nothing backward
+    (without input_is_parallel (N-1)/N of x).
+    """
+
+    def __init__(
+        self, in_features, out_features, bias=True, input_is_parallel=True, group: Group = None
+    ):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.input_is_parallel, self.group = input_is_parallel, group
+        whole = nn.Linear(in_features, out_features, bias)
+        self.weight = nn.Parameter(part(whole.weight, 1, group))
+        self.bias = whole.bias
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        if not self.input_is_parallel:
+            x = own_features(x, self.group)
+        y = all_reduce_identity(F.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary><code>F.linear(x, self.weight)</code> without a bias, then
+# <code>all_reduce_identity</code>, then the bias.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "row_parallel_linear_check", "points": 7}
+report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear)
+### BEGIN HIDDEN TESTS
+report = check("06_tensor_parallel/row_parallel_linear", RowParallelLinear, cases="hidden")
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Measure.**
+
+# %% tags=["skip-in-grading"]
+_ = beside(
+    "rows", lambda: RowParallelLinear(64, 64, input_is_parallel=False), lambda: nn.Linear(64, 64)
+)
+
+# %% [markdown]
+# 6/4 of y forward; backward 3/4 of x, because x came whole. The bias makes the share of parameters a little more
+# than a quarter.
+#
+# **Break it.** The bias added by every rank, before the sum. Will the output be wrong? Will the bias's gradient?
+
+
+# %% tags=["skip-in-grading"]
+class BiasOnEveryRank(RowParallelLinear):
+    def forward(self, x):
+        return all_reduce_identity(F.linear(x, self.weight, self.bias), self.group)
+
+
+def bias_error():
+    torch.manual_seed(0)
+    right = RowParallelLinear(8, 4)
+    wrong = BiasOnEveryRank(8, 4)
+    wrong.load_state_dict(right.state_dict())
+    x = torch.randn(2, wrong.weight.shape[1])
+    over = ((wrong(x) - right(x)) / right.bias).mean().item()
+    wrong(x).sum().backward()
+    right(x).sum().backward()
+    return over, torch.equal(wrong.bias.grad, right.bias.grad)
+
+
+run = try_it(bias_error)
+if run:
+    print("too much, in units of the bias:", round(run[0][0], 3))
+    print("the bias's gradient is that of the right layer:", run[0][1])
+
+# %% [markdown]
+# Three biases too many, and a gradient that looks innocent. Where biases begin at 0, as in many models, no comparison
+# before the first step sees it. Training goes on, with a bias that counts N times. It comes out when the checkpoint is
+# loaded on another number of ranks: the loss jumps.
+
+# %% [markdown]
+# ## 4 · Two layers: columns, then rows
+#
+# | | |
+# |---|---|
+# | you will write | `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
+# | rests on | §2, §3 |
+# | time | 15 minutes |
+# | points | in §8 |
+#
+# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each of them can be cut in two
+# ways. Lecture 004 draws two of the orders. Here they are, from runs: what every rank holds at each moment, where it
+# talks, and how many bytes the ledger counted.
+#
+# **Break it**: the *wrong* order first, rows and then columns. x A is a sum of terms, and gelu(a + b) is not
+# gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B by columns, and
+# its output must be gathered.
+
+
+# %%
+class ParallelMLP(nn.Module):
+    """down(gelu(up(x))): up by columns, down by rows. Nothing is sent between them."""
+
+    def __init__(self, width, hidden, group: Group = None):
+        super().__init__()
+        self.up = ColumnParallelLinear(width, hidden, group=group)
+        self.down = RowParallelLinear(hidden, width, group=group)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class RowThenColumn(nn.Module):
+    """The other order: right values, and far more to say."""
+
+    def __init__(self, width, hidden, group: Group = None):
+        super().__init__()
+        self.up = RowParallelLinear(width, hidden, input_is_parallel=False, group=group)
+        self.down = ColumnParallelLinear(hidden, width, gather_output=True, group=group)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class MLP(nn.Module):
+    """In one process."""
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+# %% [markdown]
+# `stages` runs an MLP and looks at what goes into its two matrices and comes out, on this rank: *whole*, *cut*, or
+# a *term*. `draw` draws it: a box is a tensor (tokens down, features across), coloured where the rank has it,
+# hatched where it holds a term; grey is communication.
+
+# %% tags=["skip-in-grading"]
+TOKENS, WIDTH, HIDDEN = 32, 64, 256
+
+
+def stages(make):
+    """What this rank holds, in the order of forward: (name, shape here, shape of the whole, whether a term)."""
+    torch.manual_seed(0)
+    mlp, held = make(WIDTH, HIDDEN).to(device()), []
+
+    def look(linear, names, features, outputs):
+        here, by_rows = linear.weight.T.shape, linear.weight.shape[1] < features
+        held.append((names[0], (TOKENS, here[0]), (TOKENS, features), False))
+        held.append((names[1], here, (features, outputs), False))
+        held.append((names[2], (TOKENS, here[1]), (TOKENS, outputs), by_rows))
+        if by_rows or getattr(linear, "gather_output", False):
+            held.append(("send", (), (), False))
+
+    mlp.up.register_forward_hook(lambda up, *_: look(up, ("x", "A", "x A"), WIDTH, HIDDEN))
+    mlp.down.register_forward_hook(
+        lambda down, *_: look(down, ("h = gelu", "B", "h B"), HIDDEN, WIDTH)
+    )
+    x = torch.randn(TOKENS, WIDTH, device=device(), requires_grad=True)
+    dist.barrier()
+    y = mlp(x)
+    dist.barrier()
+    y.sum().backward()
+    dist.barrier()
+    return [*held, ("y", y.shape, y.shape, False)]
+
+
+def draw(run, title):
+    """Ranks are rows, forward runs right; operations and bytes are the ledger's."""
+    n, unit = run.ledger.world_size, 4 * TOKENS * WIDTH
+    talk = iter([one for one in run.ledger.operations(0) if one.bytes_sent])
+    figure = picture(9.5, 1.3 * n + 0.9)
+    axes = figure.subplots()
+    left = 0.0
+    for stage, (name, _, whole, term) in enumerate(run[0]):
+        if name == "send":
+            one = next(talk)
+            axes.barh((n - 1) / 2, 0.35, n - 0.15, left, color=COMMUNICATION, edgecolor=INK, lw=0.5)
+            text = f"{one.op.replace('_', '-')}\n{one.bytes_sent / unit:.2g} M each"
+            axes.text(left + 0.17, -0.6, text, ha="center", va="bottom", fontsize=8)
+            left += 0.6
+            continue
+        high, wide = 0.8 * (whole[0] / HIDDEN) ** 0.5, 1.28 * (whole[1] / HIDDEN) ** 0.5
+        for rank, held in enumerate(run):
+            down, across = (held[stage][1][i] < whole[i] for i in (0, 1))
+            place = (left + across * wide * rank / n, rank - high / 2 + down * high * rank / n)
+            size = (wide / n if across else wide, high / n if down else high)
+            axes.add_patch(Rectangle((left, rank - high / 2), wide, high, fc="white", ec=QUIET))
+            fill, hatch = (TINTS[rank], "///") if term else (RANKS[rank], "")
+            axes.add_patch(Rectangle(place, *size, fc=fill, ec=RANKS[rank], hatch=hatch))
+        label = f"{name}: terms" if term else name
+        axes.text(left + wide / 2, n - 0.48, label, ha="center", va="top", fontsize=9)
+        left += wide + 0.2
+    ahead, back = (number / unit for number in sent(run))
+    title = f"{title}: {ahead:.2g} M forward, {back:.2g} M backward"
+    axes.set_title(title, fontsize=10, loc="left", pad=30)
+    axes.set(xlim=(-0.1, left), ylim=(n - 0.25, -0.55), xticks=[])
+    axes.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+run = try_it(stages, RowThenColumn, world_size=2)
+draw(run, "rows, then columns") if run else None
+
+# %% [markdown]
+# And columns, then rows. Every rank has some hidden features from beginning to end: an activation function works on
+# each number by itself, and what the first matrix puts out is what the second takes in.
+
+# %% tags=["skip-in-grading"]
+run = try_it(stages, ParallelMLP, world_size=2)
+draw(run, "columns, then rows") if run else None
+
+# %% [markdown]
+# One sum for two layers, and nothing in between. Backward is the mirror image: nothing to be said until the gradient
+# of x, and then one sum. Lecture 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer. Nobody
+# concatenates: that would be the all-gather which this order avoids. (It also says "one All-Reduce per layer". It
+# is one for the MLP and one for attention, forward, and the same again backward: four for a layer.)
+#
+# **Predict.** A transformer layer is two regions, attention and MLP. What does each rank send for the layer, in one
+# direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7 will tell you what
+# the other two values mean. It will be checked in §8.
+
+
+# %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
+def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None = None) -> float:
+    """Bytes that each of n ranks sends for one layer, attention and MLP, in one direction.
+
+    nbytes: M, of one whole activation (batch, seq, width). direction: "forward" or "backward".
+    sequence: None, "keep" or "regather" (§7).
+    """
+    ### BEGIN SOLUTION
+    halves = 6 if sequence == "regather" and direction == "backward" else 4
+    return halves * (n - 1) / n * nbytes
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and two halves for each; a half is
+# (n - 1) / n * nbytes.</details>
+#
+# **Measure.** The MLP on 2, 3 and 4 ranks, against one process. M is 16,384 bytes.
+
+# %% tags=["skip-in-grading"]
+for n in (2, 3, 4):
+    if beside(f"{n} ranks", lambda: ParallelMLP(64, 256), lambda: MLP(64, 256), n):
+        print(
+            f"    predicted for a layer, two of these: {said(layer_bytes_sent, n, 16384, 'forward')}"
+        )
+
+# %% [markdown]
+# The same values, whatever N is, and also where 256 features do not divide by 3.
+#
+# SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at the same
+# places, so that their product is each rank's own. But write it with two `ColumnParallelLinear`s, and look what is
+# sent:
+
+
+# %% tags=["skip-in-grading"]
+class Gated(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.gate = ColumnParallelLinear(width, hidden)
+        self.up = ColumnParallelLinear(width, hidden)
+        self.down = RowParallelLinear(hidden, width)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GatedOnce(Gated):
+    def forward(self, x):
+        x = identity_all_reduce(x)  # once, for both
+        gate, up = (F.linear(x, one.weight, one.bias) for one in (self.gate, self.up))
+        return self.down(F.silu(gate) * up)
+
+
+for make in (Gated, GatedOnce):
+    run = try_it(passes, partial(make, 64, 256))
+    if run:
+        print(f"{make.__name__:10} forward {sent(run)[0]:,.0f} bytes, backward {sent(run)[1]:,.0f}")
+
+# %% [markdown]
+# x entered the region twice, and its gradient was summed twice. The sum of the sums is the sum of everything: enter
+# once, and let autograd add up on the rank. Attention has three such layers.
+#
+# **In production.** `parallelize_module` gets a plan. It makes every parameter a *DTensor*, which knows how it is
+# cut, and puts the collectives in when something whole is asked for:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def planned():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    return parallelize_module(
+        MLP(64, 256).to(device()), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
+
+
+def compared(make):
+    """The output and the gradient of x, as plain tensors."""
+    torch.manual_seed(0)
+    layer = make().to(device())
+    x = (
+        torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))
+        .to(device())
+        .requires_grad_()
+    )
+    dist.barrier()
+    y = layer(x) + 0  # theirs arrives when it is first used
+    dist.barrier()
+    y.square().sum().backward()
+    dist.barrier()
+    return {"y": y.detach(), "x.grad": x.grad}
+
+
+ours = try_it(compared, lambda: ParallelMLP(64, 256), world_size=2)
+theirs_run = try_it(compared, planned, world_size=2) if ours else None
+if theirs_run:
+    for name in ("y", "x.grad"):
+        print(f"{name:7} differs by {furthest(theirs_run[0][name], ours[0][name]):.1e}")
+    print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
+
+# %% [markdown]
+# The same bytes. What a plan adds: checkpoints that know which part is whose, sub-meshes (tensor parallelism inside
+# FSDP, notebook 10), and a matrix whose input comes in the wrong way is re-cut instead of multiplied. What it costs
+# is time on the processor for every operation; Megatron-LM and many others keep layers like yours.
+
+# %% [markdown]
+# ## 5 · Attention
+#
+# | | |
+# |---|---|
+# | you will write | `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
+# | rests on | §4 |
+# | time | 15 minutes |
+# | points | 8 |
+#
+# You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to heads ×
+# head_dim features. Then every head computes by itself. Then an output matrix, from heads × head_dim back to width.
+# Which of the matrices are cut by columns, which by rows? What takes the place of "elementwise"?
+#
+# <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and values
+# attends with them alone. Columns (whole heads of them), then attention, then rows: one sum forward, one
+# backward.</details>
+#
+# **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And with *grouped
+# queries*, 8 query heads but only 2 heads of keys and values, on 4 ranks?
+#
+# <details><summary>Answer</summary>8 ranks. With 2 key-value heads, head 0 serves queries 0 to 3, which are on ranks 0
+# and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the copy's gradient is their sum:
+# <i>a value that is used on two ranks</i>, once more.</details>
+#
+# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same weights and
+# drop the same elements of what is whole. But each rank has *other* heads: with the same masks, head 0 of every rank would
+# lose the same weights. Inside a region masks must differ, and behind it the ranks must agree again.
+#
+# **Build.** Causal self-attention, as `course_lib.models.gpt.SelfAttention` does in one process.
+#
+# - Draw the layers in the order query, key, value, out, with `nn.Linear`'s weights. `kv_heads=None`: as many as heads.
+# - x enters *once*: backward sends one all-reduce of x's gradient.
+# - N must divide `heads`, and `kv_heads` must divide N or be divided by it; else raise a ValueError that says the numbers.
+# - Where there are fewer key-value heads than ranks, N / kv_heads ranks in succession hold the same one, and its gradients
+#   are summed over them. `grid` makes the groups: those that hold the same head, and one rank of each such run, over
+#   which the heads are cut.
+# - `dropout`: while training, of the weights of attention, within `own_random_state`.
+
+
+# %%
+def grid(copies, group: Group = None):
+    """Two groups of this rank: the `copies` ranks in succession with the same head; one rank for each head."""
+    ranks, rank = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
+    first = rank // copies * copies
+    same = dist.new_group(ranks[first : first + copies], use_local_synchronization=True)
+    across = dist.new_group(ranks[rank % copies :: copies], use_local_synchronization=True)
+    return same, across
+
+
+@contextlib.contextmanager
+def own_random_state(group: Group = None):
+    """Inside, random numbers differ from rank to rank; behind it the ranks agree as they did before."""
+    seed = int(torch.randint(2**62, ())) + dist.get_rank(group)
+    devices = [torch.cuda.current_device()] if device().type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def causal_attention(q, k, v, dropout=0.0):
+    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer; returns (batch, seq, heads * head_dim)."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped
+    )
+    return out.transpose(1, 2).flatten(-2)
+
+
+# %% nbgrader={"grade_id": "parallel_self_attention", "solution": true}
+class ParallelSelfAttention(nn.Module):
+    """Causal self-attention with its heads cut over the ranks of `group`.
+
+    forward: (batch, seq, width) whole, to the same. Sends 2 (N-1)/N of it in each direction; where several
+    ranks hold the same key and value head, backward also the sum of their weights' gradients.
+    """
+
+    def __init__(
+        self, width, heads, kv_heads=None, bias=True, group: Group = None, dropout: float = 0.0
+    ):
+        super().__init__()
+        ### BEGIN SOLUTION
+        n, kv_heads = dist.get_world_size(group), kv_heads or heads
+        if width % heads or heads % kv_heads or heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(
+                f"heads={heads}, kv_heads={kv_heads}: {n} ranks cannot share them equally; heads must be a "
+                "multiple of the ranks, kv_heads a multiple or a divisor"
+            )
+        self.group, self.head_dim, self.dropout = group, width // heads, dropout
+        copies = max(1, n // kv_heads)
+        self.same, across = grid(copies, group) if copies > 1 else (None, group)
+        self.query = ColumnParallelLinear(width, width, bias, group=group)
+        self.key = ColumnParallelLinear(width, kv_heads * self.head_dim, bias, group=across)
+        self.value = ColumnParallelLinear(width, kv_heads * self.head_dim, bias, group=across)
+        self.out = RowParallelLinear(width, width, bias, group=group)
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        x = identity_all_reduce(x, self.group)  # once, for all three
+        q = F.linear(x, self.query.weight, self.query.bias)
+        k, v = (F.linear(x, *self._parameters_of(one)) for one in (self.key, self.value))
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)) for one in (q, k, v))
+        if not (self.dropout and self.training):
+            return self.out(causal_attention(q, k, v))
+        with own_random_state(self.group):
+            out = causal_attention(q, k, v, self.dropout)
+        return self.out(out)
+
+    def _parameters_of(self, linear):
+        """Weight and bias for keys or values; their gradients are summed where several ranks hold them."""
+        both = linear.weight, linear.bias
+        if self.same is None:
+            return both
+        return [one if one is None else identity_all_reduce(one, self.same) for one in both]
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: without grouped queries</summary><code>query</code>, <code>key</code>, <code>value</code> are
+# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward
+# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code>
+# and so on. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of features.</details>
+# <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads, group)</code>: key
+# and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their weights and biases go through
+# <code>identity_all_reduce(weight, same)</code>: parameters are values like any others.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 8}
+report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention)
+### BEGIN HIDDEN TESTS
+report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** A whole layer from your parts: attention and MLP, each behind a norm and added to what came in. On 4
+# ranks, 8 heads; beside it what you predicted in §4.
+
+
+# %% tags=["skip-in-grading"]
+class Layer(nn.Module):
+    """A transformer's layer. What attends and the MLP are given; the norms are on every rank."""
+
+    def __init__(self, attention, mlp, width=64):
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(width), attention(width)
+        self.mlp_norm, self.mlp = nn.LayerNorm(width), mlp(width, 4 * width)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def tensor_parallel():
+    return Layer(lambda width: ParallelSelfAttention(width, 8), ParallelMLP)
+
+
+run = try_it(passes, tensor_parallel)
+if run:
+    for direction, number in zip(("forward", "backward"), sent(run), strict=True):
+        print(
+            f"{direction:8} {number:,.0f} bytes; predicted {said(layer_bytes_sent, 4, 16384, direction)}"
+        )
+    print(run.ledger.table(times=False, rank=0))
+
+# %% [markdown]
+# Four all-reduces: two regions, two directions.
+#
+# **Break it.** Rank r takes the features r, r + N, r + 2N, ... instead of those that lie side by side. All ranks do, in
+# the matrices that are cut by columns and in the one that is cut by rows, and every shape fits. Is the MLP still
+# right? Is attention?
+
+
+# %% tags=["skip-in-grading"]
+def every_nth(make, inward, outward):
+    """The layer with every N-th feature on a rank."""
+    layer, n, rank = make(), dist.get_world_size(), dist.get_rank()
+    with torch.no_grad():
+        for name in inward:
+            for own in getattr(layer, name).parameters():
+                own.copy_(joined(own, 0)[rank::n])
+        own = getattr(layer, outward).weight
+        own.copy_(joined(own, 1)[:, rank::n])
+    return layer
+
+
+def mlp():
+    return ParallelMLP(64, 256)
+
+
+def attention():
+    return ParallelSelfAttention(64, 8)
+
+
+for make, inward, outward in (
+    (mlp, ("up",), "down"),
+    (attention, ("query", "key", "value"), "out"),
+):
+    right = try_it(passes, make)
+    strided = try_it(passes, partial(every_nth, make, inward, outward)) if right else None
+    if strided:
+        off = furthest(strided[0]["y"], right[0]["y"])
+        print(
+            f"{make.__name__:9}",
+            "the same" if off < 1e-5 else f"off by {off:.0%} of the largest number",
+        )
+
+# %% [markdown]
+# Hidden features have no neighbours: the MLP does not mind. A head *is* a run of features side by side; the "heads" of
+# this attention have features of all heads, and scores that the model does not have. For the same reason a fused
+# (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be cut into N equal parts: each of the three
+# has to be.
+#
+# **In production.** Lecture 004 calls attention "much simpler": with as many key-value heads as ranks it is. LLaMA 3
+# 70B has 64 heads and 8 of keys and values; eight ranks are what one takes.
+
+# %% [markdown]
+# ## 6 · The two ends: embedding and loss
+#
+# | | |
+# |---|---|
+# | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
+# | rests on | §1 |
+# | time | 25 minutes |
+# | points | 5 + 9 |
+#
+# The vocabulary is the longest dimension of a language model. LLaMA 3's is 128,256: at a width of 8,192 the embedding is
+# 2.1 GB in bf16, and the head as much. And a micro-batch of 4 × 2,048 tokens has 8,192 × 128,256 logits: 4.2 GB in
+# float32, and as much again for their gradient. So cut the vocabulary.
+#
+# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does not have
+# it returns zeros; and the sum over the ranks is the table's row. An embedding is a matrix cut by rows, whose input
+# is all zeros and a one.
+#
+# **Predict.** What does it send, forward and backward?
+#
+# <details><summary>Answer</summary>One all-reduce of M forward. Backward nothing: every rank has the gradient of the
+# sum, and adds it to the rows that it has.</details>
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "vocab_parallel_embedding", "solution": true}
+class VocabParallelEmbedding(nn.Module):
+    """nn.Embedding whose rows are cut over the ranks of `group`.
+
+    forward: tokens (...), the same on all ranks; returns (..., embedding_dim), whole. Any sizes: parts are
+    cut as torch.tensor_split does. Sends 2 (N-1)/N of the output forward, and nothing backward.
+    """
+
+    def __init__(self, num_embeddings, embedding_dim, group: Group = None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.group = group
+        whole = nn.Embedding(num_embeddings, embedding_dim)
+        self.weight = nn.Parameter(part(whole.weight, 0, group))
+        self.start = int(part(torch.arange(num_embeddings), 0, group)[0])
+        ### END SOLUTION
+
+    def forward(self, tokens):
+        ### BEGIN SOLUTION
+        local = tokens - self.start
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        rows = rows.masked_fill(elsewhere[..., None], 0)
+        return all_reduce_identity(rows, self.group)
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and put zeros in place of what
+# came out: <code>masked_fill</code>. In the other order you would read outside the table.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "vocab_parallel_embedding_check", "points": 5}
+report = check("06_tensor_parallel/vocab_parallel_embedding", VocabParallelEmbedding)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/vocab_parallel_embedding", VocabParallelEmbedding, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# **The head** is a `ColumnParallelLinear` from the width to the vocabulary: each rank gets the logits of its tokens. One
+# could gather them; that is the largest tensor of all. What does the loss really need? For each token
+#
+# > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
+#
+# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000) is infinite, so
+# the largest logit is taken off first: log Σ exp(l) = m + log Σ exp(l − m), for any m. Three numbers a token. Since the
+# loss does not depend on m, no gradient goes through it.
+#
+# **Predict.** In float32, `tokens` targets, n ranks. It will be checked in §8.
+
+
+# %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
+def loss_bytes_sent(n: int, tokens: int) -> float:
+    """Bytes that each of n ranks sends for the loss, forward and backward together."""
+    ### BEGIN SOLUTION
+    return 2 * (n - 1) / n * 3 * 4 * tokens
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.**
+#
+# - `logits`: (..., this rank's part of the vocabulary), cut as `part` does. `target`: (...), tokens of the whole
+#   vocabulary, the same on all ranks. `vocab_size`: of the whole vocabulary.
+# - Returns the mean over the targets that are not `ignore_index`, the same on every rank; in float32 at least, and `logits`
+#   are left as they are.
+# - What is kept for backward has the size of the rank's logits, not of all.
+# - Three numbers for each target travel forward, and nothing backward: what is the gradient of the loss by a logit, and
+#   does this rank have all that it takes?
+#
+# <details><summary>Answer</summary>softmax − 1 at the target, softmax elsewhere: exp(l − m) / Σ. Every rank has m and Σ
+# from forward.</details>
+
+
+# %% nbgrader={"grade_id": "vocab_parallel_cross_entropy", "solution": true}
+def vocab_parallel_cross_entropy(
+    logits, target, group: Group = None, *, vocab_size: int, ignore_index: int = -100
+):
+    """F.cross_entropy of logits of which each rank holds its part of the vocabulary."""
+    ### BEGIN SOLUTION
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    largest = logits.detach().amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest[..., None]
+    local = target - int(part(torch.arange(vocab_size), 0, group)[0])
+    here = (local >= 0) & (local < logits.shape[-1])
+    at_target = shifted.gather(-1, local.masked_fill(~here, 0)[..., None])[..., 0]
+    terms = torch.stack([shifted.exp().sum(-1), at_target.masked_fill(~here, 0)])
+    exponentials, of_target = all_reduce_identity(terms, group)
+    counts = target != ignore_index
+    loss = (exponentials.log() - of_target).masked_fill(~counts, 0)
+    return loss.sum() / counts.sum()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: with the functions of §1</summary>The ranks' sums of exponentials are <i>terms</i>, and so are
+# the targets' logits, with zeros on the ranks that do not have the token. <code>all_reduce_identity</code> makes them
+# whole, and autograd does the rest.</details>
+# <details><summary>Hint: the largest</summary><code>largest = logits.detach().amax(-1)</code>, then
+# <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>: outside of autograd.</details>
+# <details><summary>Hint: the target's logit</summary><code>local = target - start</code>, where start is the rank's first
+# token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. It is here where 0 <= local < the number of logits.
+# Elsewhere look at 0 (<code>gather</code> along the last dimension), and mask.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "vocab_parallel_cross_entropy_check", "points": 9}
+report = check("06_tensor_parallel/vocab_parallel_cross_entropy", vocab_parallel_cross_entropy)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/vocab_parallel_cross_entropy", vocab_parallel_cross_entropy, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(9)
+
+# %% [markdown]
+# **Measure.** 512 tokens, a vocabulary of 8,192, 4 ranks. Once by gathering the logits, once with your loss. Bytes sent,
+# and the largest amount of tensors alive at once.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def loss_of(how, tokens=512, vocabulary=8192):
+    generator = torch.Generator().manual_seed(0)
+    whole = 4 * torch.randn(tokens, vocabulary, generator=generator)
+    target = torch.randint(vocabulary, (tokens,), generator=generator)
+    logits = part(whole, -1).to(device()).requires_grad_()
+    with costs(logits) as cost:
+        loss = how(logits, target.to(device()))
+        loss.backward()
+    return loss.item(), F.cross_entropy(whole, target).item(), cost.peak_bytes / 2**20
+
+
+def by_gathering(logits, target):
+    return F.cross_entropy(gather_parts(logits, dist.get_world_size() * logits.shape[-1]), target)
+
+
+def by_three_numbers(logits, target):
+    size = dist.get_world_size() * logits.shape[-1]
+    return vocab_parallel_cross_entropy(logits, target, vocab_size=size)
+
+
+for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
+    run = try_it(loss_of, how)
+    if run:
+        loss, expected, peak = run[0]
+        print(
+            f"{name:8} loss {loss:.4f}, one process {expected:.4f}; at most {peak:.0f} MiB alive;",
+            end=" ",
+        )
+        print(f"sent {run.ledger.bytes_sent(0):,} bytes")
+print("predicted for yours:", said(loss_bytes_sent, 4, 512))
+
+# %% [markdown]
+# More than a thousand times fewer bytes, and no rank ever holds the 16 MiB of logits.
+#
+# **Break it.** Two shortcuts. The first takes every rank's own softmax, as if its tokens were all there are. The second
+# does not take off the largest logit. Which do you notice with small logits, and which with large ones?
+
+
+# %% tags=["skip-in-grading"]
+def own_softmax(logits, target):
+    local = target - dist.get_rank() * logits.shape[-1]
+    here = (local >= 0) & (local < logits.shape[-1])
+    terms = F.cross_entropy(logits, local.masked_fill(~here, -100), reduction="none")
+    return all_reduce_identity(terms).mean()
+
+
+def without_largest(logits, target):
+    local = target - dist.get_rank() * logits.shape[-1]
+    here = (local >= 0) & (local < logits.shape[-1])
+    at_target = logits.gather(-1, local.masked_fill(~here, 0)[..., None])[..., 0]
+    terms = torch.stack([logits.exp().sum(-1), at_target.masked_fill(~here, 0)])
+    exponentials, of_target = all_reduce_identity(terms)
+    return (exponentials.log() - of_target).mean()
+
+
+def losses(size):
+    """Of 64 tokens whose targets are drawn: each way, and one process."""
+    generator = torch.Generator().manual_seed(0)
+    whole = size * torch.randn(64, 256, generator=generator)
+    target = torch.randint(256, (64,), generator=generator)
+    ways = (own_softmax, without_largest, by_three_numbers)
+    found = [how(part(whole, -1).to(device()), target.to(device())).item() for how in ways]
+    return [*found, F.cross_entropy(whole, target).item()]
+
+
+print("                  own softmax   no largest        yours  one process")
+for size in (1, 50):
+    run = try_it(losses, size)
+    if run:
+        print(f"logits to {4 * size:3}:", *(f"{one:12.4f}" for one in run[0]))
+
+# %% [markdown]
+# The first is too small by about log N, 1.4 on 4 ranks, so that training looks *better*: no rank's tokens compete with
+# another's. The second is right until a logit exceeds 88, where float32's exp ends.
+#
+# **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel(): ...`, and
+# the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`. Megatron-LM's is a
+# `torch.autograd.Function`: it writes the exponentials into the logits' own memory and keeps little else. Vocabularies that
+# N does not divide are padded there with tokens that never occur: 50,257 to 50,304, and so on.
+
+# %% [markdown]
+# ## 7 · Sequence parallelism
+#
+# | | |
+# |---|---|
+# | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
+# | rests on | §1, §4 |
+# | time | 20 minutes |
+# | points | 7 |
+#
+# What is not divided yet? Between the regions every rank has whole activations: the inputs of norms, of the regions, the
+# stream to which they add. And all ranks do the same work there. A norm needs all features of a token, so features
+# cannot be cut; but it needs nothing of other tokens. So between the regions cut the **sequence**: rank r has s / N
+# positions.
+#
+# An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
+#
+#     tensor parallel      ... B | all-reduce     | norm of everything             | A ...
+#     sequence parallel    ... B | reduce-scatter | norm of a part    | all-gather | A ...
+#
+# | | forward | backward |
+# |---|---|---|
+# | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
+# | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
+#
+# **Predict.** How many bytes more does it send than tensor parallelism? (Lecture 004: "at the cost of more comms".)
+#
+# <details><summary>Answer</summary>None. Two halves of an all-reduce at each region and in each direction, as
+# before.</details>
+#
+# And the norm's own weights? They are whole on every rank, and used on other tokens by each. *A value that is used on N
+# ranks*: its gradient is the sum.
+#
+# **Build.**
+#
+# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; where N does not divide it, raise a
+#   ValueError.
+# - Neither may write into its argument.
+# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`: it does the same with the rank's part of the sequence, and the
+#   gradients of weight and bias are summed over the ranks.
+
+
+# %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
+# Your torch.autograd.Functions:
+### BEGIN SOLUTION
+class _AllGatherReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim):
+        ctx.group, ctx.dim = group, dim
+        return joined(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return summed_part(grad, ctx.dim, ctx.group), None, None
+
+
+class _ReduceScatterAllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group, dim):
+        ctx.group, ctx.dim = group, dim
+        return summed_part(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return joined(grad, ctx.dim, ctx.group), None, None
+
+
+### END SOLUTION
+
+
+def all_gather_reduce_scatter(x, group: Group = None, dim: int = -2):
+    """Into a region, from parts of the sequence. Forward: gathered. Backward: gradients summed, own part."""
+    ### BEGIN SOLUTION
+    return _AllGatherReduceScatter.apply(x, group, dim)
+    ### END SOLUTION
+
+
+def reduce_scatter_all_gather(x, group: Group = None, dim: int = -2):
+    """Out of a region, to parts of the sequence. Forward: terms summed, own part. Backward: gathered."""
+    ### BEGIN SOLUTION
+    return _ReduceScatterAllGather.apply(x, group, dim)
+    ### END SOLUTION
+
+
+class SequenceParallelNorm(nn.Module):
+    """An nn.LayerNorm on the rank's part of the sequence; its parameters' gradients are of all of it."""
+
+    def __init__(self, norm: nn.LayerNorm, group: Group = None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.shape, self.eps, self.group = norm.normalized_shape, norm.eps, group
+        self.weight, self.bias = norm.weight, norm.bias
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        weight, bias = (identity_all_reduce(p, self.group) for p in (self.weight, self.bias))
+        return F.layer_norm(x, self.shape, weight, bias, self.eps)
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the pair</summary>As in §1, with the tools <code>joined</code> and <code>summed_part</code>, each
+# once forward and once backward.</details>
+# <details><summary>Hint: the norm</summary>You have a function that does nothing forward and sums gradients backward. It
+# takes parameters, too.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "sequence_parallel_check", "points": 7}
+report = check(
+    "06_tensor_parallel/sequence_parallel",
+    all_gather_reduce_scatter,
+    reduce_scatter_all_gather,
+    SequenceParallelNorm,
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/sequence_parallel",
+    all_gather_reduce_scatter,
+    reduce_scatter_all_gather,
+    SequenceParallelNorm,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence: is that kept,
+# whole, on every rank? Then it is what it was. Or is the part kept, and backward gathers once more?
+#
+# | | kept of a region's input | sent backward |
+# |---|---|---|
+# | `"keep"` | all of it | 2 halves of an all-reduce |
+# | `"regather"` | the rank's part | 3 halves |
+#
+# Go back to §4, and write `layer_bytes_sent` for these two as well. Megatron-LM gathers again, and does it while the
+# gradient of x is being computed.
+#
+# **Predict.** What does a layer keep for backward, in all? Count activations of the size M (flash attention, LayerNorm,
+# GELU at four times the width, no dropout, the few numbers a token neglected):
+#
+# | | activations of M bytes |
+# |---|---|
+# | inputs of the two norms | 2 |
+# | inputs of the two regions | 2 |
+# | attention: q, k, v, and what comes out of the heads | 4 |
+# | MLP: before the GELU, and behind it | 4 + 4 |
+#
+# Which of these 16 are divided by N without sequence parallelism? Which with `"keep"`, which with `"regather"`?
+
+
+# %% nbgrader={"grade_id": "layer_saved_bytes", "solution": true}
+def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> float:
+    """Bytes that a layer keeps for backward on each of n ranks.
+
+    nbytes: M, of one whole activation. sequence: None, "keep" or "regather".
+    """
+    ### BEGIN SOLUTION
+    whole = {None: 4, "keep": 2, "regather": 0}[sequence]
+    return nbytes * (whole + (16 - whole) / n)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>So many activations are whole; the other of the 16 are divided by n.</details>
+#
+# **Measure.** The layer of §5, between parts of the sequence, in both forms. `GatheredLinear` shows how one keeps less
+# than autograd would.
+
+
+# %% tags=["skip-in-grading"]
+class GatheredLinear(torch.autograd.Function):
+    """Linear layers of a gathered x. Keeps the rank's part of x alone, and gathers again in backward."""
+
+    @staticmethod
+    def forward(ctx, x, *parameters):
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.save_for_backward(x, *weights)
+        whole = joined(x, -2)
+        return tuple(F.linear(whole, *one) for one in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        x, *weights = ctx.saved_tensors
+        for_x = summed_part(sum(g @ w for g, w in zip(grads, weights, strict=True)), -2)
+        whole = joined(x, -2).flatten(0, 1)
+        rows = [grad.flatten(0, 1) for grad in grads]
+        return for_x, *(one for row in rows for one in (row.T @ whole, row.sum(0)))
+
+
+def entered(x, linears, sequence):
+    """Column-parallel layers on a part of the sequence: their features, of the whole sequence."""
+    if sequence == "regather":
+        return GatheredLinear.apply(x, *(p for one in linears for p in (one.weight, one.bias)))
+    x = all_gather_reduce_scatter(x)
+    return [F.linear(x, one.weight, one.bias) for one in linears]
+
+
+def left(y, linear):
+    """A row-parallel layer that returns a part of the sequence; each rank adds the bias to other tokens."""
+    y = reduce_scatter_all_gather(F.linear(y, linear.weight))
+    return y + identity_all_reduce(linear.bias)
+
+
+class Heads(ParallelSelfAttention):
+    sequence = "keep"
+
+    def forward(self, x):
+        q, k, v = entered(x, (self.query, self.key, self.value), self.sequence)
+        q, k, v = (one.unflatten(-1, (-1, 64 // 8)) for one in (q, k, v))
+        return left(causal_attention(q, k, v), self.out)
+
+
+class Hidden(ParallelMLP):
+    sequence = "keep"
+
+    def forward(self, x):
+        (up,) = entered(x, (self.up,), self.sequence)
+        return left(F.gelu(up), self.down)
+
+
+def sequence_parallel(sequence, norm=SequenceParallelNorm):
+    """The layer of §5 between parts of the sequence."""
+    layer = Layer(lambda width: Heads(width, 8), Hidden)
+    layer.attention_norm = norm(layer.attention_norm)
+    layer.mlp_norm = norm(layer.mlp_norm)
+    layer.attention.sequence = layer.mlp.sequence = sequence
+    return layer
+
+
+def one_process():
+    from course_lib.models import SelfAttention
+
+    config = GPTConfig(width=64, heads=8)
+
+    class Whole(SelfAttention):
+        def forward(self, x):
+            return super().forward(x, torch.arange(x.shape[1], device=x.device))
+
+    return Layer(lambda width: Whole(config), MLP)
+
+
+LARGER = (2, 128, 64)  # M = 65,536 bytes
+FORMS = {
+    None: tensor_parallel,
+    "keep": lambda: sequence_parallel("keep"),
+    "regather": lambda: sequence_parallel("regather"),
+}
+single, kept = alone(one_process, shape=LARGER), {}
+for form, make in FORMS.items():
+    run = try_it(passes, make, shape=LARGER, cut=form is not None)
+    if run:
+        kept[form] = run[0]["saved"]
+        y = torch.cat([one["y"] for one in run], -2) if form else run[0]["y"]
+        right = furthest(y, single["y"]) < 1e-5
+        print(f"{form}: {'equal to one process' if right else 'wrong'}")
+        for direction, number in zip(("forward", "backward"), sent(run), strict=True):
+            foretold = said(layer_bytes_sent, 4, 65536, direction, form)
+            print(f"    bytes sent {direction:8} {number:8,.0f}, predicted {foretold}")
+        print(
+            f"    kept for backward   {kept[form]:8,}, predicted {said(layer_saved_bytes, 4, 65536, form)}"
+        )
+
+# %% [markdown]
+# Two things are a little more than foretold. The norms' parameters and the two biases are used on other tokens by each
+# rank, and their gradients are summed: some kilobytes, in every backward, whatever the batch. And norms and attention
+# keep a number or two for each token and head.
+#
+# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M. Plain bars are whole on every
+# rank, hatched ones are divided; the dot is your own run.
+
+# %% tags=["skip-in-grading"]
+PARTS = {"norms": 2, "regions": 2, "attention": 4, "MLP": 8}
+WHOLE = {
+    "one process": set(PARTS),
+    None: {"norms", "regions"},
+    "keep": {"regions"},
+    "regather": set(),
+}
+figure = picture(8.0, 2.6)
+axes = figure.subplots()
+for row, (form, whole) in enumerate(WHOLE.items()):
+    begin = 0.0
+    for colour, (name, count) in zip(RANKS, PARTS.items(), strict=False):
+        width = count if name in whole else count / 4
+        axes.barh(
+            row,
+            width,
+            left=begin,
+            color=colour,
+            hatch="" if name in whole else "///",
+            edgecolor="white",
+        )
+        if row == 0:
+            axes.text(begin + width / 2, -0.5, name, ha="center", va="bottom", fontsize=8)
+        begin += width
+    found = single["saved"] if form == "one process" else kept.get(form)
+    if found:
+        axes.plot(found / 65536, row, "o", color=INK, markersize=4)
+        axes.text(begin + 0.35, row, f"{found / 65536:.2f} M", va="center", fontsize=8)
+axes.set_yticks(
+    range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
+)
+axes.set(xlim=(0, 18.5), xlabel="kept for backward, in M")
+axes.invert_yaxis()
+axes.spines[["top", "right"]].set_visible(False)
+figure
+
+# %% [markdown]
+# GPT-3, 16 bits, dropout and without flash attention, has 34 + 5as/h = 114 bytes for each element where you have 16
+# activations of 2 bytes. The scheme is the same: Korthikanti et al. have 10 of the 34 whole with tensor parallelism,
+# and none with sequence parallelism. On 8 ranks: 2.9 GB a layer become 0.58, and 0.36.
+#
+# **Break it.** An ordinary `nn.LayerNorm` on the parts. Forward is right. Two steps of SGD, and then compare the ranks:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def drift(norm):
+    torch.manual_seed(0)
+    layer = sequence_parallel("keep", norm)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x = part(torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)), -2).to(device())
+    for _ in range(2):
+        layer(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return layer.mlp_norm.weight.detach()
+
+
+for name, norm in (
+    ("nn.LayerNorm", lambda norm: norm),
+    ("SequenceParallelNorm", SequenceParallelNorm),
+):
+    run = try_it(drift, norm)
+    if run:
+        apart = max((one - run[0]).abs().max().item() for one in run)
+        print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
+
+# %% [markdown]
+# Four models that think they are one. Nothing crashes, and no shape is wrong.
+# Wherever a *whole* value meets *cut* work, ask who adds up its gradient.
+#
+# Dropout between the regions has its answer already (§5): on parts of the sequence every rank needs masks of its own, on
+# whole activations all need the same. `course_lib/tensor_parallel/dropout.py` has both.
+#
+# **In production.** `SequenceParallel()` in the plan of `parallelize_module`, with `PrepareModuleInput` before and
+# `RowwiseParallel(output_layouts=Shard(1))` behind a region; `--sequence-parallel` in Megatron-LM. (The "sequence
+# parallelism" of DeepSpeed-Ulysses is another thing: it cuts the sequence *inside* attention as well. Notebook 08.)
+
+# %% [markdown]
+# ## 8 · What it costs, and when it stops paying
+#
+# | | |
+# |---|---|
+# | you will write | nothing new |
+# | rests on | your predictions in §4, §6 and §7 |
+# | time | 10 minutes |
+# | points | 5 |
+#
+# Your formulas, checked.
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 5}
+report = check(
+    "06_tensor_parallel/predictions", layer_bytes_sent, layer_saved_bytes, loss_bytes_sent
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/predictions",
+    layer_bytes_sent,
+    layer_saved_bytes,
+    loss_bytes_sent,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the sum. So the
+# time of a layer is computing plus talking, and the question is how they compare. For an MLP, forward, on each rank:
+#
+# > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
+#
+# Divide: **hidden / (N − 1) FLOPs for each byte**. Tokens and width are gone: neither a longer sequence nor a larger batch
+# helps, only a wider layer. And each rank more makes it worse. A GPU has a ratio of its own: an H100 computes 989
+# TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a network of 50 GB/s (400 Gb/s, one port for
+# each GPU) 19,780. Where the layer's ratio is above the GPU's, more than half of the time is computing.
+#
+# A layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond, two cases: every GPU has its
+# own port of 50 GB/s, and the all-reduce is made in two levels (notebook 02 §7), inside the node and then across; or the
+# node has one port for all, and a flat ring goes through it. Rounds cost α as NCCL's own model has it, 3.4 µs by NVLink, 14
+# over a network. FLOP/s and bytes/s are those of the data sheets, which nobody reaches.
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import (
+    attention_flops,
+    attention_parameters,
+    hierarchical_seconds,
+    mlp_parameters,
+    seconds,
+)
+
+LLAMA = GPTConfig(
+    layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
+)  # fmt: skip
+H100, NVLINK, PORT = gpu("H100").flops, link("NVLink 4").beta, link("InfiniBand NDR").beta
+SEQ = 4096
+M = 2 * SEQ * LLAMA.width
+FLOPS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) + attention_flops(
+    LLAMA, 1, SEQ
+)
+
+
+def layer_times(n, one_port=False):
+    """(computing, talking): seconds of one layer's forward on n GPUs, 8 in a node."""
+    computing = FLOPS / n / H100
+    if n <= 8:
+        return computing, 2 * seconds("ring_all_reduce", n, M, NVLINK_ALPHA, NVLINK)
+    if one_port:
+        return computing, 2 * seconds("ring_all_reduce", n, M, NETWORK_ALPHA, PORT)
+    inside, across = (NVLINK_ALPHA, NVLINK), (NETWORK_ALPHA, PORT)
+    return computing, 2 * hierarchical_seconds(8, n // 8, M, inside, across)
+
+
+rows = [(f"{n} GPU{'s' * (n > 1)}", layer_times(n)) for n in (1, 2, 4, 8)]
+rows += [(f"{n}, a port each", layer_times(n)) for n in (16, 32)]
+rows += [(f"{n}, one port a node", layer_times(n, True)) for n in (16, 32)]
+figure = picture(8.5, 3.0)
+axes = figure.subplots()
+for row, (_, (computing, talking)) in enumerate(rows):
+    axes.barh(row, 1e3 * computing, color=FORWARD)
+    axes.barh(row, 1e3 * talking, left=1e3 * computing, color=COMMUNICATION, edgecolor=INK, lw=0.5)
+    total = computing + talking
+    text = f"{computing / total:.0%} computing, {rows[0][1][0] / total:.1f} times as fast as one"
+    axes.text(1e3 * total + 0.08, row, text, va="center", fontsize=8)
+axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+axes.set(
+    xlim=(0, 10.5), xlabel="ms for the forward of a layer: computing (blue), all-reduces (grey)"
+)
+axes.invert_yaxis()
+axes.spines[["top", "right"]].set_visible(False)
+figure
+
+# %% [markdown]
+# Inside the node every doubling still helps, by less each time. Sixteen GPUs in two nodes are hardly faster than eight in
+# one, with a port for each GPU: twice the machines for nothing. With one port for the node they take four times as long
+# as eight. That is the fall that
+# lecture 004 shows from 8 to 16, and why everybody's tensor parallelism ends at the node (lecture 003: "only applied to
+# GPUs in the same computing node").
+#
+# Below it the same in FLOPs a byte: the two all-reduces of the layer against what the GPU wants.
+
+# %% tags=["skip-in-grading"]
+print(
+    f"the GPU wants {H100 * NVLINK:8,.0f} FLOPs a byte on NVLink, {H100 * PORT:8,.0f} on its port"
+)
+with contextlib.suppress(NotImplementedError):
+    for n in (2, 4, 8, 16):
+        intensity = FLOPS / n / layer_bytes_sent(n, M, "forward")
+        print(f"{n:2} GPUs: the layer has {intensity:8,.0f}")
+
+# %% [markdown]
+# So: as much tensor parallelism as memory asks for, and never beyond the node. The rest of the GPUs get other sequences
+# (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08). Ranks that share a layer
+# share its data: 2,048 sequences on 64 GPUs, 8 of them to a model, are 256 for each *replica*, not "32 per GPU" as
+# lecture 001's recipe has it, and throughput is batch × replicas, not × world size (002).
+
+# %% [markdown]
+# ## 9 · A GPT with its layers exchanged
+#
+# | | |
+# |---|---|
+# | you will write | `parallelize_mlps(model, group=None)` |
+# | rests on | §2, §3 |
+# | time | 10 minutes |
+# | points | 3 |
+#
+# The exercise of lecture 004: take a GPT and put your layers in place of its MLP's. (There it is nanoGPT's `model.py`; here
+# it is `course_lib/models/gpt.py`, which you can read in ten minutes.) Nothing else of the model changes.
+#
+# **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None where there is
+# none. They are `nn.Linear`, with *weights of their own* that must be kept: your layers' constructors draw others.
+# `with_weights` gives a parallel layer its parts. The model is changed and returned.
+
+
+# %%
+@torch.no_grad()
+def with_weights(parallel, whole, group: Group = None):
+    """`parallel`, with its parts of the parameters of `whole`: cut where their shapes differ."""
+    for name, own in parallel.named_parameters():
+        full = whole.get_parameter(name)
+        for dim in range(full.dim()):
+            if own.shape[dim] != full.shape[dim]:
+                full = part(full, dim, group)
+        own.copy_(full)
+    return parallel.to(full.device)
+
+
+# %% nbgrader={"grade_id": "swap", "solution": true}
+def parallelize_mlps(model, group: Group = None):
+    """Exchange the layers of every block's MLP for parallel ones with the same weights; returns the model."""
+    ### BEGIN SOLUTION
+    for block in model.blocks:
+        for name in ("gate", "up", "down"):
+            old = getattr(block.mlp, name)
+            if old is not None:
+                kind = RowParallelLinear if name == "down" else ColumnParallelLinear
+                new = kind(old.in_features, old.out_features, old.bias is not None, group=group)
+                setattr(block.mlp, name, with_weights(new, old, group))
+    return model
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>For each block: sizes and <code>bias is not None</code> from the old layer, a new one,
+# <code>with_weights(new, old, group)</code>, and put it in the old one's place.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "swap_check", "points": 3}
+report = check("06_tensor_parallel/swap", parallelize_mlps)
+### BEGIN HIDDEN TESTS
+report = check("06_tensor_parallel/swap", parallelize_mlps, cases="hidden")
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# **Measure.** A GPT of 0.1M parameters learns Python from the standard library's sources: 50 steps of AdamW, on one rank,
+# and with its MLPs on two and on four. All ranks get the same batches.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+CONFIG = PRESETS["0.1M"]
+
+
+def learn(change, loss_of=next_token_loss, steps=50):
+    """Losses of a GPT that `change` has changed."""
+    torch.manual_seed(0)
+    model = change(GPT(CONFIG).to(device()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    text, found = library_text(), []
+    for step in range(steps):
+        inputs, targets = (one.to(device()) for one in batch(text, step, batch_size=8, length=64))
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+curves = {"one rank": launch(learn, lambda model: model, world_size=1)[0]}
+for n in (2, 4):
+    run = try_it(learn, parallelize_mlps, world_size=n)
+    if run:
+        curves[f"MLPs on {n} ranks"] = run[0]
+
+# %% [markdown]
+# And all of it: your attention, your embedding, your head, your loss. The head is tied to the embedding: each rank's part
+# of the one is its part of the other.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class InBlock(nn.Module):
+    """A GPT's block passes positions as well; learned ones are in the embedding already."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, positions):
+        return self.attention(x)
+
+
+def all_of_it(model):
+    width, heads, tokens = model.config.width, model.config.heads, model.config.vocab_size
+    model = parallelize_mlps(model)
+    for block in model.blocks:
+        attention = ParallelSelfAttention(width, heads)
+        block.attention = InBlock(with_weights(attention, block.attention))
+    embedding = VocabParallelEmbedding(tokens, width)
+    model.token_embedding = with_weights(embedding, model.token_embedding)
+    model.head = ColumnParallelLinear(width, tokens, bias=False).to(device())
+    model.head.weight = model.token_embedding.weight
+    return model
+
+
+def loss_of_parts(logits, targets):
+    return vocab_parallel_cross_entropy(logits, targets, vocab_size=CONFIG.vocab_size)
+
+
+run = try_it(learn, all_of_it, loss_of_parts)
+if run:
+    curves["everything on 4 ranks"] = run[0]
+figure = picture(7.0, 2.8)
+axes = figure.subplots()
+for colour, dashes, (name, losses) in zip(
+    RANKS, ("-", "--", "-.", ":"), curves.items(), strict=False
+):
+    apart = max(abs(a - b) for a, b in zip(losses, curves["one rank"], strict=True))
+    print(f"{name:22} last loss {losses[-1]:.4f}, at most {apart:.0e} from one rank's")
+    axes.plot(losses, dashes, label=name, color=colour)
+axes.set(xlabel="step", ylabel="loss, nats a byte")
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False, fontsize=8, handlelength=3)
+figure
+
+# %% [markdown]
+# One curve, four times. What is left of differences is the order in which float32 adds.
+#
+# **Break it.** `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` in this loop. Which norm does it take? (Of the
+# rank's own parts, and another one on each rank: each scales its gradients by another number, and the whole
+# parameters drift apart. The squares of the parts have to be summed over the ranks, and those of whole parameters
+# counted once.)
+#
+# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` is this cell with
+# everything: grouped queries, SwiGLU, rotary positions, dropout, state dicts that load on another number of ranks.
+
+# %% [markdown]
+# ## 10 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | all of it |
+# | time | 5 minutes |
+# | points | 3 |
+#
+# A number may be written as arithmetic.
+#
+# 1. A transformer layer, tensor parallelism without sequence parallelism. How many **all-reduces** are there in a forward
+#    and a backward of the layer together?
+# 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989 TFLOP/s each) in
+#    two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the nodes; leave α out. Which **share**
+#    (0 to 1) of the layer's forward is communication?
+# 3. Rows first, then columns: what forbids that the sum waits until after the second matrix: `"the activation function"`,
+#    `"the bias"` or `"the size of the weights"`?
+# 4. Eight ranks. Somebody ends the MLP with `torch.distributed.nn.functional.all_reduce`. How many **times** too large are
+#    the gradients of the MLP's matrices?
+# 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send, in a forward and a
+#    backward together?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # all-reduces
+answer_2 = ...  # share, 0 to 1
+answer_3 = ...  # "the activation function", "the bias" or "the size of the weights"
+answer_4 = ...  # times
+answer_5 = ...  # times
+### BEGIN SOLUTION
+answer_1 = 4
+computing = 24 * 8192**2 * 4096 / 16 / 989e12
+talking = 2 * 2 * 15 / 16 * 8192 * 4096 * 2 / 50e9
+answer_2 = talking / (talking + computing)
+answer_3 = "the activation function"
+answer_4 = 8
+answer_5 = 10 / 8
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 3}
+report = check("06_tensor_parallel/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
+### BEGIN HIDDEN TESTS
+report = check(
+    "06_tensor_parallel/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 32 tokens in
+# all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 (the library's) get a sequence
+# each; ranks that share layers get all four.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+CARD = GPTConfig(context=128, layers=4, heads=4, width=256)
+
+
+def step_of(make, shares_data=False):
+    torch.manual_seed(0)
+    forward, parameters, loss_of, finish = make(GPT(CARD).to(device()))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    own = {} if shares_data else {"rank": rank, "world_size": n}
+    inputs, targets = (
+        one.to(device()) for one in batch(library_text(), 0, batch_size=4, length=32, **own)
+    )
+    optimizer = torch.optim.AdamW(parameters, foreach=False)
+    dist.barrier()
+    with costs(inputs, targets, *parameters) as cost:
+        loss_of(forward(inputs), targets).backward()
+        finish()
+        optimizer.step()
+    return cost
+
+
+def replicas(model):
+    from course_lib.data_parallel import NaiveDataParallel
+
+    wrapped = NaiveDataParallel(model)
+    return (
+        wrapped,
+        list(model.parameters()),
+        next_token_loss,
+        wrapped.finish_gradient_synchronization,
+    )
+
+
+def zero_3(model):
+    from course_lib.zero import Zero3Module
+
+    wrapped = Zero3Module(model)
+    return wrapped, list(wrapped.parameters()), next_token_loss, lambda: None
+
+
+def tensor(model):
+    model = all_of_it(model)
+    return model, list(model.parameters()), loss_of_parts, lambda: None
+
+
+def with_sequence(form):
+    def made(model):
+        from course_lib import tensor_parallel as library
+
+        model = library.parallelize_gpt(model, sequence=form)
+        loss_of = library.vocab_parallel_cross_entropy
+        return model, list(model.parameters()), loss_of, lambda: None
+
+    return made
+
+
+card = {
+    "replicas": try_it(step_of, replicas),
+    "ZeRO-3": try_it(step_of, zero_3),
+    "tensor parallel": try_it(step_of, tensor, True),
+    "tensor and sequence, keep": try_it(step_of, with_sequence("keep"), True),
+    "tensor and sequence, regather": try_it(step_of, with_sequence("regather"), True),
+}
+
+
+def row_of(name, run):
+    """One line of the card; the bytes are those after the last barrier."""
+    begin = [i for i, one in enumerate(run.ledger.operations(0)) if one.op == "barrier"][-1]
+    return Row(
+        strategy=name,
+        ranks=len(run),
+        flops=sum(one.flops for one in run),
+        peak_bytes=max(one.peak_bytes for one in run),
+        bytes_sent=sum(one.bytes_sent for one in run.ledger.operations(0)[begin:]),
+    )
+
+
+parameters_alone = sum(p.nbytes for p in GPT(CARD).parameters())
+alone_run = launch(step_of, replicas, world_size=1)
+rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in card.items() if run]
+Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
+
+# %% [markdown]
+# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %; the others share
+# it. (Norms and activation functions are not counted: without sequence parallelism every rank has all norms.) *Memory*:
+# replicas hold 4 M of weights, gradients, m and v; ZeRO-3 a quarter of them, and the layer that it is at; tensor parallelism
+# a quarter, and never a whole layer. *Bytes*: here is the difference of kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
+# *parameters*, however many tokens there are. Tensor parallelism sends *activations*: little for these 128 tokens, as much
+# as replicas with 5 or 6 times as many, and none of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and
+# for 4,096 tokens an activation of 67 MB.
+#
+# **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism. You can say
+# what each layer sends in each direction, and up to how many ranks it pays.
+#
+# **Read on.**
+# - Shoeybi et al. (2019), *Megatron-LM*: §3, f and g, both figures; four pages.
+# - Korthikanti et al. (2022), *Reducing Activation Recomputation in Large Transformer Models*: §4, sequence parallelism
+#   and table 2.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §5, tensor parallelism
+#   inside the node, measured.
+# - Ainslie et al. (2023), *GQA*: grouped queries.
+# - fairscale's `nn/model_parallel/layers.py`, which lecture 004 recommends: arguments of the same names; its layers
+#   gather and split unless they are told not to.
+# - `course_lib/tensor_parallel/`: read it after you have written yours.
