@@ -17,7 +17,8 @@ from course_lib.checks.engine.answers import Answer, judge_answer
 from course_lib.checks.engine.case import Case, Draw, Finding, Observed, RankSide
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.formulas import Prediction, judge_prediction
-from course_lib.checks.engine.judge import judge, misfit
+from course_lib.checks.engine.judge import judge
+from course_lib.checks.engine.replies import misfit
 from course_lib.checks.engine.report import Report, ReportLine
 from course_lib.checks.engine.sentence import OWN_ERROR, Sentence, general
 from course_lib.checks.engine.traffic import used
