@@ -366,14 +366,15 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
 
 
 def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards() -> None:
-    sampler = torch.utils.data.DistributedSampler(range(6), 2, 1, shuffle=False)
+    data = torch.utils.data.TensorDataset(torch.arange(6))
+    sampler = torch.utils.data.DistributedSampler(data, 2, 1, shuffle=False)
     refused = {
         "torch.utils.data.distributed:DistributedSampler": "no",
         "torch.utils.data:Nothing": "no",
     }
     with refusing.refused(refused):
         for use in (
-            lambda: torch.utils.data.DistributedSampler(range(6), 2, 1),
+            lambda: torch.utils.data.DistributedSampler(data, 2, 1),
             lambda: iter(sampler),
         ):
             with pytest.raises(RuntimeError, match="no"):
