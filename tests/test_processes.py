@@ -189,6 +189,22 @@ def test_a_lost_preloaded_process_is_replaced() -> None:
     assert list(launch(dist.get_rank, world_size=2)) == [0, 1]
 
 
+def test_ranks_forked_before_an_import_was_asked_for_are_not_taken() -> None:
+    pools.end_spares()
+    module = "colorsys"  # any that nothing imports by itself
+    pools.spare(2)
+    (early,) = pools._spares.values()
+    pools.preloaded().also_import([module])
+    assert pools.pool(2, "gloo", True) is early, "without a wish they are as good as any"
+    pools._spares[2, "gloo", True, None] = early
+    taken = pools.pool(2, "gloo", True, imports=[module])
+    try:
+        assert taken is not early and early.ended
+        assert module in taken.imported
+    finally:
+        taken.end()
+
+
 def test_descriptors_do_not_grow() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -146,6 +146,7 @@ class Pool:
     ):  # fmt: skip
         self.preloaded, self.world_size, self.backend = preloaded, world_size, backend
         self.record, self.sandbox = record, sandbox
+        self.imported = set(preloaded.imported)  # when these were forked
         self.hello: set[int] = set()
         self.ended = False
         store = rows.anonymous_file("course-store")
@@ -249,12 +250,21 @@ def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
     preloaded()
 
 
-def pool(world_size: int, backend: str, record: bool, sandbox: Sandbox | None = None) -> Pool:
-    """Ranks that wait for a task: the spare ones when there are, else new ones."""
+def pool(
+    world_size: int, backend: str, record: bool, sandbox: Sandbox | None = None,
+    imports: Sequence[str] = (),
+) -> Pool:  # fmt: skip
+    """Ranks that wait for a task: the spare ones when there are, else new ones.
+
+    Spare ranks that were forked before the preloaded process was asked for `imports` are ended: each would
+    import them again, at the same time as the others and within the task's time.
+    """
     process = preloaded()
     found = _spares.pop((world_size, backend, record, sandbox), None)
     if found is not None and found.preloaded is process and healthy(found):
-        return found
+        if found.imported.issuperset(imports):
+            return found
+        found.end()
     return Pool(process, world_size, backend, record, sandbox)
 
 

@@ -80,7 +80,7 @@ def run_ranks(
             APART
         )  # NCCL's ranks pass buffers on by sockets and shared memory
     pools.preloaded().also_import(imports)
-    pool = pools.pool(world_size, backend, record, sandbox)
+    pool = pools.pool(world_size, backend, record, sandbox, imports)
     watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
     kept = False
     try:
