@@ -1,36 +1,29 @@
 # %% wrong: the wrong way round
 # says: the other of the two. Where a whole tensor enters
-class Sum(torch.autograd.Function):
+def added_up(mine, group):
+    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+    theirs.copy_(mine)
+    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
+    return theirs
+
+
+class Edge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx, tensor, group, now):
+        ctx.later = None if now else group or dist.group.WORLD
+        return added_up(tensor, group) if now else tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad, None
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return grad if ctx.later is None else added_up(grad, ctx.later), None, None
 
 
 def identity_all_reduce(x, group=None):
-    return Sum.apply(x, group)
+    return Edge.apply(x, group, True)
 
 
 def all_reduce_identity(x, group=None):
-    return Copy.apply(x, group)
+    return Edge.apply(x, group, False)
 
 
 # %% wrong: sums in both directions
@@ -121,25 +114,28 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: a mean, as in data parallelism
 # says: a sum over the uses, not a mean
-class Enter(torch.autograd.Function):
+def added_up(mine, group):
+    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+    theirs.copy_(mine)
+    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
+    return theirs
+
+
+class Copies(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
+    def forward(ctx, whole, members):
+        ctx.members = members
+        return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total / dist.get_world_size(ctx.group), None
+        return added_up(grad, ctx.members).div_(dist.get_world_size(ctx.members)), None
 
 
-class Leave(torch.autograd.Function):
+class Terms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx, term, members):
+        return added_up(term, members)
 
     @staticmethod
     def backward(ctx, grad):
@@ -147,11 +143,11 @@ class Leave(torch.autograd.Function):
 
 
 def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
+    return Copies.apply(x, group)
 
 
 def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+    return Terms.apply(x, group)
 
 
 # %% wrong: the factor N taken out where none was
@@ -226,24 +222,29 @@ def all_reduce_identity(x, group=None):
 
 # %% wrong: sums into the gradient that it was given
 # says: the gradient that backward was given was changed
-class Enter(torch.autograd.Function):
+def added_up(mine, group):
+    theirs = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+    theirs.copy_(mine)
+    dist.all_reduce(theirs, dist.ReduceOp.SUM, group)
+    return theirs
+
+
+class Copies(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
+    def forward(ctx, whole, members):
+        ctx.members = members
+        return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx, grad):
-        dist.all_reduce(grad, group=ctx.group)
+        dist.all_reduce(grad, group=ctx.members)
         return grad, None
 
 
-class Leave(torch.autograd.Function):
+class Terms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx, term, members):
+        return added_up(term, members)
 
     @staticmethod
     def backward(ctx, grad):
@@ -251,11 +252,11 @@ class Leave(torch.autograd.Function):
 
 
 def identity_all_reduce(x, group=None):
-    return Enter.apply(x, group)
+    return Copies.apply(x, group)
 
 
 def all_reduce_identity(x, group=None):
-    return Leave.apply(x, group)
+    return Terms.apply(x, group)
 
 
 # %% wrong: without a graph
