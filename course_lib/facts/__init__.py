@@ -8,8 +8,9 @@
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
+    pipeline.py   a pipeline: what its ranks idle and hold, by schedule
 
-A later topic adds a module here (memory, pipelines, attention) and its names below.
+A later topic adds a module here (memory, attention) and its names below.
 
 Notation: n ranks; nbytes is M, the bytes of the full tensor; alpha seconds a message, beta seconds a
 byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or all-to-all its input, of
@@ -54,6 +55,13 @@ from course_lib.facts.data_parallel import (
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
 from course_lib.facts.hardware import LINKS, Link, link
+from course_lib.facts.pipeline import (
+    pipedream_versions,
+    pipeline_activations,
+    pipeline_bubble,
+    pipeline_bubble_of_ideal,
+    pipeline_bubble_of_total,
+)
 from course_lib.facts.tensor_parallel import (
     gathered_logits_bytes,
     key_value_copies,
@@ -115,6 +123,11 @@ __all__ = [
     "mlp_parameters",
     "norm_parameters",
     "one_bit_adam_ratio",
+    "pipedream_versions",
+    "pipeline_activations",
+    "pipeline_bubble",
+    "pipeline_bubble_of_ideal",
+    "pipeline_bubble_of_total",
     "powersgd_bytes",
     "powersgd_elements",
     "rounds",

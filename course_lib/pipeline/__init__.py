@@ -1,0 +1,36 @@
+"""Pipelines: how are layers split over ranks without the ranks waiting?
+
+    actions.py     Action and Pair: a schedule is, for each rank, the list of its actions in order
+    text.py        to_text, from_text: schedules as rows that PyTorch's pipelining runtime reads as well
+    validate.py    violation, validate: what is wrong with a schedule, as a sentence
+    simulate.py    simulate: durations given, when does each action run, who waits, what bounds the time
+    memory.py      peak_activations, weight_versions: what the order alone says of a rank's memory
+    generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
+
+Everything here works on any schedule, also one that somebody invents. The generators are
+imported from their own package: `from course_lib.pipeline.generators import gpipe`.
+"""
+
+from .actions import KINDS, Action, Pair, Schedule, stage_ranks
+from .memory import peak_activations, weight_versions
+from .simulate import Durations, Simulation, simulate
+from .text import from_text, to_text
+from .validate import ScheduleError, validate, violation
+
+__all__ = [
+    "KINDS",
+    "Action",
+    "Durations",
+    "Pair",
+    "Schedule",
+    "ScheduleError",
+    "Simulation",
+    "from_text",
+    "peak_activations",
+    "simulate",
+    "stage_ranks",
+    "to_text",
+    "validate",
+    "violation",
+    "weight_versions",
+]

@@ -1,0 +1,89 @@
+"""A schedule is data: for each rank the list of its actions, in the order in which it does them.
+
+An action is one pass of one microbatch through one stage. Stages are counted along the model, from 0,
+whichever rank holds them: of four stages on two ranks, rank 0 may hold stages 0 and 2 (a loop) or
+0 and 3 (a V). What a schedule does not say is when: an action runs once its rank is done with the one
+before and its input is there.
+
+The vocabulary is that of `torch.distributed.pipelining`; Qi et al. (Zero Bubble Pipeline Parallelism,
+ICLR 2024) write B where this writes I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input-gradient half of the backward",
+    "W": "weight-gradient half of the backward",
+}
+
+
+class Action(NamedTuple):
+    """One pass of one microbatch through one stage: `Action(2, "F", 0)` is written 2F0.
+
+    kind: "F" forward, "B" the whole backward, or its halves: "I" the gradient of the stage's input,
+    which the stage before waits for, and "W" the gradient of its weights, which nobody waits for.
+    """
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+class Pair(NamedTuple):
+    """A forward and a backward of another microbatch, computed as one block that hides each one's
+    communication behind the other's computing (DeepSeek-V3 Technical Report, section 3.2.1)."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Schedule: TypeAlias = Sequence[Sequence[Action | Pair]]
+
+
+def parts(action: Action | Pair) -> tuple[Action, ...]:
+    """The one action, or the two of a pair."""
+    return tuple(action) if isinstance(action, Pair) else (action,)
+
+
+def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
+    """A rank's actions one by one, those of a pair with the forward first."""
+    for action in row:
+        yield from parts(action)
+
+
+def stage_ranks(schedule: Schedule) -> dict[int, int]:
+    """Which rank holds each stage, read from who acts on it; of a valid schedule."""
+    return {one.stage: rank for rank, row in enumerate(schedule) for one in flat(row)}
+
+
+def chain_length(stages: int, copies: int) -> int:
+    """Stages of one copy of the model, where `copies` of them lie one after the other."""
+    if copies < 1 or stages % copies:
+        raise ValueError(
+            f"{stages} stages are no {copies} copies of one model: its number of stages must divide them"
+        )
+    return stages // copies
+
+
+def source(action: Action, length: int) -> Action | None:
+    """Whose output `action` needs from another stage, as a forward "F" or a backward "B".
+
+    length: stages of one copy of the model: its first stage needs nobody's activations, its last nobody's
+    gradients. A backward is met by "B" or by "I".
+    """
+    if action.kind == "F" and action.stage % length:
+        return Action(action.stage - 1, "F", action.microbatch)
+    if action.kind in ("B", "I") and (action.stage + 1) % length:
+        return Action(action.stage + 1, "B", action.microbatch)
+    return None

@@ -1,0 +1,31 @@
+"""Functions that write schedules, in the order of their invention.
+
+    synchronous.py   naive, gpipe, one_f_one_b, interleaved_one_f_one_b
+    asynchronous.py  pipedream
+    zero_bubble.py   zero_bubble_h1, zero_bubble_h2, zero_bubble_v
+    dual.py          dualpipe, dualpipe_v
+    row.py           one rank's list while it is being written
+
+Each takes the number of pipeline ranks (`stages`: the p of the literature), of microbatches, and where
+there is a choice, of chunks: how many stages each rank holds. Each returns a list of actions for each
+rank. What a schedule costs, where and under which conditions is in its docstring; in closed form in
+`course_lib.facts.pipeline`.
+"""
+
+from .asynchronous import pipedream
+from .dual import dualpipe, dualpipe_v
+from .synchronous import gpipe, interleaved_one_f_one_b, naive, one_f_one_b
+from .zero_bubble import zero_bubble_h1, zero_bubble_h2, zero_bubble_v
+
+__all__ = [
+    "dualpipe",
+    "dualpipe_v",
+    "gpipe",
+    "interleaved_one_f_one_b",
+    "naive",
+    "one_f_one_b",
+    "pipedream",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "zero_bubble_v",
+]

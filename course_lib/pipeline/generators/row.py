@@ -1,0 +1,63 @@
+"""One rank's list of actions while it is being written."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from ..actions import Action, Pair
+
+
+class Row:
+    """Counts microbatches: each stage's passes of a kind take them in order.
+
+    microbatches: those of each stage of the rank, in order. What would come after the last is left out,
+    so that a schedule made for many microbatches serves for few.
+    """
+
+    def __init__(self, microbatches: dict[int, range]):
+        self.actions: list[Action | Pair] = []
+        self._microbatches = microbatches
+        self._next: Counter[tuple[int, str]] = Counter()
+        self._awaiting_weight: deque[Action] = deque()
+
+    def do(self, kind: str, *stages: int) -> None:
+        """One action of this kind on each of the stages, in this order."""
+        for stage in stages:
+            self.actions += self._take(stage, kind)
+
+    def pair(self, forward: int, backward: int) -> None:
+        """A forward of one stage overlapped with a backward of another."""
+        both = [*self._take(forward, "F"), *self._take(backward, "B")]
+        self.actions += [Pair(*both)] if len(both) == 2 else both
+
+    def weight(self) -> None:
+        """The oldest W that is still to be done."""
+        if self._awaiting_weight:
+            self.actions.append(self._awaiting_weight.popleft())
+
+    def weights(self) -> None:
+        """Every W that is still to be done."""
+        while self._awaiting_weight:
+            self.weight()
+
+    def _take(self, stage: int, kind: str) -> list[Action]:
+        counted = "B" if kind == "I" else kind
+        place = self._next[stage, counted]
+        self._next[stage, counted] += 1
+        if place >= len(self._microbatches[stage]):
+            return []
+        action = Action(stage, kind, self._microbatches[stage][place])
+        if kind == "I":
+            self._awaiting_weight.append(action._replace(kind="W"))
+        return [action]
+
+
+def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> None:
+    """Raise ValueError unless there are stages, and enough microbatches, a multiple of `unit`."""
+    if stages < 1:
+        raise ValueError(f"stages={stages}: a pipeline has at least one stage")
+    if microbatches < least or microbatches % unit:
+        kind = "" if unit == 1 else f", a multiple of {unit}"
+        raise ValueError(
+            f"microbatches={microbatches}: with {stages} stages this schedule needs at least {least}{kind}"
+        )

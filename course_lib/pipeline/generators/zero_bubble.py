@@ -1,0 +1,90 @@
+"""Only half of a backward is urgent.
+
+The stage before waits for the gradient of the input (I); nobody waits for that of the weights (W). So do
+I at once, and W where the rank would idle. F, I, W: their times for one microbatch on one rank.
+
+Source: Qi, Wan, Huang, Lin: Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241), where I is
+called B: sections 2.1 and 2.2, figure 3, table 2; ZB-V section 6, figure 8.
+"""
+
+from __future__ import annotations
+
+from ..actions import Action, Pair
+from .row import Row, counted
+
+
+def zero_bubble_h1(stages: int, microbatches: int) -> list[list[Action | Pair]]:
+    """ZB-H1: 1F1B, and W late enough that stage i always has i of them in store for the end.
+
+    Each rank idles (p-1)(F+I-W), a third of 1F1B's where F = I = W, in no more memory than 1F1B's: on
+    stage i min(m, p-i) await I, and up to i more await W. The formula needs m >= p, W <= F and W <= I.
+    """
+    counted(stages, microbatches, least=stages)
+    return [_handmade(stages, microbatches, rank, ahead=1) for rank in range(stages)]
+
+
+def zero_bubble_h2(stages: int, microbatches: int) -> list[list[Action | Pair]]:
+    """ZB-H2: twice the warm-up, and no bubble between a rank's first action and its last.
+
+    Each rank idles (p-1)(F+I-2W) of its own span, nothing where F = I = W, and begins later and ends later
+    than the one before: the next step must start without a barrier. On stage i min(m, 2(p-i)-1) await
+    I, and up to 2i more W: about twice 1F1B's memory. The formula needs
+    m >= 2p-1, W <= F and W <= I.
+    """
+    counted(stages, microbatches, least=2 * stages - 1)
+    return [_handmade(stages, microbatches, rank, ahead=2) for rank in range(stages)]
+
+
+def _handmade(stages: int, microbatches: int, rank: int, ahead: int) -> list[Action | Pair]:
+    """`ahead` forwards of warm-up for each stage below, and `ahead` W in store for each above."""
+    row = Row({rank: range(microbatches)})
+    for _ in range(ahead * (stages - 1 - rank)):
+        row.do("F", rank)
+    for k in range(microbatches):
+        row.do("F", rank)
+        row.do("I", rank)
+        if k >= ahead * rank:
+            row.weight()
+    row.weights()
+    return row.actions
+
+
+def zero_bubble_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
+    """ZB-V: two chunks a rank, on a V: rank i holds stages i and 2p-1-i, each half of its layers.
+
+    The last stage lies on rank 0, beside the first, so the first I comes early. Where F = I = W no rank
+    idles between its first action and its last, with p microbatches' worth of activations on every rank
+    (2p of half its layers): ZB-H2's bubble in 1F1B's memory. Both need m >= 2p-1; fewer microbatches, and
+    other durations, leave gaps.
+    """
+    counted(stages, microbatches)
+    return [_v(stages, microbatches, rank) for rank in range(stages)]
+
+
+def _v(stages: int, microbatches: int, rank: int) -> list[Action | Pair]:
+    down, up = rank, 2 * stages - 1 - rank
+    rounds = max(microbatches, 2 * stages - 1)
+    row = Row({down: range(microbatches), up: range(microbatches)})
+    for _ in range(2 * (stages - rank) - 1):
+        row.do("F", down)
+    for _ in range(rank):
+        row.do("F", up, down)
+    for _ in range(stages - rank):
+        _full(row, up)
+    for _ in range(rounds - stages):
+        _full(row, down)
+        _full(row, up)
+    for _ in range(rank):  # no forwards are left: I first, W later, where there would be bubbles
+        row.do("I", down, up)
+    for _ in range(stages - rank):
+        row.do("I", down)
+        row.weight()
+    row.weights()
+    return row.actions
+
+
+def _full(row: Row, stage: int) -> None:
+    """1F-1I-1W on a stage: the steady state."""
+    row.do("F", stage)
+    row.do("I", stage)
+    row.weight()

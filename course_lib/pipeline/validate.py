@@ -1,0 +1,230 @@
+"""What is wrong with a schedule, as a sentence.
+
+Every stage lives on one rank. Every microbatch goes through every stage forward once and backward once,
+whole (B) or in halves (I, then W). A forward needs the forward of the stage before, a backward that of
+the stage after. Since a rank does its actions in order, what it waits for must not wait for it: that
+would be a cycle, and nobody would ever go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from .actions import KINDS, Action, Pair, Schedule, parts, source
+
+Where = tuple[int, int]  # a rank, and the place in its list, from 0
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be done, or would not do what a step of training is."""
+
+
+def validate(
+    schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
+) -> None:
+    """Raise ScheduleError with the first violation, if there is one; arguments as for `violation`."""
+    found = violation(schedule, stages, microbatches, copies)
+    if found is not None:
+        raise ScheduleError(found)
+
+
+def violation(
+    schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
+) -> str | None:
+    """The first violation, or None where a schedule is good.
+
+    stages, microbatches: how many there must be of each; None takes the schedule's word for it.
+    copies: of the model. With two, as in DualPipe, the first half of the stages is one copy and does the
+    first half of the microbatches, the second half the rest.
+    First means: in the lists, rank by rank; then what is missing; then who waits for whom.
+    """
+    if not schedule or not any(schedule):
+        return "the schedule is empty: no rank does anything"
+    for check in (_malformed, _misplaced, _disorder):
+        if found := check(schedule):
+            return found
+    places = _places(schedule)
+    stages = stages or 1 + max(one.stage for one in places)
+    microbatches = microbatches or 1 + max(one.microbatch for one in places)
+    if stages % copies or microbatches % copies:
+        return f"{stages} stages and {microbatches} microbatches are not shared evenly by {copies} copies"
+    counts = (stages // copies, microbatches // copies, stages, microbatches)
+    found = _foreign(places, *counts) or _missing(places, *counts)
+    return found or _deadlock(schedule, places, stages // copies)
+
+
+def _malformed(schedule: Schedule) -> str | None:
+    """Entries that are no actions."""
+    for rank, row in enumerate(schedule):
+        for index, entry in enumerate(row):
+            where = f"rank {rank}, action {index}"
+            if not isinstance(entry, Action | Pair):
+                return f"{where}: {entry!r} is neither an Action nor a Pair"
+            for one in parts(entry):
+                if not isinstance(one, Action) or one.kind not in KINDS:
+                    return (
+                        f"{where}: {one!r} is no action: its kind must be one of {', '.join(KINDS)}"
+                    )
+                for name, number in (("stage", one.stage), ("microbatch", one.microbatch)):
+                    if not isinstance(number, int) or number < 0:
+                        return f"{where}: {name} {number!r} of {one!r} must be a whole number from 0 on"
+            if isinstance(entry, Pair) and (entry[0].kind, entry[1].kind) != ("F", "B"):
+                return f"{where}: {entry} must pair a forward F with a whole backward B"
+            if isinstance(entry, Pair) and entry[0][::2] == entry[1][::2]:
+                return f"{where}: {entry} would do a forward and its own backward at once"
+    return None
+
+
+def _misplaced(schedule: Schedule) -> str | None:
+    """A stage on two ranks."""
+    first: dict[int, tuple[int, Action]] = {}
+    for rank, index, one in _walk(schedule):
+        holder, earlier = first.setdefault(one.stage, (rank, one))
+        if holder != rank:
+            return (
+                f"rank {rank}, action {index} ({one}): stage {one.stage} lives on rank {holder}, which does "
+                f"{earlier}. All of a stage's actions belong to the rank that holds its weights"
+            )
+    return None
+
+
+def _disorder(schedule: Schedule) -> str | None:
+    """Something done twice, or before what its own rank has to do first."""
+    done: dict[Action, int] = {}
+    later = _places(schedule)
+    for rank, index, one in _walk(schedule):
+        where = f"rank {rank}, action {index} ({one})"
+        if one in done:
+            return (
+                f"{where}: rank {rank} did {one} before, as its action {done[one]}. A microbatch goes "
+                "through a stage forward once and backward once"
+            )
+        other = one._replace(kind="B" if one.kind in "IW" else "I")
+        if one.kind != "F" and other in done:
+            return f"{where}: {other} was done before. A backward is either whole (B) or in halves (I, W)"
+        needed = {"B": "F", "I": "F", "W": "I"}.get(one.kind)
+        if needed and (first := one._replace(kind=needed)) not in done:
+            place = later.get(first)
+            when = f"does only later, as its action {place[1]}" if place else "never does"
+            return f"{where}: it needs {first}, which rank {rank} {when}"
+        if isinstance(schedule[rank][index], Pair) and done.get(one._replace(kind="F")) == index:
+            return f"{where}: it needs a forward of the same pair, which ends only with it"
+        done[one] = index
+    return None
+
+
+def _foreign(
+    places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
+) -> str | None:
+    """Stages and microbatches that there are not, or a microbatch in the wrong copy of the model."""
+    for one, (rank, index) in places.items():
+        where = f"rank {rank}, action {index} ({one})"
+        if one.stage >= stages:
+            return f"{where}: there is no stage {one.stage}, only 0 to {stages - 1}"
+        if one.microbatch >= microbatches:
+            return f"{where}: there is no microbatch {one.microbatch}, only 0 to {microbatches - 1}"
+        copy = one.stage // length
+        if one.microbatch // share != copy:
+            return (
+                f"{where}: stage {one.stage} is of copy {copy} of the model, which does microbatches "
+                f"{copy * share} to {(copy + 1) * share - 1}"
+            )
+    return None
+
+
+def _missing(
+    places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
+) -> str | None:
+    """Passes that nobody does, and who waits for them."""
+    ranks = {one.stage: rank for one, (rank, _) in places.items()}
+    for microbatch, place in product(range(microbatches), range(length)):
+        stage = microbatch // share * length + place
+        if stage not in ranks:
+            return (
+                f"nobody does stage {stage}: there are {stages} stages, and each lives on one rank"
+            )
+        gone = _gone(stage, microbatch, places)
+        if gone is None:
+            continue
+        sentence = f"rank {ranks[stage]} holds stage {stage} and never does {gone}"
+        for one, (rank, index) in places.items():
+            needed = source(one, length)
+            if needed and needed[::2] == gone[::2] and (needed.kind == "F") == (gone.kind == "F"):
+                return f"{sentence}, which rank {rank} needs for its action {index} ({one})"
+        return f"{sentence}, the {KINDS[gone.kind]} of microbatch {microbatch}"
+    return None
+
+
+def _gone(stage: int, microbatch: int, places: dict[Action, Where]) -> Action | None:
+    """The first pass of a microbatch through a stage that is not in the schedule."""
+    if Action(stage, "F", microbatch) not in places:
+        return Action(stage, "F", microbatch)
+    if Action(stage, "B", microbatch) in places:
+        return None
+    if Action(stage, "I", microbatch) not in places:
+        return Action(stage, "B", microbatch)
+    half = Action(stage, "W", microbatch)
+    return None if half in places else half
+
+
+def _deadlock(schedule: Schedule, places: dict[Action, Where], length: int) -> str | None:
+    """Do every action once its input is there; who is left over waits in a cycle."""
+    done: set[Action] = set()
+    heads = [0] * len(schedule)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(schedule):
+            while heads[rank] < len(row) and not _wants(row[heads[rank]], length, done):
+                done |= {
+                    one._replace(kind="B") if one.kind == "I" else one
+                    for one in parts(row[heads[rank]])
+                }
+                heads[rank] += 1
+                moved = True
+    stuck = [rank for rank, row in enumerate(schedule) if heads[rank] < len(row)]
+    return _cycle(schedule, places, length, heads, done, stuck[0]) if stuck else None
+
+
+def _cycle(
+    schedule: Schedule, places: dict[Action, Where], length: int, heads: Sequence[int],
+    done: set[Action], rank: int,
+) -> str:  # fmt: skip
+    """Follow who waits for whom from `rank` until a rank comes again."""
+    waits: dict[int, str] = {}
+    while rank not in waits:
+        entry = schedule[rank][heads[rank]]
+        needed = _wants(entry, length, done)
+        assert needed is not None, "a rank that waits for nothing is not stuck"
+        whole = places.get(needed)
+        holder, index = whole or places[needed._replace(kind="I")]
+        first = schedule[holder][heads[holder]]
+        waits[rank] = (
+            f"rank {rank} waits in its action {heads[rank]} ({entry}) for {schedule[holder][index]}, "
+            f"action {index} of rank {holder}, which comes after {first}"
+        )
+        rank, start = holder, holder
+    cycle = list(waits)[list(waits).index(start) :]
+    return "deadlock: " + "; ".join(waits[one] for one in cycle)
+
+
+def _wants(entry: Action | Pair, length: int, done: set[Action]) -> Action | None:
+    """What an action still waits for, if anything."""
+    for one in parts(entry):
+        needed = source(one, length)
+        if needed is not None and needed not in done:
+            return needed
+    return None
+
+
+def _walk(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
+    """Every action with its rank and its place in the rank's list."""
+    for rank, row in enumerate(schedule):
+        for index, entry in enumerate(row):
+            for one in parts(entry):
+                yield rank, index, one
+
+
+def _places(schedule: Schedule) -> dict[Action, Where]:
+    return {one: (rank, index) for rank, index, one in _walk(schedule)}
