@@ -97,13 +97,13 @@ class Stepper:
         """The widget for those who can show it, the still picture and a line of text for the others."""
         png = base64.b64encode(small_png(self.still(), dpi=110)).decode()
         bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png}
-        if os.environ.get(STILL) != "1" and _in_a_kernel():
+        if os.environ.get(STILL) != "1" and in_a_kernel():
             view = self.widget()._repr_mimebundle_()
             bundle |= {kind: data for kind, data in view.items() if "widget-view" in kind}
         return bundle
 
 
-def _in_a_kernel() -> bool:
+def in_a_kernel() -> bool:
     """Whether there is a notebook kernel that a widget could talk through."""
     try:
         from IPython.core.getipython import get_ipython

@@ -6,9 +6,12 @@
     simulate.py    simulate: durations given, when does each action run, who waits, what bounds the time
     memory.py      peak_activations, weight_versions: what the order alone says of a rank's memory
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
+    gantt.py       gantt: a simulated schedule as a chart
+    explorer.py    explorer: the same with sliders, in a notebook
 
-Everything here works on any schedule, also one that somebody invents. The generators are
-imported from their own package: `from course_lib.pipeline.generators import gpipe`.
+Everything here works on any schedule, also one that somebody invents. The generators and the figures
+are imported from their modules: `from course_lib.pipeline.generators import gpipe`. The figures need
+matplotlib and the course's colours; the rest can be copied out as it is.
 """
 
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks

@@ -1,0 +1,158 @@
+"""Schedules with sliders: stages, microbatches, chunks, durations, and a moment to step through.
+
+    explorer({"gpipe": gpipe, "mine": my_schedule})
+
+In a notebook it is a box of ipywidgets whose chart the kernel draws anew; where widgets cannot be shown,
+the same output holds the chart of the first schedule.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from course_lib.ledger.colours import Picture
+from course_lib.ledger.stepper import STILL, in_a_kernel, small_png
+from course_lib.pipeline.actions import Schedule, stage_ranks
+from course_lib.pipeline.gantt import gantt
+from course_lib.pipeline.simulate import Durations, Simulation, simulate
+from course_lib.pipeline.validate import validate
+
+MOST_STAGES, MOST_MICROBATCHES, MOST_CHUNKS = 16, 64, 4
+STEPS = 100  # of the slider that goes through time
+
+Generator = Callable[..., Schedule]
+
+
+def explorer(
+    generators: Mapping[str, Generator],
+    copies: Mapping[str, int] | None = None,
+    stages: int = 4,
+    microbatches: int = 8,
+) -> Explorer:
+    """Show schedules of any generators.
+
+    generators: by name, functions of (stages, microbatches) and, if they have that parameter, chunks.
+    copies: of the model, for those that have more than one: {"dualpipe": 2}.
+    stages, microbatches: to begin with.
+    """
+    if not generators:
+        raise ValueError("there is nothing to explore: give at least one generator, by its name")
+    return Explorer(dict(generators), dict(copies or {}), stages, microbatches)
+
+
+class Explorer:
+    """What `explorer` returns. `simulation(...)` holds the numbers, `chart(...)` is a figure."""
+
+    def __init__(
+        self,
+        generators: dict[str, Generator],
+        copies: dict[str, int],
+        stages: int,
+        microbatches: int,
+    ):
+        self.generators, self.copies = generators, copies
+        self.stages, self.microbatches = stages, microbatches
+
+    def __repr__(self) -> str:
+        return f"Explorer({', '.join(self.generators)})"
+
+    def simulation(
+        self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations
+    ) -> Simulation:
+        """A schedule under the clock; `durations` are of all layers of a rank.
+
+        Raises ValueError with a sentence where there is no such schedule, or it is a wrong one.
+        """
+        generator, copies = self.generators[name], self.copies.get(name, 1)
+        takes_chunks = "chunks" in inspect.signature(generator).parameters
+        schedule = generator(stages, microbatches, *([chunks] if takes_chunks else []))
+        validate(schedule, microbatches=microbatches, copies=copies)
+        parts = max(1, len(stage_ranks(schedule)) // copies // len(schedule))
+        return simulate(schedule, durations.split(parts), copies, checked=True)
+
+    def chart(
+        self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations,
+        moment: int = STEPS, critical: bool = False,
+    ) -> Picture:  # fmt: skip
+        """The chart, with time marked after `moment` of 100 steps; after the last nothing is left to come."""
+        found = self.simulation(name, stages, microbatches, chunks, durations)
+        now = None if moment >= STEPS else found.total * moment / STEPS
+        title = f"{name}: {stages} ranks, {microbatches} microbatches"
+        return gantt(found, title, now, critical)
+
+    def widget(self) -> Any:
+        """The ipywidgets box: sliders above the chart, and a sentence where there is none."""
+        import ipywidgets as widgets
+
+        controls = self._controls(widgets)
+        image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+        sentence = widgets.Label()
+
+        def draw(_change: Any = None) -> None:
+            value = {name: one.value for name, one in controls.items()}
+            times = (value["forward"], value["input"], value["weight"])
+            durations = Durations(*times, communication=value["communication"])
+            try:
+                picture = self.chart(
+                    value["schedule"], value["stages"], value["microbatches"], value["chunks"],
+                    durations, value["time"], value["critical"],
+                )  # fmt: skip
+            except ValueError as error:
+                sentence.value = str(error)
+                return
+            sentence.value = ""
+            image.value = small_png(picture)
+
+        for one in controls.values():
+            one.observe(draw, names="value")
+        draw()
+        play = widgets.Play(min=0, max=STEPS, interval=250, show_repeat=False)
+        widgets.jslink((play, "value"), (controls["time"], "value"))
+        *settings, time, critical = controls.values()
+        columns = [widgets.VBox(settings[:4]), widgets.VBox(settings[4:])]
+        return widgets.VBox(
+            [widgets.HBox(columns), widgets.HBox([play, time, critical]), sentence, image]
+        )
+
+    def _controls(self, widgets: Any) -> dict[str, Any]:
+        """What can be set, by name; the last two are the moment and the frames."""
+
+        def whole(name: str, value: int, most: int) -> Any:
+            return widgets.IntSlider(
+                value=value, min=1, max=most, description=name, continuous_update=False
+            )
+
+        def seconds(name: str, value: float, least: float) -> Any:
+            return widgets.FloatSlider(
+                value=value, min=least, max=4, step=0.1, description=name, continuous_update=False
+            )
+
+        names = list(self.generators)
+        return {
+            "schedule": widgets.Dropdown(options=names, value=names[0], description="schedule"),
+            "stages": whole("stages", self.stages, MOST_STAGES),
+            "microbatches": whole("microbatches", self.microbatches, MOST_MICROBATCHES),
+            "chunks": whole("chunks", 2, MOST_CHUNKS),
+            "forward": seconds("F", 1, 0.1),
+            "input": seconds("I", 1, 0.1),
+            "weight": seconds("W", 1, 0.1),
+            "communication": seconds("message", 0, 0),
+            "time": widgets.IntSlider(value=STEPS, min=0, max=STEPS, description="% of time"),
+            "critical": widgets.Checkbox(value=False, description="critical path"),
+        }
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """The widget for those who can show it, the first schedule's chart for the others."""
+        first = self.chart(
+            next(iter(self.generators)), self.stages, self.microbatches, 2, Durations()
+        )
+        png = base64.b64encode(small_png(first, dpi=110)).decode()
+        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png}
+        if os.environ.get(STILL) != "1" and in_a_kernel():
+            view = self.widget()._repr_mimebundle_()
+            bundle |= {kind: data for kind, data in view.items() if "widget-view" in kind}
+        return bundle
