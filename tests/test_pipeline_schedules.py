@@ -208,6 +208,11 @@ WRONG = [
     ("0F0,0I0\n1F0,1B0", "rank 0 holds stage 0 and never does 0W0, the weight-gradient half of the backward "
      "of microbatch 0"),
     (
+        "0F0,0B0\n1F0,1I0",
+        "rank 1 holds stage 1 and never does 1W0, the weight-gradient half of the backward of microbatch 0",
+    ),
+    ("0F0,0B0\n\n", "rank 1 does nothing: its list is empty, and it holds no stage"),
+    (
         "0F0,0B0\n1F0",
         "rank 1 holds stage 1 and never does 1B0, which rank 0 needs for its action 1 (0B0)",
     ),
@@ -257,6 +262,8 @@ def test_the_first_violation_is_a_sentence(text, sentence):
     ("schedule", "sentence"),
     [
         ([["0F0"]], "rank 0, action 0: '0F0' is neither an Action nor a Pair"),
+        ([[Action(0, "F", 0)], 3], "rank 1: 3 is no list of actions"),
+        ([[Action(0, [], 0)]], "is no action: its kind must be one of F, B, I, W"),
         ([[None]], "rank 0, action 0: None is neither an Action nor a Pair"),
         ([[Action(0, "X", 0)]], "is no action: its kind must be one of F, B, I, W"),
         ([[Action(-1, "F", 0)]], "stage -1 of .* must be a whole number from 0 on"),

@@ -26,13 +26,12 @@ def to_text(schedule: Schedule) -> str:
 def from_text(text: str) -> list[list[Action | Pair]]:
     """The schedule that the rows say. An empty cell, a pause in PyTorch's files, is left out.
 
-    An empty row is a rank that does nothing; empty lines before the first and after the last are ignored.
+    Every line is a rank, an empty one a rank that does nothing.
     Raises ValueError on a cell that is no action, with the row and what a cell may be.
     """
-    rows = text.strip("\r\n").splitlines()
     return [
         [_parse(cell.strip(), rank) for cell in row.split(",") if cell.strip()]
-        for rank, row in enumerate(rows)
+        for rank, row in enumerate(text.splitlines())
     ]
 
 

@@ -47,7 +47,7 @@ def violation(
     places = _places(schedule)
     stages = stages or 1 + max(one.stage for one in places)
     microbatches = microbatches or 1 + max(one.microbatch for one in places)
-    if stages % copies or microbatches % copies:
+    if copies < 1 or stages % copies or microbatches % copies:
         return f"{stages} stages and {microbatches} microbatches are not shared evenly by {copies} copies"
     counts = (stages // copies, microbatches // copies, stages, microbatches)
     found = _foreign(places, *counts) or _missing(places, *counts)
@@ -57,12 +57,16 @@ def violation(
 def _malformed(schedule: Schedule) -> str | None:
     """Entries that are no actions."""
     for rank, row in enumerate(schedule):
+        if not isinstance(row, list | tuple):
+            return f"rank {rank}: {row!r} is no list of actions"
+        if not row:
+            return f"rank {rank} does nothing: its list is empty, and it holds no stage"
         for index, entry in enumerate(row):
             where = f"rank {rank}, action {index}"
             if not isinstance(entry, Action | Pair):
                 return f"{where}: {entry!r} is neither an Action nor a Pair"
             for one in parts(entry):
-                if not isinstance(one, Action) or one.kind not in KINDS:
+                if not isinstance(one, Action) or one.kind not in list(KINDS):
                     return (
                         f"{where}: {one!r} is no action: its kind must be one of {', '.join(KINDS)}"
                     )
@@ -108,8 +112,6 @@ def _disorder(schedule: Schedule) -> str | None:
             place = later.get(first)
             when = f"does only later, as its action {place[1]}" if place else "never does"
             return f"{where}: it needs {first}, which rank {rank} {when}"
-        if isinstance(schedule[rank][index], Pair) and done.get(one._replace(kind="F")) == index:
-            return f"{where}: it needs a forward of the same pair, which ends only with it"
         done[one] = index
     return None
 
@@ -149,8 +151,7 @@ def _missing(
             continue
         sentence = f"rank {ranks[stage]} holds stage {stage} and never does {gone}"
         for one, (rank, index) in places.items():
-            needed = source(one, length)
-            if needed and needed[::2] == gone[::2] and (needed.kind == "F") == (gone.kind == "F"):
+            if source(one, length) == gone:
                 return f"{sentence}, which rank {rank} needs for its action {index} ({one})"
         return f"{sentence}, the {KINDS[gone.kind]} of microbatch {microbatch}"
     return None
