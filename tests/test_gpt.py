@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from course_lib import facts
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, PRESETS, GPTConfig, causal_attention, next_token_loss, rotate
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As in a rank: threads of two tests side by side only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 GPT2 = GPTConfig(vocab_size=31, context=17, layers=2, heads=3, width=24)
 LLAMA = replace(
