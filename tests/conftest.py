@@ -21,6 +21,10 @@ os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
 # Counts GPUs without starting CUDA in this process, so that it may still fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+# Tests run side by side, and threads of theirs would only wait for each other: up to ten times as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 SEED = int(os.environ.get("COURSE_TEST_SEED") or random.SystemRandom().randrange(2**31))
 os.environ["COURSE_TEST_SEED"] = str(SEED)  # the workers of `pytest -n` draw from the same
 
