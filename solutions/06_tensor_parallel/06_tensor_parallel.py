@@ -65,7 +65,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib import RankError, check, device, launch
 from course_lib.data import batch, library_text
-from course_lib.facts.hardware import NETWORK_ALPHA, NVLINK_ALPHA, gpu, link
 from course_lib.ledger.colours import (
     COMMUNICATION,
     FORWARD,
@@ -1733,6 +1732,7 @@ from course_lib.facts import (
     mlp_parameters,
     seconds,
 )
+from course_lib.facts.hardware import NETWORK_ALPHA, NVLINK_ALPHA, gpu, link
 
 LLAMA = GPTConfig(
     layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
