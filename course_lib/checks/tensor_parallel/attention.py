@@ -21,8 +21,8 @@ from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
 
 ALONE = (
-    "A rank keeps x, and of queries, keys, values and what its heads made of them 1/n. More belongs to heads "
-    "that are other ranks'."
+    "A rank keeps x once, and of queries, keys, values and what its heads made of them 1/n. More is another "
+    "copy of x, or belongs to heads that are other ranks'."
 )
 ORDER = (
     "The layers are drawn in the order query, key, value, out, each whole; of the first three a rank keeps "

@@ -15,6 +15,18 @@ from course_lib.facts import chunk_sizes
 
 Choice = Callable[[int], Tensor]  # rank -> for each target the place where its logit is looked for
 
+OWN_LARGEST = (
+    "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
+    "been the same: agree on the largest first, by an all-reduce with MAX."
+)
+
+
+def _own_sums(loss: Loss) -> Tensor:
+    """Of all exponentials, where each rank took off its own largest logit."""
+    parts = (loss.part(k, loss.logits) for k in range(loss.n))
+    sums = ((part - part.amax(-1, keepdim=True)).exp().sum(-1) for part in parts)
+    return sum(sums, torch.zeros(()))
+
 
 def of_value(loss: Loss) -> list[Mistake]:
     n, counted, everything = loss.n, loss.counts.sum(), loss.target.numel()
@@ -33,9 +45,15 @@ def of_value(loss: Loss) -> list[Mistake]:
         return loss.of_target.masked_fill(loss.local(k)[1], 0)
 
     def own_largest(k: int) -> Tensor:
-        parts = [loss.part(r, loss.logits) for r in range(n)]
-        sums = sum(((p - p.amax(-1, keepdim=True)).exp().sum(-1) for p in parts), torch.zeros(()))
-        return loss.y((sums.log() + parts[k].amax(-1) - loss.of_target) * loss.counts)
+        largest = loss.part(k, loss.logits).amax(-1)
+        return loss.y((_own_sums(loss).log() + largest - loss.of_target) * loss.counts)
+
+    def owners_largest() -> Tensor:
+        """The same, with the largest of the rank that has the target."""
+        largest = torch.zeros(())
+        for k in range(n):
+            largest = largest + loss.part(k, loss.logits).amax(-1).masked_fill(loss.local(k)[1], 0)
+        return loss.y((_own_sums(loss).log() + largest - loss.of_target) * loss.counts)
 
     def counted_from(each: int) -> Tensor:
         """Where every rank counts from rank * each."""
@@ -90,11 +108,8 @@ def of_value(loss: Loss) -> list[Mistake]:
             "The target's logit is on one rank, and the others went on with 0: sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
         ),
-        Mistake(
-            "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
-            "been the same: agree on the largest first, by an all-reduce with MAX.",
-            lambda k: {"y": own_largest(k)},
-        ),
+        Mistake(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
+        Mistake(OWN_LARGEST, lambda k: {"y": owners_largest()}),
         Mistake(
             "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
@@ -132,6 +147,12 @@ def of_gradient(loss: Loss) -> list[Mistake]:
         rows = loss.part(k, loss.logits).softmax(-1) - loss.part(k, loss.one_hot)
         return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
 
+    def own_largest(k: int) -> Tensor:
+        own = loss.part(k, loss.logits)
+        soft = (own - own.amax(-1, keepdim=True)).exp() / _own_sums(loss)[..., None]
+        rows = soft - loss.part(k, loss.one_hot)
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
     def ignored(k: int) -> Tensor:
         return UPSTREAM / loss.counts.sum() * loss.part(k, soft - loss.one_hot)
 
@@ -157,6 +178,7 @@ def of_gradient(loss: Loss) -> list[Mistake]:
             "The softmax is over the rank's own logits: divide by the sum of exponentials of all ranks.",
             lambda k: {"grad.logits": local(k)},
         ),
+        Mistake(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
         Mistake(
             "That is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},
