@@ -6,13 +6,14 @@
 # ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank and still computes *whole* layers: it gathers
 # each layer's weights, uses them on its own part of the batch, and frees them. What does not shrink are
 # activations. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96
-# layers, where a GPU has 80. And a batch has no less than one sequence a rank.
+# layers, where a GPU has 80. (In 16 bits, with neither flash attention nor recomputation: Korthikanti et al. 2022,
+# table 2.) And a batch has no less than one sequence a rank.
 #
 # Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a matrix,
 # some heads, some tokens of the vocabulary. (Lecture 001 has it in a sentence: ZeRO-3 "shards weights for memory
 # but reconstructs them for computation", tensor parallelism "splits the computation itself".) Weights, gradients,
 # optimizer states and most activations are divided by N, and so is the work. The price: the ranks must talk inside
-# every layer, and nobody can go on meanwhile.
+# every layer, and what comes next has to wait for it.
 #
 # | | |
 # |---|---|
@@ -341,6 +342,9 @@ report = check(
 report.points(6)
 
 # %% [markdown]
+# **Measure.** The check has done it: "forward" and "backward" are the bytes that the ledger counted. Its x has 96 bytes
+# and there are 3 ranks: 2 · 2/3 · 96 = 128 in one direction, 0 in the other. Was that your prediction?
+#
 # **Break it.** PyTorch has an all-reduce that autograd knows: `torch.distributed.nn.functional.all_reduce`. Take it
 # for `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the gradient of x?
 
@@ -369,6 +373,9 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # the *four* losses for four losses, whose sum is differentiated: each of them contains x. In tensor parallelism the
 # four are copies of one. That is the factor N that one reads of in forums; with AdamW it hardly shows in the loss,
 # since Adam divides by the gradient's size (notebook 03), and with gradient clipping or SGD it does.
+#
+# **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
+# `reduce_from_tensor_model_parallel_region`: by what they do forward. Backward each does what the other does forward.
 
 # %% [markdown]
 # ## 2 · By columns
@@ -438,6 +445,7 @@ def own_features(x, group: Group = None):
 # one process would have drawn. (In real training no rank may ever hold the whole; then one draws part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
+# - Keep `gather_output` and `group` under these names, here and in §3: later cells look at them.
 # - Where N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
 
 
@@ -510,6 +518,35 @@ _ = beside(
 # Forward: 3/4 of the output, because of `gather_output`. Backward: 6/4 of x. A quarter of the weights. Without
 # `gather_output` a rank would hold a quarter of the output as well: that is the point, and §4 is about who can go
 # on with a quarter.
+#
+# **Break it.** The same without `identity_all_reduce`. What will be wrong: the output, the gradients of the rank's own
+# weights, or the gradient of x?
+
+
+# %% tags=["skip-in-grading"]
+class EnteredByItself(ColumnParallelLinear):
+    def forward(self, x):
+        return gather_parts(F.linear(x, self.weight, self.bias), 64, self.group)
+
+
+def gradients_of(make):
+    found = passes(make)
+    return {key: found[key] for key in ("y", "weight.grad", "x.grad")}
+
+
+right = try_it(gradients_of, lambda: ColumnParallelLinear(64, 64, gather_output=True))
+wrong = try_it(gradients_of, lambda: EnteredByItself(64, 64)) if right else None
+if wrong:
+    for key in right[0]:
+        off = furthest(wrong[0][key], right[0][key])
+        print(f"{key:12}", "the same" if off < 1e-5 else f"off by {off:.2g} of the largest number")
+
+# %% [markdown]
+# Only the gradient of x: rank 0 has its own columns' share of it. Where this layer is the model's first, nobody notices.
+# Anywhere else, all that lies before it learns from another gradient on each rank.
+#
+# **In production.** `ColwiseParallel()` in PyTorch, `ColumnParallelLinear` in Megatron-LM. The latter does not stand idle
+# in backward: while the gradient of x is being summed, it computes that of the weights, which needs no other rank.
 
 # %% [markdown]
 # ## 3 · By rows
@@ -621,6 +658,10 @@ if run:
 # Three biases too many, and a gradient that looks innocent. Where biases begin at 0, as in many models, no comparison
 # before the first step sees it. Training goes on, with a bias that counts N times. It comes out when the checkpoint is
 # loaded on another number of ranks: the loss jumps.
+#
+# **In production.** `RowwiseParallel()` in PyTorch; in Megatron-LM `RowParallelLinear`, with your argument
+# `input_is_parallel`. With `skip_bias_add` it returns the bias instead of adding it, for a kernel that adds bias,
+# dropout and the stream in one pass.
 
 # %% [markdown]
 # ## 4 · Two layers: columns, then rows
@@ -911,7 +952,8 @@ if theirs_run:
 #
 # **Build.** Causal self-attention, as `course_lib.models.gpt.SelfAttention` does in one process.
 #
-# - Draw the layers in the order query, key, value, out, with `nn.Linear`'s weights. `kv_heads=None`: as many as heads.
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
+#   names). `kv_heads=None`: as many as heads.
 # - x enters *once*: backward sends one all-reduce of x's gradient.
 # - N must divide `heads`, and `kv_heads` must divide N or be divided by it; else raise a ValueError that says the numbers.
 # - Where there are fewer key-value heads than ranks, N / kv_heads ranks in succession hold the same one, and its gradients
@@ -1122,7 +1164,7 @@ for make, inward, outward in (
 # <details><summary>Answer</summary>One all-reduce of M forward. Backward nothing: every rank has the gradient of the
 # sum, and adds it to the rows that it has.</details>
 #
-# **Build.**
+# **Build.** As in §2: draw the whole `nn.Embedding`, and keep the rank's rows, as the parameter `weight`.
 
 
 # %% nbgrader={"grade_id": "vocab_parallel_embedding", "solution": true}
@@ -1323,13 +1365,13 @@ for size in (1, 50):
         print(f"logits to {4 * size:3}:", *(f"{one:12.4f}" for one in run[0]))
 
 # %% [markdown]
-# The first is too small by about log N, 1.4 on 4 ranks, so that training looks *better*: no rank's tokens compete with
-# another's. The second is right until a logit exceeds 88, where float32's exp ends.
+# The first is too small: with small logits by about log N, 1.4 on 4 ranks, with large ones by far more. Training looks
+# *better*: no rank's tokens compete with another's. The second is right until a logit exceeds 88, where float32's exp ends.
 #
 # **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel(): ...`, and
 # the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`. Megatron-LM's is a
 # `torch.autograd.Function`: it writes the exponentials into the logits' own memory and keeps little else. Vocabularies that
-# N does not divide are padded there with tokens that never occur: 50,257 to 50,304, and so on.
+# N does not divide are padded there with tokens that never occur, to a multiple of 128 · N: 50,257 become 51,200 on 8 ranks.
 
 # %% [markdown]
 # ## 7 · Sequence parallelism
@@ -1635,7 +1677,7 @@ for row, (form, whole) in enumerate(WHOLE.items()):
 axes.set_yticks(
     range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
 )
-axes.set(xlim=(0, 18.5), xlabel="kept for backward, in M")
+axes.set(xlim=(0, 18.5), xticks=range(0, 17, 2), xlabel="kept for backward, in M")
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 figure
@@ -1658,7 +1700,7 @@ def drift(norm):
         layer(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return layer.mlp_norm.weight.detach()
+    return next(layer.mlp_norm.parameters()).detach()
 
 
 for name, norm in (
@@ -1709,8 +1751,9 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the sum. So the
-# time of a layer is computing plus talking, and the question is how they compare. For an MLP, forward, on each rank:
+# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the sum. (In
+# backward the weights' gradients need not wait; forward everything does.) So the time of a layer is computing plus
+# talking, and the question is how they compare. For an MLP, forward, on each rank:
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
@@ -1778,9 +1821,8 @@ figure
 # %% [markdown]
 # Inside the node every doubling still helps, by less each time. Sixteen GPUs in two nodes are hardly faster than eight in
 # one, with a port for each GPU: twice the machines for nothing. With one port for the node they take four times as long
-# as eight. That is the fall that
-# lecture 004 shows from 8 to 16, and why everybody's tensor parallelism ends at the node (lecture 003: "only applied to
-# GPUs in the same computing node").
+# as eight. That is the fall that lecture 004 shows from 8 to 16 GPUs, and why tensor parallelism usually ends at the
+# node (lecture 003: "only applied to GPUs in the same computing node").
 #
 # Below it the same in FLOPs a byte: the two all-reduces of the layer against what the GPU wants.
 
@@ -1815,6 +1857,12 @@ with contextlib.suppress(NotImplementedError):
 # **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None where there is
 # none. They are `nn.Linear`, with *weights of their own* that must be kept: your layers' constructors draw others.
 # `with_weights` gives a parallel layer its parts. The model is changed and returned.
+#
+# **Predict.** What does this model send for each step, with L blocks?
+#
+# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. Attention, norms and
+# embedding are whole on every rank, which computes with them what all others compute: nothing is sent for
+# them.</details>
 
 
 # %%
@@ -2100,7 +2148,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # replicas hold 4 M of weights, gradients, m and v; ZeRO-3 a quarter of them, and the layer that it is at; tensor parallelism
 # a quarter, and never a whole layer. *Bytes*: here is the difference of kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
 # *parameters*, however many tokens there are. Tensor parallelism sends *activations*: little for these 128 tokens, as much
-# as replicas with 5 or 6 times as many, and none of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and
+# as replicas with 5 or 6 times as many, and little of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and
 # for 4,096 tokens an activation of 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism. You can say
