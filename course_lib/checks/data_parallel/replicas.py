@@ -73,7 +73,7 @@ def right_values(
     otherwise: said when no known mistake explains what was found.
     """
     n = run.world_size
-    mistakes = [*lines.common(n), read_too_early(n)]
+    mistakes = [*lines.common(n), read_too_early(n), left_under_no_sync()]
     given = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
 
     def judge(seen: Observed) -> Finding:
@@ -103,6 +103,14 @@ def read_too_early(n: int) -> lines.Mistake:
         f"That is this rank's own gradient over {n}: the bucket was read before its wait(), when the sum "
         "had not arrived, or is not where the sum was written.",
         own_share,
+    )
+
+
+def left_under_no_sync() -> lines.Mistake:
+    return lines.Mistake(
+        "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
+        "are called there, too, and have to do nothing: let no_sync() set a flag that they look at.",
+        lambda rank: lines.only(lambda given: [one[:1] for one in given]),
     )
 
 

@@ -16,6 +16,12 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def apart(one: float, other: float) -> tuple[str, str]:
+    """Both numbers with four digits, or as many more as it takes to tell them apart."""
+    digits = next((d for d in range(4, 17) if f"{one:.{d}g}" != f"{other:.{d}g}"), 17)
+    return f"{one:.{digits}g}", f"{other:.{digits}g}"
+
+
 def counted(amount: int, noun: str) -> str:
     """(1, "rank") -> "1 rank"; (1000, "element") -> "1,000 elements"; "copy" -> "copies"."""
     if amount != 1:

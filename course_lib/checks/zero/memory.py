@@ -50,9 +50,17 @@ BY_STAGE: dict[int, Slips] = {
     2: {
         "That is stage 1; stage 2 shards the gradients too.": lambda p, n, s: 4 * p + 12 * p / n,
         "The weights are still there, whole: 2 bytes a parameter.": lambda p, n, s: 14 * p / n,
+        "Stage 2 shards the states as well: each stage divides what the one before it divides.": (
+            lambda p, n, s: 14 * p + 2 * p / n
+        ),
     },
     3: {
-        "That is stage 2; stage 3 shards the weights too.": lambda p, n, s: 2 * p + 14 * p / n,
+        "Two bytes a parameter are whole there: stage 3 shards the weights, and what stage 2 shards.": (
+            lambda p, n, s: 2 * p + 14 * p / n
+        ),
+        "Stage 3 shards states and gradients as well: each stage divides what the one before it divides.": (
+            lambda p, n, s: 14 * p + 2 * p / n
+        ),
     },
 }
 OFFLOAD: Slips = {

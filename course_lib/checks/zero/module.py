@@ -43,6 +43,11 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return EARLY
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."
+    if "cannot register a hook on a tensor that doesn't require gradient" in text:
+        return (
+            "A shard is frozen or trained as a whole: give frozen parameters units of their own, without "
+            "hooks for gradients."
+        )
     if "shape" in text or "size mismatch" in text:
         return (
             "Between uses a parameter has no elements: it must have its shape again in every forward and "
@@ -67,10 +72,10 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         return case(RECIPE, training, title, told)
 
     yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
-    yield one(2, "plain", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
+    yield one(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
     if draw.hidden:
         yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
-        yield one(4, "plain", ADAMW, "AdamW, 4 ranks", 1)
+        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
         yield one(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
     training = wide(draw, RANKS)
     share = WHOLE / RANKS

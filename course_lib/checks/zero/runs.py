@@ -35,6 +35,15 @@ ADAMW = ("AdamW", {"lr": 0.02, "weight_decay": 0.1})
 WIDTH, DEPTH = 448, 8
 BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
 WHOLE = DEPTH * BLOCK
+ONCE = (
+    "Here `params` is an iterator, as model.parameters() is: it can be gone through once, and a second loop "
+    "finds nothing. Make a list of it first."
+)
+START = "Give every rank the first rank's parameters (dist.broadcast) before they are cut."
+FROZEN = (
+    "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
+    "gradient. Broadcast frozen parameters, and leave them out of the shard."
+)
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
 
 
@@ -89,16 +98,20 @@ def value_line(
     weight: float = 1.0,
     trivial: bool = False,
     otherwise: str = "",
+    cleared: str = "the shards' gradients",
 ) -> Line:
     """After every step all ranks have the parameters of one process on all data.
 
-    otherwise: said when the values fit no mistake.
+    otherwise: said when the values fit no mistake. cleared: what zero_grad() has to clear.
     """
-    known = [*lines.common(training.world_size), carried()]
+    known = [*lines.common(training.world_size), carried(cleared)]
+    if training.more.get("once"):
+        nothing = Mistake(f"The step changed nothing. {ONCE}", lambda rank: lambda step, given: {})
+        known.append(nothing)
     return stepped(training, title, known, weight, trivial, otherwise)
 
 
-def carried() -> Mistake:
+def carried(cleared: str) -> Mistake:
     """Gradients of a step are still there in the next."""
 
     def gradient(rank: int) -> Gradient:
@@ -112,17 +125,14 @@ def carried() -> Mistake:
         return summed
 
     return Mistake(
-        "The gradients of the step before are still there: zero_grad() has to clear the shards' gradients.",
+        f"The gradients of the step before are still there: zero_grad() has to clear {cleared}.",
         gradient,
     )
 
 
 def start_line(training: Training) -> Line:
     """Before the first step all ranks have the first rank's parameters, frozen ones too."""
-    return stepped(
-        training, "all ranks start alike", lines.common(training.world_size)[-1:], 0.5, what="start",
-        otherwise="Give every rank the first rank's parameters (dist.broadcast) before they are cut.",
-    )  # fmt: skip
+    return stepped(training, "all ranks start alike", (), 0.5, what="start")
 
 
 def stepped(
@@ -145,11 +155,33 @@ def stepped(
             said = lines.first(differ[0], found, expected, rank, seen)
             why = lines.told(training, differ[0], found, rank, mistakes)
             if what == "param":
+                why = why or frozen(training, differ[0])
                 why = why or partly(seen, everything, differ[0], rank, training.dtype)
-            return wrong(said, why or otherwise, cause=why or f"{title} {otherwise}")
+            more = ""
+            if start := wrong_start(seen, training, everything):
+                why, more = start, ONCE if training.more.get("once") else ""
+            return wrong(said, why or otherwise, more, cause=why or f"{title} {otherwise}")
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial)
+
+
+def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
+    """What to do where a rank had not the first rank's parameters before the first step; "" where all had."""
+    expected = lines.kind("start", right) if "start" in training.tell else {}
+    own = lines.common(training.world_size)[-1:]
+    for rank, given in enumerate(seen.tensors):
+        found = {name: given[name] for name in expected}
+        if differ := lines.differing(found, expected, training.dtype):
+            return lines.told(training, differ[0], found, rank, own) or START
+    return ""
+
+
+def frozen(training: Training, first: str) -> str:
+    """What it means that the first tensor that differs after a step is a frozen parameter."""
+    name = first.split(".", 2)[2]
+    trained = {name: p.requires_grad for name, p in training.built().named_parameters()}
+    return "" if trained[name] else FROZEN
 
 
 def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.dtype) -> str:
@@ -207,12 +239,12 @@ def step_bytes(
     title: str,
     weight: float = 1.0,
 ) -> Line:
-    """Bytes sent in the second step: `volume` times (N-1)/N of all parameters, padding allowed.
+    """Bytes sent in the second step: `volume` times (N-1)/N of what is trained, padding allowed.
 
     At least without any padding, at most with that of every parameter cut up by itself.
     """
     n, itemsize = training.world_size, training.dtype.itemsize
-    sizes = [p.numel() for p in training.built().parameters()]
+    sizes = [p.numel() for p in training.built().parameters() if p.requires_grad]
     least = volume * (n - 1) / n * sum(sizes) * itemsize
     most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
     return lines.volume_line(

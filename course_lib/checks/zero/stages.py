@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from course_lib.checks.engine.case import Case, Draw, Line, Observed, exercise
@@ -10,6 +11,7 @@ from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
+    ONCE,
     REFUSED,
     SGD,
     SLACK,
@@ -32,6 +34,8 @@ NO_SHARD = (
     "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. What is whole, as "
     "the row of all gradients, is freed when the step is over."
 )
+WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
+EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
 SOMETIMES = (
     "Here some ranks have no gradient for the middle block. A gradient that is missing counts as zeros, and "
     "all ranks call their collectives in the same order, whichever gradients come first."
@@ -48,15 +52,21 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return (
             "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
         )
+    if "register a hook on a tensor that doesn't require gradient" in text:
+        return "Frozen parameters have no gradient: leave them out of buckets and hooks."
+    if "a leaf Variable that requires grad" in text:
+        return "Parameters are written under torch.no_grad(): autograd has no part in the step."
+    if EMPTY.search(text) and case_of_it.sides[0].instructions.get("once"):
+        return ONCE
     if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
         return "A parameter without a gradient keeps its place in the row: zeros stand there."
     return ""
 
 
-def values(draw: Draw, buckets: bool = False) -> Iterator[Case]:
+def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
     """The traps, ranks that use different parts of the model; hidden: more ranks, accumulation.
 
-    buckets: with room for one linear layer in each.
+    cleared: what zero_grad() has to clear. buckets: with room for one linear layer in each.
     """
 
     def one(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
@@ -65,7 +75,11 @@ def values(draw: Draw, buckets: bool = False) -> Iterator[Case]:
             width = training.model["width"]
             training.more["kwargs"] = {"bucket_bytes": 8 * width * (width + 1)}
         otherwise = SOMETIMES if model == "sometimes" else ""
-        told = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
+        told = [
+            value_line(
+                training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
+            )
+        ]
         if model == "traps":
             told.insert(0, start_line(training))
         return case(RECIPE, training, title, told)
@@ -74,18 +88,22 @@ def values(draw: Draw, buckets: bool = False) -> Iterator[Case]:
     yield one(2, "sometimes", SGD, "SGD, 2 ranks: a block that not every rank uses", 1.5)
     if draw.hidden:
         yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
-        yield one(4, "plain", ADAMW, "AdamW, 4 ranks", 1)
+        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
         yield one(4, "traps", SGD, "SGD, 4 ranks, the traps again", 1, micro=2)
         yield one(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
 
 
-def accumulation(draw: Draw, volume: int, weight: float) -> Case:
-    """Two microbatches a step: values, and the bytes of a step."""
-    training = small(draw, 3, "plain", ADAMW, micro=2, width=6)
+def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
+    """Two microbatches a step, weight decay, a frozen block: values, and the bytes of a step.
+
+    The parameters come as an iterator, as notebooks and torch.optim have them.
+    """
+    training = small(draw, 3, "frozen", ADAMW, micro=2, width=6)
+    training.more["once"] = True
     title = "AdamW, 3 ranks, 2 microbatches"
     hint = accumulated_one if volume == 2 else accumulated_two
     told = [
-        value_line(training, title, weight=2),
+        value_line(training, title, weight=2, cleared=cleared),
         step_bytes(volume, training, hint, title="bytes, 2 microbatches", weight=weight),
     ]
     return case(RECIPE, training, title, told)
@@ -142,8 +160,8 @@ def held_two(ratio: float) -> str:
     point="holding less",
 )  # fmt: skip
 def zero1_optimizer(draw: Draw) -> Iterator[Case]:
-    yield from values(draw)
-    yield accumulation(draw, 2, 1.5)
+    yield from values(draw, WHOLE_GRADIENTS)
+    yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
     training = wide(draw, RANKS)
     state = 3 * WHOLE / RANKS  # momentum, a copy of the shard, and its gradient
     yield case(
@@ -176,8 +194,8 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
     point="holding less",
 )  # fmt: skip
 def zero2_optimizer(draw: Draw) -> Iterator[Case]:
-    yield from values(draw, buckets=True)
-    yield accumulation(draw, 3, 1.5)
+    yield from values(draw, SHARDED_GRADIENTS, buckets=True)
+    yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
     training = wide(draw, RANKS)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS

@@ -720,6 +720,63 @@ class BucketedDataParallel(torch.nn.Module):
         self.start_again()
 
 
+# %% wrong: hooks do not look whether no_sync is on
+# says: its buckets left although it ran under no_sync
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [set(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        self.missing[self.place[p]].discard(p)
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [set() for _ in self.buckets]
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
 # %% wrong: one all-reduce for each parameter, in hooks
 # says: Copy the gradients of a bucket into one flat tensor
 class BucketedDataParallel(torch.nn.Module):

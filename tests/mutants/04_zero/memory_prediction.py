@@ -101,6 +101,28 @@ def memory_per_rank(params, n, stage, offload=False):
     print(16 * params)
 
 
+# %% wrong: each stage divides one part alone
+# says: each stage divides what the one before it divides
+def memory_per_rank(params, n, stage, offload=False):
+    states = 12 * params / (n if stage == 1 else 1)
+    gradients = 2 * params / (n if stage == 2 else 1)
+    weights = 2 * params / (n if stage == 3 else 1)
+    if offload:
+        return weights + (gradients if stage == 1 else 0)
+    return weights + gradients + states
+
+
+# %% wrong: the gradients are whole again in stage 3
+# says: and what stage 2 shards
+def memory_per_rank(params, n, stage, offload=False):
+    states = 0 if offload else 12 * params / (n if stage >= 1 else 1)
+    gradients = 2 * params / (n if stage == 2 else 1)
+    weights = 2 * params / (n if stage == 3 else 1)
+    if offload and stage > 1:
+        gradients = 0
+    return weights + gradients + states
+
+
 # %% right: what every rank keeps and what is divided
 def memory_per_rank(params, n, stage, offload=False):
     whole, divided = [(16, 0), (4, 12), (2, 14), (0, 16)][stage]

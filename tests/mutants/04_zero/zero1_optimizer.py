@@ -601,6 +601,197 @@ class Zero1Optimizer:
             p.grad = None
 
 
+# %% wrong: frozen parameters are in the shard, with zeros for gradients
+# says: weight decay needs no gradient
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = params
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: params is gone through twice
+# says: a second loop finds nothing
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: params is gone through twice, the broadcast finds nothing
+# says: a second loop finds nothing
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        self.params = [p for p in params if p.requires_grad]
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: zero_grad() clears the shard's gradient
+# says: has to clear the parameters' gradients
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: autograd looks on as parameters are written
+# says: written under torch\.no_grad\(\)
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad = self.shard.grad / self.n
+        self.optimizer.step()
+        self.shard.grad = None
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
 # %% right: parameters are views of the flat buffer
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):

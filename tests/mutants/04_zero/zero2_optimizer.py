@@ -851,6 +851,210 @@ class Zero2Optimizer:
         self.optimizer.zero_grad()
 
 
+# %% wrong: frozen parameters are in the shards, with zeros for gradients
+# says: weight decay needs no gradient
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed(params):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: frozen parameters get hooks
+# says: leave them out of buckets and hooks
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed(params):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: params is gone through twice
+# says: a second loop finds nothing
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed([p for p in params if p.requires_grad]):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
 # %% right: with PyTorch's collectives begun and waited for later
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):

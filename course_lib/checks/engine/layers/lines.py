@@ -154,11 +154,9 @@ def difference(name: str, rank: int, found: torch.Tensor, wanted: torch.Tensor) 
     general = f"on rank {rank} {subject(name)} is not what one process gets"
     error = (found.double() - wanted.double()).abs().nan_to_num(float("inf")).flatten()
     worst = int(error.argmax())
-    got, want = float(found.flatten()[worst]), float(wanted.flatten()[worst])
+    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
     where = [int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)]
-    return Sentence(
-        f"{general}: element {where} is {got:.4g} instead of {want:.4g}.", f"{general}."
-    )
+    return Sentence(f"{general}: element {where} is {got} instead of {want}.", f"{general}.")
 
 
 def values_or_refusal_line(

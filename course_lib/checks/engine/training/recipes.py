@@ -6,6 +6,7 @@ Instructions of all of them:
     optimizer    [name in torch.optim, keyword arguments]
     steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
     kwargs       keyword arguments of the student's class
+    once         whether an optimizer's parameters come as an iterator, as model.parameters() gives them
     no_sync      whether all microbatches of a step but the last run under the class's no_sync()
     memory       whether memory is watched (see `watching`)
     tell         which tensors go back: "start", "grads", "params", "end", "buffers"
@@ -158,7 +159,8 @@ def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: 
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())
-    optimizer = objects[0](every, make, **defaults, **instructions.get("kwargs", {}))
+    params = iter(every) if instructions.get("once") else every
+    optimizer = objects[0](params, make, **defaults, **instructions.get("kwargs", {}))
     session.started()
     for step in range(len(instructions["steps"])):
         quiet = optimizer.no_sync if instructions.get("no_sync") else None

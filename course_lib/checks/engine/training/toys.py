@@ -82,6 +82,15 @@ class Sometimes(Toy):
         return last(x)
 
 
+class Frozen(Toy):
+    """The middle one of three blocks is frozen."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(3)])
+        self.blocks[1].requires_grad_(False)
+
+
 class Shift(nn.Module):
     """x + a buffer of random numbers, which forward does not write."""
 
@@ -103,7 +112,9 @@ class Shifted(Toy):
         self.blocks = nn.ModuleList([Block(width), Shift(width), Block(width)])
 
 
-MODELS = {"plain": Plain, "traps": Traps, "sometimes": Sometimes, "shifted": Shifted}
+MODELS = {
+    "plain": Plain, "traps": Traps, "sometimes": Sometimes, "frozen": Frozen, "shifted": Shifted,
+}  # fmt: skip
 
 
 def build(description: dict) -> Toy:

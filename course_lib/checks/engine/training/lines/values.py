@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
@@ -139,8 +140,10 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
         )
     error = (found[name].to(torch.float64) - expected[name]).abs()
     worst = int(error.nan_to_num(float("inf")).flatten().argmax())
-    got, want = float(found[name].flatten()[worst]), float(expected[name].flatten()[worst])
-    return Sentence(f"{general}: an element is {got:.4g} instead of {want:.4g}.", f"{general}.")
+    got, want = words.apart(
+        float(found[name].flatten()[worst]), float(expected[name].flatten()[worst])
+    )
+    return Sentence(f"{general}: an element is {got} instead of {want}.", f"{general}.")
 
 
 def told(
