@@ -36,7 +36,7 @@ from autograder.drift import differences
 from autograder.kernels import QuietKernel, prefer_this_environment
 from autograder.outputs import clean
 from autograder.release import generate
-from autograder.scores import score_cell
+from autograder.scores import first_failure, score_cell
 from autograder.twin import BuildError, grade_id, read_twin
 
 CELL_TIMEOUT = 300
@@ -74,7 +74,10 @@ def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
 
 
 def require_full_points(notebook: NotebookNode) -> None:
-    """Raises BuildError unless every cell that its check grades gives the solution its full points."""
+    """Raises BuildError unless every cell that its check grades gives the solution its full points.
+
+    In the visible cases, too, whose report the hidden cases' points come after: students see that one.
+    """
     for cell in notebook.cells:
         own = cell.metadata.get("nbgrader", {})
         if own.get("grade") and not own.get("solution"):
@@ -83,6 +86,11 @@ def require_full_points(notebook: NotebookNode) -> None:
                 raise BuildError(
                     f"the solution gets {score.points} of {score.maximum} points in "
                     f"{grade_id(cell)!r}: {score.reason}"
+                )
+            if failed := first_failure(cell):
+                raise BuildError(
+                    f"the solution gets all points in {grade_id(cell)!r}, and yet its check printed a case "
+                    f"that failed: {failed}"
                 )
 
 

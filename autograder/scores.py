@@ -20,6 +20,7 @@ from nbformat import NotebookNode
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 REASON_LENGTH = 240
+UNKNOWN = "some cases of the check failed"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def _extra_credit(cell: NotebookNode) -> Score:
     if errors:
         return Score(0.0, 0.0, one_line(f"{errors[0].ename}: {errors[0].evalue}"))
     printed = "".join(output.get("text", "") for output in cell.outputs)
-    return Score(0.0, 0.0, _first_failure(cell) if "✗" in printed or "✓" not in printed else "")
+    passed = "✓" in printed and "✗" not in printed
+    return Score(0.0, 0.0, "" if passed else first_failure(cell) or UNKNOWN)
 
 
 def _gives_number(cell: NotebookNode) -> bool:
@@ -70,11 +72,11 @@ def _partial(result: NotebookNode, maximum: float, cell: NotebookNode) -> Score:
     if not 0.0 <= points <= maximum:
         reason = f"the check's result is {one_line(text)!r}, not a number from 0 to {maximum:g}"
         return Score(0.0, maximum, reason)
-    return Score(points, maximum, "" if points == maximum else _first_failure(cell))
+    return Score(points, maximum, "" if points == maximum else first_failure(cell) or UNKNOWN)
 
 
-def _first_failure(cell: NotebookNode) -> str:
-    """The first failing case in the check's report: its title and its first sentence."""
+def first_failure(cell: NotebookNode) -> str:
+    """The first failing case in the check's reports, its title and first sentence; "" when none failed."""
     lines = [
         line
         for output in cell.outputs
@@ -86,7 +88,7 @@ def _first_failure(cell: NotebookNode) -> str:
             title = re.sub(r"\s{2,}.*", "", match[2])
             sentence = _first_sentence(lines[number + 1 :], len(match[1]))
             return one_line(f"{title}: {sentence}" if sentence else title)
-    return "some cases of the check failed"
+    return ""
 
 
 def _first_sentence(lines: list[str], margin: int) -> str:

@@ -188,6 +188,16 @@ def test_nothing_is_written_when_the_solution_loses_points(toy: Path) -> None:
     assert (toy / NOTEBOOK).read_bytes() == before
 
 
+def test_nothing_is_written_when_only_the_visible_cases_lose_points(toy: Path) -> None:
+    in_twin("report = check(two)", "report = check(lambda: ['order'])")(toy)
+    before = (toy / NOTEBOOK).read_bytes()
+    with pytest.raises(
+        BuildError, match=r"all points in 'two_check', .* order: the order is wrong"
+    ):
+        build("00_toy", solutions=toy / "solutions", notebooks=toy / "notebooks")
+    assert (toy / NOTEBOOK).read_bytes() == before
+
+
 def test_nothing_is_written_when_a_cell_fails(toy: Path) -> None:
     in_twin('# %% tags=["raises-exception"]', "# %%")(toy)
     before = (toy / NOTEBOOK).read_bytes()
