@@ -6,6 +6,7 @@ import functools
 import json
 import linecache
 import os
+import re
 import signal
 import sys
 import threading
@@ -326,8 +327,16 @@ def test_output_of_a_failing_case_is_shown_and_bounded(printed):
     report = check(SHIFT, shift(before=storm, result="received + 1"))
     out = printed()
     assert report.score == 0
-    assert "| rank 0 printed: here 19999" in out
+    assert re.search(r"\| ranks? [\d to]+ printed: here 19999", out)
     assert out.count("printed:") <= 4 * len(report.lines)
+
+
+def test_output_is_told_once_for_all_ranks_cut_visibly_and_not_beside_the_error_it_repeats(printed):
+    said = "text = ' '.join(['the', 'chunks', 'do', 'not', 'fit']); print('x' * 200); print(text)"
+    check(SHIFT, shift(before=f"{said}; raise ValueError(text)"))
+    out = printed()
+    assert " ".join(out.split()).count("the chunks do not fit") == 1
+    assert re.search(r"\| ranks 0 (and|to) \d printed: x{86} \.\.\.$", out, re.MULTILINE)
 
 
 def test_output_of_a_right_case_is_not_shown(printed):

@@ -17,9 +17,10 @@ from torch import nn
 
 from course_lib.checks.data_parallel import bucketed
 from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine import refusing
+from course_lib.checks.engine import refusing, words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, wrong
 from course_lib.checks.engine.training import lines, single, toys, watching
+from course_lib.checks.zero import stages
 from course_lib.runtime import wire
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -159,6 +160,24 @@ class Forger(Right):
                     entry[1] += 2
 
 
+class OwnStartOptimizer:
+    """Gradients are averaged; each rank trains the model that it made."""
+
+    def __init__(self, params: list[nn.Parameter], optimizer_cls: type, **defaults: object):
+        self.params = params
+        self.optimizer = optimizer_cls(params, **defaults)
+
+    def step(self) -> None:
+        for p in self.params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
 def training(
     n: int, model: dict, *, micro: int = 1, steps: int = 2, **more: object
 ) -> single.Training:
@@ -265,6 +284,29 @@ def test_hidden_cases_tell_whether_bucket_bytes_is_looked_at(seed: int) -> None:
     right, wrong = found.values()
     assert right["passed"] and not wrong["passed"]
     assert "with bucket_bytes=1 1 bucket left" in " ".join(wrong["sentences"])
+
+
+def test_a_wrong_start_is_named_also_where_nothing_else_looks_at_the_start(seed: int) -> None:
+    cases = stages.zero1_optimizer.cases(Draw(seed))
+    sometimes = next(case for case in cases if "a block that not every rank uses" in case.title)
+    (line,) = judged(OwnStartOptimizer, sometimes).values()
+    told = " ".join(line["sentences"])
+    assert "are to start from the first rank's" in told and "have no gradient" not in told
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        (-0.29588, 1.5, ("-0.2959", "1.5")),
+        (-0.295881, -0.295883, ("-0.295881", "-0.295883")),
+        (1.0, 1.0 + 2**-52, ("1", "1.0000000000000002")),
+        (float("nan"), 2.0, ("nan", "2")),
+    ],
+)
+def test_numbers_are_shown_with_as_many_digits_as_tell_them_apart(
+    one: float, other: float, shown: tuple[str, str]
+) -> None:
+    assert words.apart(one, other) == shown
 
 
 def test_a_steps_bytes_and_what_the_run_ends_with() -> None:

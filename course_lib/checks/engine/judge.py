@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from course_lib.checks.engine import faults, refusing, replies, traffic, witness
+from course_lib.checks.engine import faults, refusing, replies, traffic, witness, words
 from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
@@ -28,7 +28,8 @@ from course_lib.runtime.sandbox.spec import Sandbox
 
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
-OUTPUT_LINES = 4
+OUTPUT_LINES, OUTPUT_WIDTH = 4, 90
+QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 HEADER = 4 << 20  # bytes of an answer beside its tensors
 HALF = 0.5
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
@@ -217,13 +218,23 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
 
 
 def printed(outcome: Outcome) -> list[str]:
-    """A few lines of what the ranks printed, for a failing case."""
+    """A few lines of what the ranks printed, for a failing case; without what its failure quotes anyway."""
+    ranks: dict[str, list[int]] = {}
+    for rank, lines in enumerate(outcome.output):
+        for text in dict.fromkeys(lines[-2:]):
+            ranks.setdefault(text, []).append(rank)
+    told = outcome.failure.headline if outcome.failure is not None else ""
     said = [
-        f"rank {r} printed: {text[:90]}"
-        for r, lines in enumerate(outcome.output)
-        for text in lines[-2:]
+        f"{words.ranks(which)} printed: {cut(text)}"
+        for text, which in ranks.items()
+        if len(text) < QUOTED or text.strip() not in told
     ]
     return said[:OUTPUT_LINES]
+
+
+def cut(text: str) -> str:
+    """A line that is too long for the table ends where it is cut in three dots."""
+    return text if len(text) <= OUTPUT_WIDTH else f"{text[: OUTPUT_WIDTH - 4]} ..."
 
 
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
