@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from autograder import status
-from course_lib.runtime.pool import Preloaded
+from course_lib.runtime.preloaded import Preloaded
 from course_lib.runtime.sandbox.spec import Sandbox
 
 

@@ -47,7 +47,7 @@ def run_rank(index: int, order: dict, fds: list[int]) -> None:
 
 
 class Spawner:
-    """What `pool.Preloaded` is to the pools, without a preloaded process."""
+    """What `Preloaded` is to the pools, without a preloaded process."""
 
     owner = 0  # of no process: nothing is closed at exit
 

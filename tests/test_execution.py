@@ -18,7 +18,7 @@ from autograder.limits import Limits
 from autograder.transcript import SHOWN, Transcript
 from course_lib.runtime import wire
 from course_lib.runtime.errors import LaunchError
-from course_lib.runtime.pool import Preloaded
+from course_lib.runtime.preloaded import Preloaded
 
 SECONDS = 60  # in which nothing that is to end by itself should be interrupted
 LIMITS = Limits(output=2000, payload=1 << 20)

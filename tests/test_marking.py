@@ -29,7 +29,7 @@ from autograder.walk import JudgeFailureError
 from course_lib.checks.engine.report import Report, ReportLine
 from course_lib.runtime import places, pool, wire
 from course_lib.runtime.errors import LaunchError
-from course_lib.runtime.pool import Preloaded
+from course_lib.runtime.preloaded import Preloaded
 
 NAME = "00_first_ranks"
 LIMITS = Limits(cell=20, check=20, submission=60, output=2000)

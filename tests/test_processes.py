@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from course_lib import RankError, launch
 from course_lib.runtime import pool as pools
+from course_lib.runtime import wire
+from course_lib.runtime.run import run_ranks
 
 Assert = Callable[..., None]
 pytestmark = pytest.mark.usefixtures("own_temporary_folder")
@@ -203,6 +205,19 @@ def test_ranks_forked_before_an_import_was_asked_for_are_not_taken() -> None:
         assert module in taken.imported
     finally:
         taken.end()
+
+
+def test_the_time_of_a_task_begins_when_its_imports_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools.preloaded()  # which does not find the module: the ranks import it themselves
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = run_ranks(
+        "course_lib.runtime.call:call", {}, wire.dumps((dist.get_rank, (), {})),
+        world_size=2, timeout=3, imports=["slow_to_import"],
+    )  # fmt: skip
+    assert outcome.failure is None, outcome.failure.message
 
 
 def test_descriptors_do_not_grow() -> None:

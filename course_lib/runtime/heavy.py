@@ -1,7 +1,7 @@
 """What of PyTorch a rank imports only when its code needs it, which takes it a second or two.
 
 A rank tells which of these it has at its end, and the preloaded process imports them then, so that this
-is paid once in a session and not in every rank of every launch (see `pool.Preloaded.also_import`).
+is paid once in a session and not in every rank of every launch (see `Preloaded.also_import`).
 """
 
 HEAVY = (

@@ -6,6 +6,7 @@ receiving from it, would break with it and hide the cause.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import importlib
@@ -143,6 +144,7 @@ def be_first_to_go_when_memory_is_short() -> None:
 def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buffers: list) -> None:
     """Run one task and send the reply: a JSON header, and buffers that the caller understands."""
     prepare(task, rank)
+    import_all(task["imports"])  # the task's time begins when this is done
     groups_before = process_groups()
     recorder.begin_task(task["id"])
     reply: dict[str, Any] = {"task": task["id"], "ok": False}
@@ -188,6 +190,13 @@ def prepare(task: dict, rank: int) -> None:
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def import_all(modules: list[str]) -> None:
+    """One that is not there is the task's to tell of."""
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
 
 def refuse_open_work(recorder: Recorder) -> None:

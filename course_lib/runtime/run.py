@@ -21,7 +21,8 @@ from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
-from course_lib.runtime.pool import ONE_THREAD, Pool
+from course_lib.runtime.pool import Pool
+from course_lib.runtime.preloaded import ONE_THREAD
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
 from course_lib.runtime.watch import Reply, Watch
@@ -32,6 +33,7 @@ GRACE = 0.4  # seconds that the others get after the first rank raised, to raise
 # backends whose ranks serve several calls: an NCCL communicator costs seconds, and `alone` forks for each
 KEPT = {"nccl", ALONE}
 START = 120  # seconds for the ranks to join their process group
+READY = 60  # seconds for them to begin the task: to import what it needs
 MOST_REPLY = 1 << 40  # bytes
 
 
@@ -45,9 +47,7 @@ class Outcome:
     seconds: float
     backend: str
     output: list[list[str]]  # the last lines that each rank printed
-    wire_bytes: int | None = (
-        None  # sent during the task on the sandbox's loopback, counted by the kernel
-    )
+    wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
     limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
 
 
@@ -67,9 +67,9 @@ def run_ranks(
     nothing of this process's folder and environment. A rank whose answer is longer than `reply_limit`
     bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
-    at the end, with `spare`, as many as these. `imports`: modules that every rank will need; what else of
-    PyTorch a rank turned out to need, the ranks to come find imported. LaunchError when the ranks cannot be
-    started; KeyboardInterrupt passes through, after the ranks were ended.
+    at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
+    before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
+    LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
     global _tasks
     _tasks += 1
@@ -89,11 +89,11 @@ def run_ranks(
             receiver.limit = reply_limit
         before = pool.children.loopback()
         began = time.monotonic()
-        hand_out(watch, entry, header, buffers, seed)
+        hand_out(watch, entry, header, buffers, seed, imports)
         if ahead is not None and backend not in KEPT:
             pools.spare(ahead, backend, record, sandbox)
         try:
-            observe(watch, output, began + timeout)
+            observe(watch, output, timeout)
         except KeyboardInterrupt:
             drain(watch, output)
             text = diagnose(watch, timeout, interrupted=True)
@@ -153,13 +153,16 @@ def start_failure(pool: Pool, rank: int) -> str:
     return f"rank {rank} ended while it joined the process group. Its last words:\n{last}"
 
 
-def hand_out(watch: Watch, entry: str, header: Any, buffers: Sequence[Any], seed: int) -> None:
+def hand_out(
+    watch: Watch, entry: str, header: Any, buffers: Sequence[Any], seed: int, imports: Sequence[str]
+) -> None:
     pool = watch.pool
     walled = pool.sandbox is not None
     task = {
         "id": watch.task, "entry": entry, "seed": seed, "path": [os.path.abspath(p) for p in sys.path],
         "folder": None if walled else os.getcwd(),
         "environment": {} if walled else environment_changes(pool), "sources": cell_sources(),
+        "imports": list(imports),
     }  # fmt: skip
     for rank, sock in enumerate(pool.sockets):
         own_header = header[rank] if isinstance(header, list) else header
@@ -190,9 +193,13 @@ def cell_sources() -> dict[str, str]:
     }
 
 
-def observe(watch: Watch, output: Output, deadline: float) -> None:
-    """Read replies, output and exits until every rank is done, or it is clear that they never will."""
-    pool = watch.pool
+def observe(watch: Watch, output: Output, timeout: float) -> None:
+    """Read replies, output and exits until every rank is done, or it is clear that they never will.
+
+    The time is counted from when the last rank has begun the task.
+    """
+    pool, ready = watch.pool, False
+    deadline = time.monotonic() + READY + timeout
     with selectors.DefaultSelector() as selector:
         for rank in range(pool.world_size):
             selector.register(pool.sockets[rank], selectors.EVENT_READ, ("reply", rank))
@@ -209,6 +216,8 @@ def observe(watch: Watch, output: Output, deadline: float) -> None:
                 watch.first_trouble = now
             if watch.first_trouble and now - watch.first_trouble > GRACE:
                 return
+            if not ready and watch.all_begun():
+                ready, deadline = True, now + timeout
             if now > deadline:
                 watch.verdict = "timeout"
                 return

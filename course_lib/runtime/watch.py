@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from course_lib.ledger import rows
 from course_lib.runtime.pool import Pool
 
 Reply = tuple[dict, list[bytearray]]
@@ -28,6 +29,11 @@ class Watch:
     @property
     def running(self) -> set[int]:
         return self.alive - set(self.replies)
+
+    def all_begun(self) -> bool:
+        """Whether every rank has begun the task; what it does of a student's comes after that."""
+        states = [self.pool.board.read(rank) for rank in range(self.pool.world_size)]
+        return all(one.task == self.task and one.state != rows.IDLE for one in states)
 
     def raised(self) -> list[int]:
         return [rank for rank, (reply, _) in self.replies.items() if not reply["ok"]]

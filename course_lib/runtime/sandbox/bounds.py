@@ -11,7 +11,7 @@ from course_lib.runtime.sandbox import control, hierarchy, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 if TYPE_CHECKING:
-    from course_lib.runtime.pool import Preloaded
+    from course_lib.runtime.preloaded import Preloaded
 
 TAKE_MEMORY = "course_lib.runtime.sandbox.bounds:take_memory"
 MEMORY, PIECE = 16 << 20, 1 << 20  # bytes

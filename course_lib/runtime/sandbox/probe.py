@@ -17,7 +17,7 @@ from course_lib.runtime.sandbox.bounds import bounds_hold, writable
 from course_lib.runtime.sandbox.spec import Sandbox
 
 if TYPE_CHECKING:
-    from course_lib.runtime.pool import Preloaded
+    from course_lib.runtime.preloaded import Preloaded
 
 LOOK_AROUND = "course_lib.runtime.sandbox.probe:look_around"
 LEAVE_NOTE = "course_lib.runtime.sandbox.probe:leave_note"

@@ -1,0 +1,128 @@
+"""The kernel's side of the preloaded process: start it, ask it to fork and to import, hear what it tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from course_lib.runtime.children import Children, Entry
+from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.sandbox.spec import Sandbox
+
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+PRELOAD = ("torch", "torch.distributed", "numpy.random", "cloudpickle", "course_lib.runtime.rank",
+           "course_lib.runtime.alone", "course_lib.runtime.call",
+           "course_lib.runtime.sandbox.init")  # fmt: skip
+
+
+class Preloaded:
+    """A process that has imported torch and forks others on request.
+
+    environment: what it is started with, instead of this process's own; `modules` are imported there.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = (), environment: dict[str, str] | None = None):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.environment = dict(os.environ if environment is None else environment)
+        given = dict(
+            self.environment, **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
+            PYTORCH_NVML_BASED_CUDA_CHECK="1",
+        )  # fmt: skip
+        given.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        code = (
+            f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
+            "from course_lib.runtime.preload import main\n"
+            f"main({there.fileno()}, {os.getpid()}, {[*PRELOAD, *modules]!r})"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[there.fileno()], env=given,
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        there.close()
+        self.socket, self.owner = here, os.getpid()
+        self.groups: dict[int, Children] = {}
+        self.imported = {*PRELOAD, *modules}
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def spawn(self, entries: Sequence[Entry], sandbox: Sandbox | None = None) -> Children:
+        """Fork one process for each entry; see `Children`."""
+        return Children(self, entries, sandbox)
+
+    def also_import(self, modules: Sequence[str]) -> None:
+        """Import these before the next fork, unless that was asked for before; returns at once."""
+        more = [name for name in modules if name not in self.imported]
+        if more:
+            self.imported.update(more)
+            with contextlib.suppress(
+                OSError
+            ):  # it has ended; the next launch tells, or starts anew
+                self.socket.send(json.dumps({"import": more}).encode())
+
+    def read(self, wait: float | None = 0) -> bool:
+        """Take in what the process has told; False when nothing came within `wait` seconds."""
+        if not select.select([self.socket], [], [], wait)[0]:
+            return False
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise LaunchError(self.obituary())
+        message = json.loads(data)
+        group = self.groups.get(message.get("of"))
+        if group is not None:  # else it speaks of children that were ended
+            group.take(message)
+        return True
+
+    def obituary(self) -> str:
+        code = self.process.wait()
+        said = (
+            self.process.stderr.read().decode(errors="replace").strip()
+            if self.process.stderr
+            else ""
+        )
+        reason = f" It said:\n{said}" if said else ""
+        return (
+            f"the process that forks the ranks ended (exit code {code}); the next launch() starts a new "
+            f"one. If it happens again, run `python -m course_lib.doctor`.{reason}"
+        )
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.owner != os.getpid():
+            return
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+
+class Adopted(Preloaded):
+    """A server that somebody else started, in the same sandbox, and handed over as a socket."""
+
+    def __init__(self, sock: socket.socket):
+        self.socket, self.owner = sock, os.getpid()
+        self.environment = dict(os.environ)
+        self.groups = {}
+        self.imported = set(PRELOAD)
+        self.gone = False
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and not self.gone
+
+    def obituary(self) -> str:
+        self.gone = True
+        return "the process that forks the ranks has ended; no more ranks can be launched here."
+
+    def close(self) -> None:
+        self.socket.close()
