@@ -13,6 +13,7 @@ from course_lib.checks.engine.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.engine.layers.runs import Run, case
+from course_lib.checks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.tensor_parallel.heads import LR, Heads, head_mistakes
 from course_lib.checks.tensor_parallel.linear import POINT, SUB_GROUP, WHOLE_WEIGHT
 from course_lib.checks.tensor_parallel.shared import essential
@@ -155,7 +156,9 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     whole = Heads.draw(draw, 1, 2, 2, 4, (1, 3), True)
     run = attention_run("one", whole)
     yield case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
+    yield dropout_case(draw)
     if draw.hidden:
+        yield dropout_case(draw, 3, 6)
         yield grouped(draw, 4, 8, 4, "8 heads, 4 of keys and values, 4 ranks", 1)
         yield grouped(draw, 3, 6, 3, "6 heads, 3 of keys and values, 3 ranks", 1)
         yield grouped(draw, 4, 8, 1, "8 heads, 1 of keys and values, 4 ranks", 1)

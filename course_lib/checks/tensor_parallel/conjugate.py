@@ -128,7 +128,8 @@ def left(run: Run) -> list[Mistake]:
             lambda k: {"y": own[k], "grad.x": n * whole[k]},
         ),
         Mistake(
-            "Forward handed the rank's own term on: they are to be summed over the ranks.",
+            "Forward handed the rank's own term on: they are to be summed over the ranks, and what was begun "
+            "with async_op=True is to be waited for.",
             lambda k: {"y": own[k]},
         ),
         Mistake(
@@ -162,8 +163,9 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
 def no_graph(name: str, came: str) -> str:
     if name == "grad.x" and came == "None":
         return (
-            "What came back has no graph behind it: autograd does not see what torch.distributed does. Write "
-            "a torch.autograd.Function, and call its apply."
+            "What came back has no graph behind it, or a backward that returns None for x. Autograd does not "
+            "see what torch.distributed does: write a torch.autograd.Function, and call its apply. "
+            "dist.all_reduce works in place and returns nothing: return the tensor."
         )
     return ""
 

@@ -74,6 +74,15 @@ class Table:
         local = self.tokens - sum(sizes[:k])
         return local, (local < 0) | (local >= sizes[k])
 
+    def counted_from(self, each: Callable[[int], int]) -> Tensor:
+        """The sum over the ranks where rank k takes row k * each(k) of the table for its first."""
+        found = torch.zeros(())
+        for k in range(self.n):
+            rows, local = self.part(k, self.weight), self.tokens - k * each(k)
+            here = (local >= 0) & (local < len(rows))
+            found = found + rows[local.where(here, 0)].where(here[..., None], 0)
+        return found
+
     def own_rows(self, k: int) -> Tensor:
         """The rows of the tokens that rank k has, zeros for the others."""
         return self.y.masked_fill(self.local(k)[1][..., None], 0)
@@ -114,7 +123,7 @@ def run_of(table: Table, name: str = "table") -> Run:
 
 
 def mistakes(table: Table) -> list[Mistake]:
-    n, width = table.n, table.weight.shape[1]
+    n, (vocab, width) = table.n, table.weight.shape
     choices = (table.first_row, table.nearest_row, table.row_modulo)
     unmasked = (
         "Every rank added a row for every token. Of a token that another rank has, this one is to add "
@@ -141,6 +150,19 @@ def mistakes(table: Table) -> list[Mistake]:
         Mistake(
             "The ranks' rows were not summed: of each token one rank has the row, the others zeros.",
             lambda k: {"y": table.own_rows(k)},
+        ),
+        *(
+            Mistake(
+                f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. Of parts as "
+                "torch.tensor_split cuts them the first ones are one longer.",
+                lambda k, each=each: {"y": table.counted_from(each)},
+            )
+            for each in (
+                lambda k: vocab // n,
+                lambda k: -(-vocab // n),
+                lambda k: len(table.part(k, table.weight)),
+            )
+            if vocab % n
         ),
         Mistake(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
         *(

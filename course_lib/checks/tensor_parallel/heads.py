@@ -209,6 +209,15 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
                 lambda k: {"again": whole.copies_apart()},
             )
         ]
+    here = whole.heads // n
+    if here != whole.head_dim and whole.kv_heads == whole.heads:
+        found += [
+            Mistake(
+                f"The rank's features were read as {whole.head_dim} heads of {here}: a head's features lie "
+                f"side by side, unflatten(-1, (heads, head_dim)), here ({here}, {whole.head_dim}).",
+                output(attend, here),
+            )
+        ]
     if whole.head_dim % n == 0 and whole.kv_heads == whole.heads:
         found += [
             Mistake(

@@ -28,8 +28,8 @@ from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
 POINT = "a layer of which each rank has its part alone"
 SUB_GROUP = (0, 2)  # of three ranks
 WHOLE_WEIGHT = (
-    "The whole weight is still there: a slice is a view, and keeps all that it is a view of. Keep a copy of "
-    "this rank's part: .detach().clone()."
+    "The whole weight is still there: a slice is a view, and keeps all that it is a view of; so does an "
+    "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
 )
 UNEVEN = (
     "The last features belong to nobody: cut as torch.tensor_split does, where the first parts are longer, "

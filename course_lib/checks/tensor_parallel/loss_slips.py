@@ -153,6 +153,12 @@ def of_gradient(loss: Loss) -> list[Mistake]:
         rows = soft - loss.part(k, loss.one_hot)
         return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
 
+    def through_largest(k: int) -> Tensor:
+        """With what also went back to the rank's own largest logit, as if it alone had been taken off."""
+        own, rows = loss.part(k, loss.logits), loss.grad(k)
+        places = own.argmax(-1, keepdim=True)
+        return rows.scatter_add(-1, places, -rows.sum(-1, keepdim=True))
+
     def ignored(k: int) -> Tensor:
         return UPSTREAM / loss.counts.sum() * loss.part(k, soft - loss.one_hot)
 
@@ -179,6 +185,11 @@ def of_gradient(loss: Loss) -> list[Mistake]:
             lambda k: {"grad.logits": local(k)},
         ),
         Mistake(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
+        Mistake(
+            "A gradient went back through the largest logit. The loss does not depend on what is taken off: "
+            "logits.detach() before the maximum.",
+            lambda k: {"grad.logits": through_largest(k)},
+        ),
         Mistake(
             "That is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},

@@ -157,6 +157,12 @@ def scattered_wrong(run: Run) -> list[Mistake]:
     ]  # fmt: skip
 
 
+def other_way(run: Run, k: int) -> list[int]:
+    """The shape that the other function of the pair makes of the k-th rank's x."""
+    batch, seq, width = run.inputs[k]["x"].shape
+    return [batch, seq // run.size if run.object == GATHER else seq * run.size, width]
+
+
 def pair_misfit(run: Run) -> Any:
     """(name, what came, k) -> the usual cause of another shape."""
     batch, *_ = run.wanted[0]["y"].shape
@@ -167,6 +173,12 @@ def pair_misfit(run: Run) -> Any:
             return (
                 "What came back has no graph behind it: autograd does not see what torch.distributed does. "
                 "Write a torch.autograd.Function, and call its apply."
+            )
+        if name == "y" and shape == list(run.wanted[k]["grad.x"].shape) and run.object == GATHER:
+            return "That is x's own part: into a region the parts are gathered."
+        if name == "y" and shape == other_way(run, k):
+            return (
+                "That is the other of the two: one gathers forward, the other reduces and scatters."
             )
         if len(shape) == 3 and shape[0] != batch:
             return SIDE_BY_SIDE

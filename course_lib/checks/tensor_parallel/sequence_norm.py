@@ -16,7 +16,7 @@ from course_lib.ledger.operation import Operation
 NORM = 2  # place among the exercise's objects
 FLOAT = 8  # bytes
 SEQ = 1  # the dimension of the sequence in (batch, seq, width)
-EPS = 1e-5  # nn.LayerNorm's
+EPS = 0.01  # another than LayerNorm's, for those who leave it out
 
 
 def parts(one: Tensor, n: int) -> list[Tensor]:
@@ -41,7 +41,7 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
     ]  # fmt: skip
     return Run(
         "norm", [{"x": one} for one in parts(x, n)], wanted, parts(g, n), object=NORM,
-        make=([], {}), norm=(weight, bias),
+        make=([], {}), norm=(weight, bias), eps=EPS,
     )  # fmt: skip
 
 
@@ -55,6 +55,10 @@ def norm_wrong(run: Run) -> list[Mistake]:
     def own(k: int) -> Tensor:
         """The weight's gradient from the rank's own positions."""
         return (given[k] * F.layer_norm(x[k], (width,), eps=EPS)).sum((0, 1))
+
+    def other_eps(k: int) -> Tensor:
+        given = run.wanted[k]["p.weight"], run.wanted[k]["p.bias"]
+        return F.layer_norm(x[k], (width,), *given)
 
     plain = [F.layer_norm(one, (width,), eps=EPS) for one in x]
     return [
@@ -78,6 +82,11 @@ def norm_wrong(run: Run) -> list[Mistake]:
         ),
         Mistake(
             "The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}
+        ),
+        Mistake(
+            f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
+            "norm.eps.",
+            lambda k: {"y": other_eps(k)},
         ),
     ]  # fmt: skip
 

@@ -33,6 +33,13 @@ def column_mistakes(whole: Whole, gather: bool) -> list[Mistake]:
         y = whole.y + (n - 1) * whole.product
         return y if gather else whole.part(k, y, -1)
 
+    def output_summed(k: int) -> Tensor:
+        """The gradient of x where every rank's part of the output had that of all parts, added up."""
+        parts = whole.g.tensor_split(n, -1)
+        if len({one.shape for one in parts}) > 1:
+            return whole.for_x.new_empty(0)  # the ranks do not agree on their collective
+        return sum(parts, torch.zeros(())) @ whole.part(k, whole.weight, 0)
+
     found = [
         *weight_mistakes(whole, 0),
         Mistake(
@@ -48,6 +55,11 @@ def column_mistakes(whole: Whole, gather: bool) -> list[Mistake]:
             "Each rank has the gradient of its own use of x alone. All ranks use x, so its gradient is the "
             "sum: identity forward, all-reduce backward.",
             lambda k: {"grad.x": term(k)},
+        ),
+        Mistake(
+            "The gradients of the output were summed, though each rank has other outputs: it is x that all "
+            "ranks use. Put identity_all_reduce on x, before the product.",
+            lambda k: {"grad.x": output_summed(k)},
         ),
         Mistake(
             f"That is the mean over the {n} ranks: a value used by many gets the sum of their gradients.",
@@ -232,7 +244,10 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if "does not require grad" in text:
         return "The output has no graph: what torch.distributed writes into, autograd does not see."
     if "shapes cannot be multiplied" in text:
-        return "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1."
+        return (
+            "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. By "
+            "columns it takes a whole x, by rows the rank's part, which of a whole x has to be taken first."
+        )
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
         return "Count the ranks of the group: dist.get_world_size(group), dist.get_rank(group)."

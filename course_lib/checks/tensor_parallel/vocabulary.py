@@ -38,8 +38,8 @@ from course_lib.ledger.operation import Operation
 FLOAT = 4  # bytes
 BESIDE = 32  # bytes of numbers, indices and masks that a target may leave for backward
 OVERFLOW = (
-    "exp of 1,000 is infinite, and that of -1,000 is 0: take the largest logit of all ranks off first. It "
-    "cancels: log(sum of exp(logits - largest)) + largest."
+    "exp of 1,000 is infinite, and that of -1,000 is 0: take the largest logit of all ranks off first "
+    "(an all-reduce with MAX). It cancels: log(sum of exp(logits - largest)) + largest."
 )
 
 

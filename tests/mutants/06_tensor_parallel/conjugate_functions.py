@@ -260,7 +260,7 @@ def all_reduce_identity(x, group=None):
 
 
 # %% wrong: without a graph
-# says: autograd does not see what torch.distributed does
+# says: Autograd does not see what torch.distributed does
 def identity_all_reduce(x, group=None):
     return x.detach().clone()
 
@@ -340,6 +340,39 @@ def identity_all_reduce(x, group=None):
 
 def all_reduce_identity(x, group=None):
     return Leave.apply(x)
+
+
+# %% wrong: backward returns what all_reduce returns
+# says: works in place and returns nothing
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return dist.all_reduce(grad.contiguous().clone(), group=ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone(), None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
 
 
 # %% right: the two halves of an all-reduce

@@ -1424,6 +1424,510 @@ class ParallelSelfAttention(torch.nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+# %% wrong: the same masks on every rank
+# says: Every rank dropped the same of its heads
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+            )
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: a seed of each rank's own, and left so
+# says: Behind the region all ranks draw the same
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        if dropout:
+            torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+        )
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: drops when nobody trains
+# says: Dropout is for training
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = self.dropout
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+            )
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: dropout is left out
+# says: Nothing was dropped while training
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = 0.0
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+            )
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: features of the heads are dropped
+# says: Dropout is of the weights of attention
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped
+            )
+            out = torch.nn.functional.dropout(out, dropout)
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: features of a head in strides
+# says: a head's features lie side by side
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def rows(linear, n, k):
+    out_features, in_features = linear.weight.shape
+    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
+    with torch.no_grad():
+        for mine, whole in zip(small.parameters(), linear.parameters()):
+            mine.copy_(whole.chunk(n)[k])
+    return small
+
+
+class ParallelSelfAttention(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % n or (kv_heads % n and n % kv_heads):
+            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+        copies, head_dim = max(1, n // kv_heads), width // heads
+        self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
+        if copies > 1:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            first = rank // copies * copies
+            same = ranks[first : first + copies]
+            self.holders = dist.new_group(same, use_local_synchronization=True)
+        query = torch.nn.Linear(width, width, bias)
+        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
+        out = torch.nn.Linear(width, width, bias)
+        self.query = rows(query, n, rank)
+        self.key = rows(key, n // copies, rank // copies)
+        self.value = rows(value, n // copies, rank // copies)
+        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias = out.bias
+
+    def kept(self, linear, x):
+        if self.holders is None:
+            return linear(x)
+        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
+
+    def forward(self, x):
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
+        q, k, v = (one.unflatten(-1, (self.head_dim, -1)).transpose(1, 2) for one in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        dropout = self.dropout if self.training else 0.0
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+            )
+        out = out.transpose(1, 2).flatten(-2)
+        y = Leave.apply(out @ self.out.T, self.group)
+        return y if self.bias is None else y + self.bias
+
+
 # %% right: a group for each key and value head
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -1460,7 +1964,7 @@ def rows(linear, n, k):
 
 
 class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
         super().__init__()
         rank, n = dist.get_rank(group), dist.get_world_size(group)
         kv_heads = heads if kv_heads is None else kv_heads
@@ -1468,6 +1972,7 @@ class ParallelSelfAttention(torch.nn.Module):
             raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
         copies, head_dim = max(1, n // kv_heads), width // heads
         self.group, self.head_dim, self.holders = group, head_dim, None
+        self.dropout, self.rank = dropout, rank
         if copies > 1:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
             first = rank // copies * copies
@@ -1494,9 +1999,13 @@ class ParallelSelfAttention(torch.nn.Module):
         q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
         q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
         grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
+        dropout = self.dropout if self.training else 0.0
+        with torch.random.fork_rng(devices=[]):
+            if dropout:
+                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+            )
         out = out.transpose(1, 2).flatten(-2)
         y = Leave.apply(out @ self.out.T, self.group)
         return y if self.bias is None else y + self.bias
@@ -1531,7 +2040,7 @@ class Sum(torch.autograd.Function):
 
 
 class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
         super().__init__()
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         kv_heads = kv_heads or heads
@@ -1555,7 +2064,7 @@ class ParallelSelfAttention(torch.nn.Module):
             ]
             self.biases = torch.nn.ParameterList([one.detach().clone() for one in kept])
         self.last = torch.nn.Parameter(last.weight.detach().chunk(self.n, 1)[self.rank].clone())
-        self.last_bias = last.bias
+        self.last_bias, self.dropout = last.bias, torch.nn.Dropout(dropout)
 
     def projected(self, x, i):
         weight, bias = self.weights[i], None if self.biases is None else self.biases[i]
@@ -1579,6 +2088,8 @@ class ParallelSelfAttention(torch.nn.Module):
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / self.size**0.5
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        ones = weights.new_ones(len(x), self.heads, *weights.shape[2:])  # masks of all heads
+        weights = weights * self.dropout(ones)[:, self.rank * here : (self.rank + 1) * here]
         out = torch.einsum("bhij,bjhd->bihd", weights, v).reshape(*x.shape[:2], -1)
         y = Sum.apply(out @ self.last.T, self.group)
         return y if self.last_bias is None else y + self.last_bias

@@ -1324,6 +1324,154 @@ class SequenceParallelNorm(torch.nn.Module):
         )
 
 
+# %% wrong: the norm's eps is left out
+# says: The norm's eps is left out
+def gathered(x, group):
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for _ in range(dist.get_world_size(group))
+    ]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, 1)
+
+
+def scattered(x, group):
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    seq = x.shape[1]
+    if seq // n * n < seq:
+        raise ValueError(f"{seq} positions are not divisible by {n}")
+    sent = torch.stack([x[:, r * (seq // n) : (r + 1) * (seq // n)] for r in range(n)])
+    got = torch.empty_like(sent)
+    dist.all_to_all_single(got, sent, group=group)
+    return got.sum(0)
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return scattered(grad, ctx.group), None
+
+
+class Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gathered(grad, ctx.group), None
+
+
+def all_gather_reduce_scatter(x, group=None):
+    return Gather.apply(x, group)
+
+
+def reduce_scatter_all_gather(x, group=None):
+    return Scatter.apply(x, group)
+
+
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, bias, group):
+        ctx.group = group
+        return weight.view_as(weight), bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx, for_weight, for_bias):
+        both = torch.stack([for_weight, for_bias])
+        dist.all_reduce(both, group=ctx.group)
+        return both[0], both[1], None
+
+
+class SequenceParallelNorm(torch.nn.LayerNorm):
+    def __init__(self, norm, group=None):
+        super().__init__(norm.normalized_shape)
+        self.group = group
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x):
+        weight, bias = Both.apply(self.weight, self.bias, self.group)
+        return torch.nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+# %% wrong: the pair the wrong way round
+# says: the other of the two|cannot be|not a multiple
+def gathered(x, group):
+    n = dist.get_world_size(group)
+    front = x.transpose(0, 1).contiguous()
+    whole = front.new_empty(n * front.shape[0], *front.shape[1:])
+    dist.all_gather_into_tensor(whole, front, group=group)
+    return whole.transpose(0, 1).contiguous()
+
+
+def scattered(x, group):
+    n = dist.get_world_size(group)
+    batch, seq, width = x.shape
+    if seq % n != 0:
+        raise ValueError(f"sequence of {seq} positions: not a multiple of the {n} ranks, pad it")
+    front = x.transpose(0, 1).contiguous()
+    own = front.new_empty(seq // n, batch, width)
+    dist.reduce_scatter_tensor(own, front, group=group)
+    return own.transpose(0, 1).contiguous()
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return scattered(grad, ctx.group), None
+
+
+class Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gathered(grad, ctx.group), None
+
+
+def all_gather_reduce_scatter(x, group=None):
+    return Scatter.apply(x, group)
+
+
+def reduce_scatter_all_gather(x, group=None):
+    return Gather.apply(x, group)
+
+
+class SequenceParallelNorm(torch.nn.Module):
+    def __init__(self, norm, group=None):
+        super().__init__()
+        self.eps = norm.eps
+        self.weight = torch.nn.Parameter(norm.weight.detach().clone())
+        self.bias = torch.nn.Parameter(norm.bias.detach().clone())
+
+        def add_up(grad):
+            grad = grad.contiguous().clone()
+            dist.all_reduce(grad, group=group)
+            return grad
+
+        self.weight.register_hook(add_up)
+        self.bias.register_hook(add_up)
+
+    def forward(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        scale = centred.square().mean(-1, keepdim=True).add(self.eps).rsqrt()
+        return centred * scale * self.weight + self.bias
+
+
 # %% right: the sequence brought to the front
 def gathered(x, group):
     n = dist.get_world_size(group)

@@ -6,6 +6,7 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     object     which of the exercise's objects, the first when left out
     make       [arguments, keyword arguments] of the class; left out: the object is called as it is
     norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
+    eps        the norm's
     model      description (see `models`) of a GPT that is the first argument: of a function that changes it
     kwargs     keyword arguments of the call
     group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
@@ -15,6 +16,7 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     backward   the tensor that is the output's gradient; left out: no backward
     views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
     lr         after backward lr times its gradient is taken from every parameter, and the layer called again
+    evaluates  whether the layer is put into evaluation first: layer.eval()
     refuses    whether a ValueError is an answer: it is told, and the run is over
     expects    {name: [dtype, shape]} of what goes back
 
@@ -55,7 +57,7 @@ _LayerNorm, _Parameter = nn.LayerNorm, nn.Parameter
 _manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
 _ranks_of = dist.get_process_group_ranks
 _get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
-_named_parameters = nn.Module.named_parameters
+_named_parameters, _train = nn.Module.named_parameters, nn.Module.train
 
 Told = tuple[dict, dict[str, Any]]
 refuse_imports()  # now: the harness imports this module, then reads the student's objects
@@ -190,13 +192,14 @@ class Run:
         del args  # of a model that was changed nothing is to be left over but what the layer keeps
         if isinstance(layer, _Module):
             layer.to(device())
+            _train(layer, not self.given.get("evaluates"))
         self.values["held"] = more(alive(), before)
         self.moment()
         return layer
 
     def norm(self) -> nn.LayerNorm:
         weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])
-        norm = _LayerNorm(len(weight))
+        norm = _LayerNorm(len(weight), eps=self.given["eps"])
         norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
         return norm
 

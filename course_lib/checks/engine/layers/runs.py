@@ -24,9 +24,10 @@ class Run:
     wanted: for each rank the tensors that must come back, in the order in which they are looked at: "y",
         "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
     make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
-    norm: weight and bias of an nn.LayerNorm that is the first argument.
+    norm: weight and bias of an nn.LayerNorm that is the first argument; eps: the norm's.
     model: description of a GPT that is the first argument.
     drawn: two numbers of the default generator come back too, as "drawn".
+    evaluates: the layer is called after eval(), as it is where nobody trains.
     The rest: see `recipes`.
     """
 
@@ -36,6 +37,7 @@ class Run:
     gradient: Sequence[torch.Tensor] | None = None
     make: tuple[Sequence, Mapping[str, Any]] | None = None
     norm: Sequence[torch.Tensor] = ()
+    eps: float = 1e-5
     model: Mapping[str, Any] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     object: int = 0
@@ -45,6 +47,7 @@ class Run:
     views: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     refuses: bool = False
     drawn: bool = False
+    evaluates: bool = False
 
     @property
     def size(self) -> int:
@@ -68,6 +71,8 @@ class Run:
             told["backward"] = "gradient"
         if self.lr is not None:
             told["lr"] = self.lr
+        if self.evaluates:
+            told["evaluates"] = True
         if group is not None:
             told["group"] = group
         return told
@@ -124,6 +129,7 @@ def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide
             described["backward"] = prefix + described["backward"]
         if run.norm:
             described["norm"] = [f"{prefix}norm.weight", f"{prefix}norm.bias"]
+            described["eps"] = run.eps
         inputs |= {prefix + name: one for name, one in run.tensors(k).items()}
         outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
         told.append(described)
