@@ -5,6 +5,9 @@
     validate.py    violation, validate: what is wrong with a schedule, as a sentence
     simulate.py    simulate: durations given, when does each action run, who waits, what bounds the time
     memory.py      peak_activations, weight_versions: what the order alone says of a rank's memory
+    stage.py       Stage, gpt_stages: a model cut into stages of equal work
+    run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py
+                   say in which order it sends, how, how a backward is split, and what stages share
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
     gantt.py       gantt: a simulated schedule as a chart
     explorer.py    explorer: the same with sliders, in a notebook
@@ -16,7 +19,9 @@ matplotlib and the course's colours; the rest can be copied out as it is.
 
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
 from .memory import peak_activations, weight_versions
+from .run import run_schedule
 from .simulate import Durations, Simulation, simulate
+from .stage import Stage, gpt_stages
 from .text import from_text, to_text
 from .validate import ScheduleError, validate, violation
 
@@ -28,8 +33,11 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Simulation",
+    "Stage",
     "from_text",
+    "gpt_stages",
     "peak_activations",
+    "run_schedule",
     "simulate",
     "stage_ranks",
     "to_text",

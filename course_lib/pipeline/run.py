@@ -1,0 +1,180 @@
+"""A schedule, done: `run_schedule` on the ranks of a pipeline.
+
+Each rank goes through its `plan`: it computes the action that is next, and posts the messages that stand
+before and after it, without waiting for them. It waits only for the one that an action needs.
+
+    F   input there? the module's forward; the output goes to the next stage; the graph is kept
+    B   gradient there? backward through the graph, which is freed; the input's gradient goes back
+    I   the same, the weights' half put aside (`halves.py`)
+    W   the weights' half
+    a pair: the forward's output travels while the backward computes
+
+The loss is a mean over all targets of the batch, of all microbatches. So the last stage divides the sum of
+each microbatch by the number of targets of the whole batch: the mean of the microbatches' means is another
+number as soon as they differ in size.
+
+What is kept of a microbatch between its F and its B is what autograd saved, and the way into its graph:
+the output itself, once it is sent, is nobody's any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .actions import Action, Schedule, flat, source, stage_ranks
+from .halves import LaterWeights
+from .messages import Messages
+from .plan import made, plan
+from .shared import Group, add_gradients, take_gradients
+from .stage import Stage
+from .validate import validate
+
+Microbatch = tuple[Tensor, Tensor]
+
+
+def run_schedule(
+    stage: Stage | Sequence[Stage],
+    actions: Schedule,
+    microbatches: Sequence[Microbatch],
+    group: Group = None,
+) -> dict[int, Tensor]:
+    """One step of training without the optimizer: forward and backward of all microbatches.
+
+    stage: the stages of this rank, or the one; see `gpt_stages`.
+    actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions.
+    microbatches: inputs and targets of each, the same on all ranks, where the stages are; of any sizes.
+        (Of inputs that it does not compute with a rank needs the shape, of targets which of them count.)
+
+    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches, as
+    one process would that ran the model on all of them, and the same on all ranks that share a parameter.
+    Returns each microbatch's part of this loss, on the rank of its last stage: their sum over all ranks is
+    the loss.
+
+    Sends: the output of each F to the rank of the next stage, and a gradient of the same size back for each
+    B or I; nothing between stages of one rank. What is shared: its gradient, once, to every other holder.
+    Under NCCL all ranks must have been in a collective call before.
+
+    Raises ScheduleError, with the first thing that is wrong, for a schedule that cannot be done, and
+    ValueError for stages, ranks or microbatches that are not the schedule's. Both before anything is sent.
+    """
+    stages = [stage] if isinstance(stage, Stage) else list(stage)
+    rank = dist.get_rank(group)
+    _checked(stages, actions, microbatches, rank, dist.get_world_size(group))
+    shared = [one.shared for one in stages]
+    earlier = take_gradients(shared)
+    run = _Run(stages, actions[rank], microbatches, group)
+    for steps in plan(actions, rank, stages[0].copies):
+        if steps[0].what == "compute":
+            run.compute(steps[0].action)
+        else:
+            run.messages.post(steps)
+    run.messages.settle(left=0)
+    add_gradients(shared, earlier, rank, group)
+    return run.losses
+
+
+class _Kept(NamedTuple):
+    """Of a microbatch between its F and its B: its input, the way into its graph, the half that can wait."""
+
+    x: Tensor
+    edge: GradientEdge
+    later: LaterWeights | None
+
+
+class _Run:
+    """The state of a rank: what is kept of each microbatch in each of its stages."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        row: Sequence,
+        microbatches: Sequence[Microbatch],
+        group: Group,
+    ):
+        self.stages = {stage.index: stage for stage in stages}
+        self.microbatches = microbatches
+        self.messages = Messages(group, self._empty)
+        self.losses: dict[int, Tensor] = {}
+        self.kept: dict[tuple[int, int], _Kept] = {}
+        self.later: dict[tuple[int, int], LaterWeights] = {}
+        self.halved = {(one.stage, one.microbatch) for one in flat(row) if one.kind == "I"}
+        self.count = sum(stages[0].count(targets) for _, targets in microbatches)
+
+    def compute(self, action: Action) -> None:
+        """One action: F, B, I or W."""
+        do = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
+        do[action.kind](action)
+
+    def _forward(self, action: Action) -> None:
+        stage, place = self.stages[action.stage], (action.stage, action.microbatch)
+        inputs, targets = self.microbatches[action.microbatch]
+        needed = source(action, stage.length)
+        x = inputs if needed is None else self.messages.take(needed).requires_grad_()
+        later = LaterWeights() if place in self.halved else None
+        with later or nullcontext():
+            output = stage.module(x)
+            if stage.last:
+                output = stage.loss(output, targets) / self.count
+        self.kept[place] = _Kept(x, get_gradient_edge(output), later)
+        if stage.last:
+            self.losses[action.microbatch] = output.detach()
+        else:
+            self.messages.put(action, output.detach().contiguous())
+        self.messages.settle()
+
+    def _backward(self, action: Action) -> None:
+        stage, place = self.stages[action.stage], (action.stage, action.microbatch)
+        needed = source(action, stage.length)
+        gradient = None if needed is None else self.messages.take(needed)
+        x, edge, later = self.kept.pop(place)
+        torch.autograd.backward((edge,), (gradient,))
+        if later is not None:
+            self.later[place] = later
+        if not stage.first:
+            assert x.grad is not None
+            self.messages.put(made(action), x.grad.contiguous())
+        self.messages.settle()
+
+    def _weights(self, action: Action) -> None:
+        self.later.pop((action.stage, action.microbatch)).finish()
+
+    def _empty(self, action: Action) -> Tensor:
+        """For what `action` of another rank makes: all stages pass on tensors of one shape."""
+        stage = next(iter(self.stages.values()))
+        inputs = self.microbatches[action.microbatch][0]
+        return torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
+
+
+def _checked(
+    stages: Sequence[Stage],
+    schedule: Schedule,
+    microbatches: Sequence[Microbatch],
+    rank: int,
+    world_size: int,
+) -> None:
+    """Raise what `run_schedule` says."""
+    if not stages:
+        raise ValueError(f"rank {rank} was given no stage: every rank of the pipeline holds one")
+    if not microbatches:
+        raise ValueError("there are no microbatches: give at least one, as (inputs, targets)")
+    length, copies = stages[0].length, stages[0].copies
+    validate(schedule, copies * length, len(microbatches), copies)
+    if len(schedule) != world_size:
+        raise ValueError(
+            f"the schedule is for {len(schedule)} ranks and the group has {world_size}: make the schedule "
+            "for as many ranks as there are"
+        )
+    held = sorted(stage.index for stage in stages)
+    meant = sorted(stage for stage, holder in stage_ranks(schedule).items() if holder == rank)
+    if held != meant:
+        raise ValueError(
+            f"rank {rank} was given stages {held}, but in this schedule it holds {meant}: cut the model by "
+            "the schedule that is run"
+        )

@@ -1,0 +1,91 @@
+"""Parameters that stages on several ranks hold: one value at the start, one gradient at the end.
+
+An embedding that is tied to the head is used at both ends of the model: its gradient has two terms, and each
+end computes one. Likewise of two copies of a stage each sees half of the microbatches. The terms are added
+up, once, when all backwards are done; with equal gradients the optimizers keep the values equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Group = dist.ProcessGroup | None
+
+
+class Shared(NamedTuple):
+    """A parameter, and the ranks of the group that hold it, in the order of their first stages."""
+
+    param: nn.Parameter
+    ranks: tuple[int, ...]
+
+
+@torch.no_grad()
+def same_values(stages: Sequence[dict[str, Shared]], rank: int, group: Group = None) -> None:
+    """Give what is shared the values of its first holder, which sends P to every other. All must call."""
+    operations, received = [], []
+    for _, (param, ranks) in _once(stages):
+        if rank == ranks[0]:
+            values = param.detach().contiguous()
+            operations += [_operation(dist.isend, values, other, group) for other in ranks[1:]]
+        else:
+            values = torch.empty_like(param, memory_format=torch.contiguous_format)
+            operations.append(_operation(dist.irecv, values, ranks[0], group))
+            received.append((param, values))
+    _exchange(operations)
+    for param, values in received:
+        param.copy_(values)
+
+
+def take_gradients(stages: Sequence[dict[str, Shared]]) -> dict[str, Tensor | None]:
+    """The gradients there are from before, taken off: they have been added up already."""
+    earlier = {}
+    for name, (param, _) in _once(stages):
+        earlier[name], param.grad = param.grad, None
+    return earlier
+
+
+@torch.no_grad()
+def add_gradients(
+    stages: Sequence[dict[str, Shared]],
+    earlier: dict[str, Tensor | None],
+    rank: int,
+    group: Group = None,
+) -> None:
+    """Add up the terms of all holders, and what `take_gradients` took off.
+
+    All holders must call. Each sends its term to every other, P bytes; there are two of them, as a rule.
+    """
+    operations, terms = [], {}
+    for name, (param, ranks) in _once(stages):
+        own = torch.zeros_like(param) if param.grad is None else param.grad.contiguous()
+        others = {other: torch.empty_like(own) for other in ranks if other != rank}
+        for other, values in others.items():
+            operations.append(_operation(dist.isend, own, other, group))
+            operations.append(_operation(dist.irecv, values, other, group))
+        terms[name] = {rank: own, **others}
+    _exchange(operations)
+    for name, (param, _) in _once(stages):
+        # in one order on all ranks: the sums are the same to the last bit
+        total = sum(term for _, term in sorted(terms[name].items()))
+        before = earlier[name]
+        param.grad = total if before is None else before + total  # type: ignore[assignment]
+
+
+def _once(stages: Sequence[dict[str, Shared]]) -> list[tuple[str, Shared]]:
+    """What is shared, in an order that all ranks have; two stages of one rank share one parameter."""
+    return sorted({name: one for shared in stages for name, one in shared.items()}.items())
+
+
+def _operation(what, tensor: Tensor, rank: int, group: Group) -> dist.P2POp:
+    return dist.P2POp(what, tensor, group=group, group_peer=rank)
+
+
+def _exchange(operations: list[dist.P2POp]) -> None:
+    """Do all of them at once: neither the order nor the backend can make them wait for each other."""
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()

@@ -1,0 +1,173 @@
+"""A stage: the layers of a model that one rank runs between two messages, and how a GPT is cut into them.
+
+The cut should give every stage the same work, as the slowest one sets the pace of all. A block is the unit,
+and the head counts by its multiplications: with a large vocabulary it weighs several blocks, so that the last
+stage gets fewer. The embedding looks up rows, which costs next to nothing.
+
+What several stages hold must stay the same in all of them: the tied embedding of the first stage and the
+head of the last, and everything where the schedule has two copies of the model (DualPipe). A stage says what
+it shares, and with which ranks; `shared.py` adds up the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .actions import Schedule, chain_length, stage_ranks
+from .shared import Group, Shared, same_values
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the cross-entropies of (batch, seq, vocab) with (batch, seq); -100 does not count."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def counted(targets: Tensor) -> Tensor:
+    """How many targets count."""
+    return (targets != -100).sum()
+
+
+@dataclass
+class Stage:
+    """One stage, on the rank that holds it.
+
+    index: its number in the schedule.
+    length, copies: how many stages a copy of the model has, and how many copies there are, 2 for DualPipe:
+        `index % length` is the stage's place in its copy.
+    module: takes what the stage before returns, the first one the microbatch's inputs; one tensor, and
+        returns one. The last one returns what `loss` takes.
+    shape: of what goes from stage to stage, computed from the inputs of a microbatch; its dtype is that
+        of the module's parameters.
+    loss, count: of output and targets, the sum of the losses, and of targets, how many terms it has.
+    shared: the parameters that other stages hold too, by a name that all of them use.
+    """
+
+    index: int
+    length: int
+    module: nn.Module
+    shape: Callable[[Tensor], Sequence[int]]
+    loss: Callable[[Tensor, Tensor], Tensor] = summed_loss
+    count: Callable[[Tensor], Tensor] = counted
+    shared: dict[str, Shared] = field(default_factory=dict)
+    copies: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.index % self.length == 0
+
+    @property
+    def last(self) -> bool:
+        return (self.index + 1) % self.length == 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.module.parameters()).dtype
+
+
+def gpt_stages(
+    model: Any, schedule: Schedule, rank: int, group: Group = None, copies: int = 1
+) -> list[Stage]:
+    """The stages of a GPT that the schedule puts on `rank`, in their order.
+
+    model: as in `course_lib.models`: token_embedding, position_embedding (or None), dropout, blocks, norm,
+        head. All ranks of `group` call it, each with a model of the same configuration; what stages
+        share gets the values of the first one that holds it. The rest of the model is not kept: what no
+        stage of the rank refers to is freed with `model`.
+    rank: in the group. copies: of the model, 2 for DualPipe.
+    Sends: what is shared, from its first holder to every other.
+    Raises ValueError where there are not enough blocks.
+    """
+    ranks = stage_ranks(schedule)
+    length = chain_length(len(ranks), copies)
+    cuts = balanced(len(model.blocks), length, head_share(model))
+    modules = [GPTStage(model, blocks, i == 0, i == length - 1) for i, blocks in enumerate(cuts)]
+    holders: dict[str, list[int]] = {}
+    for stage in sorted(ranks):
+        for name in modules[stage % length].parameter_names():
+            holders.setdefault(name, []).append(ranks[stage])
+    width = model.token_embedding.embedding_dim
+    found = []
+    for index in sorted(stage for stage in ranks if ranks[stage] == rank):
+        module = modules[index % length]
+        shared = {
+            name: Shared(param, tuple(dict.fromkeys(holders[name])))
+            for name, param in module.parameter_names().items()
+            if len(set(holders[name])) > 1
+        }
+        found.append(
+            Stage(index, length, module, lambda x: (*x.shape, width), shared=shared, copies=copies)
+        )
+    same_values([stage.shared for stage in found], rank, group)
+    return found
+
+
+def balanced(blocks: int, stages: int, head: float) -> list[range]:
+    """Which blocks each stage gets, so that the slowest has as little as can be; `head`: its work in blocks.
+
+    Every stage has a block, except that the last may have none. Where the choice is free, stages differ
+    least, and the first have more.
+    Raises ValueError where there are not enough blocks.
+    """
+    if stages > blocks + 1:
+        raise ValueError(
+            f"{blocks} blocks cannot be cut into {stages} stages: give the model at least "
+            f"{stages - 1} layers, as only the last stage can do without, having the head"
+        )
+    if stages == 1:
+        return [range(blocks)]
+
+    def slowest(in_last: int) -> float:
+        return max(-(-(blocks - in_last) // (stages - 1)), in_last + head)
+
+    last = min(range(blocks - stages + 1, -1, -1), key=slowest)
+    each, longer = divmod(blocks - last, stages - 1)
+    sizes = [each + (place < longer) for place in range(stages - 1)] + [last]
+    ends = [sum(sizes[: place + 1]) for place in range(stages)]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def head_share(model: Any) -> float:
+    """The multiplications of the head over those of a block, attention's scores left out."""
+    block = sum(param.numel() for param in model.blocks[0].parameters() if param.dim() > 1)
+    return model.head.weight.numel() / block
+
+
+class GPTStage(nn.Module):
+    """Some blocks of a GPT, with the embedding in front or the head behind; names are the model's own.
+
+    forward: tokens (batch, seq) or x (batch, seq, width), to x, or from the last stage the logits.
+    """
+
+    def __init__(self, model: Any, blocks: range, first: bool, last: bool):
+        super().__init__()
+        self.first, self.last = first, last
+        self.tied = model.head.weight is model.token_embedding.weight
+        if first:
+            self.token_embedding = model.token_embedding
+            self.position_embedding = model.position_embedding
+            self.dropout = model.dropout
+        self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
+        if last:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        if self.first:
+            x = self.token_embedding(x)
+            if self.position_embedding is not None:
+                x = x + self.position_embedding(positions)
+            x = self.dropout(x)
+        for block in self.blocks.values():
+            x = block(x, positions)
+        return self.head(self.norm(x)) if self.last else x
+
+    def parameter_names(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the whole model; a tied head's is the embedding's."""
+        tied = {"head.weight": "token_embedding.weight"} if self.tied else {}
+        return {tied.get(name, name): param for name, param in self.named_parameters()}
