@@ -97,6 +97,8 @@ def joined(x, dim, group: Group = None, size=None):
     """All ranks' parts, one after the other along `dim`. size: of the whole, where parts may be unequal."""
     n, dim = dist.get_world_size(group), dim % x.dim()
     sizes = [x.shape[dim]] * n if size is None else [size // n + (r < size % n) for r in range(n)]
+    if x.shape[dim] != sizes[dist.get_rank(group)]:
+        raise ValueError(f"{x.shape[dim]} along dimension {dim}: no part of {size} on {n} ranks")
     padded = x.movedim(dim, 0).contiguous()
     padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
     pieces = padded.new_empty(n * max(sizes), *padded.shape[1:])
