@@ -20,6 +20,7 @@ PARTS = (
     "zero",
     "gpt",
     "tensor_parallel",
+    "pipeline",
     "recording",
     "checks",
 )

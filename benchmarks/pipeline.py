@@ -1,0 +1,141 @@
+"""1F1B by `run_schedule` against `Schedule1F1B` of `torch.distributed.pipelining`, on the same stages.
+
+Both have stages of one model and the same microbatches, in turns, the ledger off on both sides. Before
+anything is timed, all gradients are compared, in float64. The head is not tied: PyTorch leaves it to the
+user to add up what first and last stage share.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from benchmarks.table import Row
+from course_lib import launch
+from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pipeline import Stage, gpt_stages, run_schedule
+from course_lib.pipeline.generators import one_f_one_b
+
+CONFIG = GPTConfig(width=128, heads=4, layers=4, context=32, tied=False)
+ROWS, MICROBATCHES = 4, 8  # of a microbatch, of a step
+ROUNDS, REPEATS = 3, 9  # launches, and steps of each within one
+WORLDS = (2, 4)
+REACH = 1.1
+
+Step = Callable[[], object]
+
+
+def batch() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, MICROBATCHES, ROWS, CONFIG.context)
+    inputs, targets = torch.randint(CONFIG.vocab_size, shape, generator=generator)
+    return list(zip(inputs, targets, strict=True))
+
+
+def a_stage(dtype: torch.dtype) -> Stage:
+    torch.manual_seed(0)
+    schedule = one_f_one_b(dist.get_world_size(), MICROBATCHES)
+    (stage,) = gpt_stages(GPT(CONFIG).to(dtype), schedule, dist.get_rank())
+    return stage
+
+
+def ours(stage: Stage) -> Step:
+    schedule, microbatches = one_f_one_b(dist.get_world_size(), MICROBATCHES), batch()
+    return lambda: run_schedule(stage, schedule, microbatches)
+
+
+def theirs(stage: Stage) -> Step:
+    inputs, targets = (torch.cat(part) for part in zip(*batch(), strict=True))
+    count = targets.numel()
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return next_token_loss(logits, targets, "sum") / count
+
+    made = PipelineStage(stage.module, stage.index, stage.length, torch.device("cpu"))
+    schedule: Any = Schedule1F1B(made, MICROBATCHES, loss_fn=loss, scale_grads=False)
+    first = [inputs] if stage.first else []
+    last = {"target": targets} if stage.last else {}
+    return lambda: schedule.step(*first, **last)
+
+
+def flat_gradients(module: nn.Module) -> Tensor:
+    found = [param.grad for param in module.parameters()]
+    return torch.cat([one.flatten() for one in found if one is not None])
+
+
+def largest_error() -> float:
+    """Of all gradients, relative to the largest, in float64: rounding, or a fault."""
+    seen = []
+    for kind in (ours, theirs):
+        stage = a_stage(torch.float64)
+        kind(stage)()
+        seen.append(flat_gradients(stage.module))
+    mine, other = seen
+    return float((mine - other).abs().max() / other.abs().max())
+
+
+def race() -> tuple[float, list[float], list[float]]:
+    """The largest error; seconds of the steps of ours and of theirs, in an order that all ranks share."""
+    torch.set_num_threads(1)
+    error = largest_error()
+    stages = [a_stage(torch.float32) for _ in range(2)]
+    steps = [ours(stages[0]), theirs(stages[1])]
+    taken: list[list[float]] = [[], []]
+    order = [0, 1]
+    shuffle = random.Random(0).shuffle
+    for repeat in range(REPEATS + 2):
+        shuffle(order)
+        for one in order:
+            stages[one].module.zero_grad()
+            dist.barrier()
+            began = time.perf_counter()
+            steps[one]()
+            if repeat >= 2:  # the first ones make what later ones find
+                taken[one].append(time.perf_counter() - began)
+    return error, taken[0], taken[1]
+
+
+def medians(world_size: int) -> tuple[float, float]:
+    """Seconds of a step of ours and of theirs; it takes as long as on its slowest rank."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    kept = os.environ.get("COURSE_LEDGER")
+    os.environ["COURSE_LEDGER"] = "off"
+    try:
+        for number in range(ROUNDS):
+            found = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
+            if not max(error for error, _, _ in found) < 1e-9:
+                raise RuntimeError(
+                    f"gradients differ from Schedule1F1B's by {found[0][0]:.1g} in float64: no time is worth "
+                    "comparing"
+                )
+            for side in (0, 1):
+                taken[side].extend(
+                    map(max, zip(*(times[side] for _, *times in found), strict=True))
+                )
+    finally:
+        if kept is None:
+            os.environ.pop("COURSE_LEDGER")
+        else:
+            os.environ["COURSE_LEDGER"] = kept
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def rows() -> Iterator[Row]:
+    for world_size in WORLDS:
+        mine, other = medians(world_size)
+        yield Row(
+            f"1F1B, {MICROBATCHES} microbatches, GPT of width {CONFIG.width} on {world_size} ranks, gloo",
+            "`Schedule1F1B`",
+            mine / other,
+            REACH,
+            detail=f"{mine * 1e3:.0f} ms, {other * 1e3:.0f} ms",
+        )
