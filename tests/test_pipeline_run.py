@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.func import functional_call
 
 from course_lib import facts, launch
 from course_lib.facts.pipeline import SCHEDULES
@@ -26,17 +27,20 @@ from course_lib.pipeline import (
     Stage,
     gpt_stages,
     peak_activations,
+    run_pipedream,
     run_schedule,
     stage_ranks,
     to_text,
     violation,
+    weight_versions,
 )
 from course_lib.pipeline import generators as all_generators
 from course_lib.pipeline.actions import source
-from course_lib.pipeline.generators import one_f_one_b, zero_bubble_h1
+from course_lib.pipeline.generators import one_f_one_b, pipedream, zero_bubble_h1
 from course_lib.pipeline.halves import LaterWeights
 from course_lib.pipeline.plan import Step, plan
-from course_lib.pipeline.stage import GPTStage, balanced
+from course_lib.pipeline.stage import GPTStage, balanced, head_share
+from course_lib.pipeline.stash import Versioned
 
 GENERATORS: dict[str, Callable[..., Schedule]] = {
     name: getattr(all_generators, name) for name in SCHEDULES
@@ -532,6 +536,97 @@ def test_after_the_first_half_only_the_products_of_the_second_are_kept(seed: int
     blocks = [len(part) for part in balanced(2, 2, VOCABULARY * WIDTH / (12 * WIDTH * WIDTH))]
     assert first == [tokens * block * blocks[0]] * 4
     assert last == [tokens * (block * blocks[1] + WIDTH + VOCABULARY)] * 4
+
+
+# ---- PipeDream
+
+
+RATE = 0.1
+
+
+def one_after_the_other(model: GPT, schedule: Schedule, batch: Batch) -> list[dict[str, Tensor]]:
+    """The weights of each stage after a stream, each microbatch through the versions that it should see."""
+    length, versions = len(schedule), weight_versions(schedule)
+    cuts = balanced(len(model.blocks), length, head_share(model))
+    modules = [GPTStage(model, blocks, i == 0, i == length - 1) for i, blocks in enumerate(cuts)]
+    history = [
+        [{name: param.detach().clone() for name, param in module.named_parameters()}]
+        for module in modules
+    ]
+    for k, (x, targets) in enumerate(batch):
+        used = []
+        for i, module in enumerate(modules):
+            seen = history[i][versions[Action(i, "F", k)]]
+            used.append({name: value.clone().requires_grad_() for name, value in seen.items()})
+            x = functional_call(module, used[i], (x,))
+        next_token_loss(x, targets).backward()
+        for past, seen in zip(history, used, strict=True):
+            newest = {}
+            for name, value in seen.items():
+                assert value.grad is not None
+                newest[name] = past[-1][name] - RATE * value.grad
+            past.append(newest)
+    return [past[-1] for past in history]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(world_size: int, seed: int):
+    """With as many versions as the closed form says; without a stash the weights are others."""
+    count = 2 * world_size + 3
+    schedule = pipedream(world_size, count)
+
+    def body(stash: bool) -> tuple[dict[str, Tensor], int]:
+        kept = []
+
+        class Watched(Versioned):
+            def update(self, microbatch: int) -> None:
+                kept.append(len({id(version) for version in self.seen.values()}))
+                super().update(microbatch)
+
+        from course_lib.pipeline import stash as module
+
+        module.Versioned = Watched
+        batch = some_microbatches(seed, count)
+        model = a_model(seed, world_size, modern=True)
+        (stage,) = gpt_stages(model, schedule, dist.get_rank())
+        losses = run_pipedream(
+            stage, schedule, batch, lambda params: torch.optim.SGD(params, lr=RATE), stash=stash
+        )
+        assert sorted(losses) == (list(range(count)) if stage.last else [])
+        return {name: param.detach() for name, param in names(stage).items()}, max(kept)
+
+    batch = some_microbatches(seed, count)
+    wanted = one_after_the_other(a_model(seed, world_size, modern=True), schedule, batch)
+    for stash in (True, False):
+        found = launch(body, stash, world_size=world_size, backend="gloo", timeout=60)
+        apart = max(
+            float((values[name] - value).abs().max())
+            for (values, _), stage in zip(found, wanted, strict=True)
+            for name, value in stage.items()
+        )
+        if stash or world_size == 1:
+            assert apart < 1e-12
+            versions = [
+                facts.pipedream_versions(world_size, count, rank) for rank in range(world_size)
+            ]
+            assert [most for _, most in found] == versions
+        else:
+            assert apart > 1e-6
+
+
+def test_pipedream_refuses_halves_and_tied_heads(seed: int):
+    def body() -> list[str]:
+        told = []
+        for schedule, modern in [(zero_bubble_h1(2, 3), True), (pipedream(2, 3), False)]:
+            (stage,) = gpt_stages(a_model(seed, 2, modern), schedule, dist.get_rank())
+            with pytest.raises(ValueError) as caught:
+                run_pipedream(stage, schedule, some_microbatches(seed, 3), torch.optim.SGD)
+            told.append(str(caught.value))
+        return told
+
+    for halves, tied in launch(body, world_size=2, backend="gloo"):
+        assert "updates follow whole backwards" in halves
+        assert "shares token_embedding.weight with other ranks" in tied
 
 
 # ---- what is refused

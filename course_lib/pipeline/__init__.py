@@ -8,6 +8,7 @@
     stage.py       Stage, gpt_stages: a model cut into stages of equal work
     run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py
                    say in which order it sends, how, how a backward is split, and what stages share
+    stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
     gantt.py       gantt: a simulated schedule as a chart
     explorer.py    explorer: the same with sliders, in a notebook
@@ -22,6 +23,7 @@ from .memory import peak_activations, weight_versions
 from .run import run_schedule
 from .simulate import Durations, Simulation, simulate
 from .stage import Stage, gpt_stages
+from .stash import run_pipedream
 from .text import from_text, to_text
 from .validate import ScheduleError, validate, violation
 
@@ -37,6 +39,7 @@ __all__ = [
     "from_text",
     "gpt_stages",
     "peak_activations",
+    "run_pipedream",
     "run_schedule",
     "simulate",
     "stage_ranks",

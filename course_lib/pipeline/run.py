@@ -31,7 +31,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from .actions import Action, Schedule, flat, source, stage_ranks
 from .halves import LaterWeights
 from .messages import Messages
-from .plan import made, plan
+from .plan import Step, made, plan
 from .shared import Group, add_gradients, take_gradients
 from .stage import Stage
 from .validate import validate
@@ -66,16 +66,11 @@ def run_schedule(
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     rank = dist.get_rank(group)
-    _checked(stages, actions, microbatches, rank, dist.get_world_size(group))
+    check(stages, actions, microbatches, rank, dist.get_world_size(group))
     shared = [one.shared for one in stages]
     earlier = take_gradients(shared)
-    run = _Run(stages, actions[rank], microbatches, group)
-    for steps in plan(actions, rank, stages[0].copies):
-        if steps[0].what == "compute":
-            run.compute(steps[0].action)
-        else:
-            run.messages.post(steps)
-    run.messages.settle(left=0)
+    run = Run(stages, actions[rank], microbatches, group)
+    run.follow(plan(actions, rank, stages[0].copies))
     add_gradients(shared, earlier, rank, group)
     return run.losses
 
@@ -88,7 +83,7 @@ class _Kept(NamedTuple):
     later: LaterWeights | None
 
 
-class _Run:
+class Run:
     """The state of a rank: what is kept of each microbatch in each of its stages."""
 
     def __init__(
@@ -106,6 +101,15 @@ class _Run:
         self.later: dict[tuple[int, int], LaterWeights] = {}
         self.halved = {(one.stage, one.microbatch) for one in flat(row) if one.kind == "I"}
         self.count = sum(stages[0].count(targets) for _, targets in microbatches)
+
+    def follow(self, steps: Sequence[Sequence[Step]]) -> None:
+        """Do all steps of a plan, and wait until the last message has gone."""
+        for together in steps:
+            if together[0].what == "compute":
+                self.compute(together[0].action)
+            else:
+                self.messages.post(together)
+        self.messages.settle(left=0)
 
     def compute(self, action: Action) -> None:
         """One action: F, B, I or W."""
@@ -152,7 +156,7 @@ class _Run:
         return torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
 
 
-def _checked(
+def check(
     stages: Sequence[Stage],
     schedule: Schedule,
     microbatches: Sequence[Microbatch],

@@ -1,0 +1,118 @@
+"""PipeDream: an update after every backward, and the weights that each microbatch's forward saw kept for it.
+
+Between a microbatch's forward and its backward other microbatches end, and each of them changes the weights.
+A backward through the new ones would give the gradient of no function: activations are of one version,
+weights of another. So a stage stashes the version that a forward saw until its backward has used it; the
+gradient it then gets is that of this version, and it is stepped into the newest. It is still stale, by
+p - 1 - i updates on stage i of p. What it costs: p - i versions (`weight_versions`).
+
+Source: Narayanan et al., PipeDream, SOSP 2019, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .actions import Action, Schedule
+from .memory import weight_versions
+from .plan import plan
+from .run import Microbatch, Run, check
+from .shared import Group
+from .stage import Stage
+
+
+def run_pipedream(
+    stage: Stage,
+    actions: Schedule,
+    microbatches: Sequence[Microbatch],
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    group: Group = None,
+    stash: bool = True,
+) -> dict[int, Tensor]:
+    """Train on a stream of microbatches, each a batch of its own, without a flush between them.
+
+    stage: the one of this rank, whose parameters are updated. optimizer: makes one for them, such as
+        `lambda params: torch.optim.SGD(params, lr=0.1)`.
+    stash: False overwrites the weights while microbatches are under way: the mistake, to be looked at.
+    actions, microbatches, group, what is returned and sent: as for `run_schedule`. Each part of the loss
+    is the mean over its own microbatch.
+
+    Holds up to p - i copies of the weights of stage i of p; one more is made in each update.
+    Raises ValueError for a schedule with halved backwards, and for a stage that shares parameters: they
+    would be updated at different times.
+    """
+    rank = dist.get_rank(group)
+    check([stage], actions, microbatches, rank, dist.get_world_size(group))
+    weight_versions(actions)
+    if stage.shared:
+        raise ValueError(
+            f"stage {stage.index} shares {', '.join(stage.shared)} with other ranks, which would update at "
+            "other times: give a model whose head is not tied"
+        )
+    module = stage.module
+    stage.module = Versioned(module, optimizer(module.parameters()), stash)
+    try:
+        run = _Stream([stage], actions[rank], microbatches, group)
+        run.follow(plan(actions, rank, stage.copies))
+    finally:
+        stage.module = module
+    return run.losses
+
+
+class Versioned(nn.Module):
+    """A module whose forwards see the newest version of its weights, and whose backwards theirs.
+
+    stash: False is the mistake: weights are overwritten while microbatches are under way.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, stash: bool = True):
+        super().__init__()
+        self.module, self.optimizer, self.stash = module, optimizer, stash
+        self.newest = self._version()
+        # the version that each microbatch saw which is still under way, and which one is coming now
+        self.seen: dict[int, dict[str, Tensor]] = {}
+        self.microbatch = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[self.microbatch] = self.newest
+        return functional_call(self.module, self.newest, (x,))
+
+    @torch.no_grad()
+    def update(self, microbatch: int) -> None:
+        """Step with the gradient of the version that this microbatch saw."""
+        version = self.seen.pop(microbatch)
+        for name, param in self.module.named_parameters():
+            param.grad, version[name].grad = version[name].grad, None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.stash:
+            self.newest = self._version()
+        else:
+            for name, param in self.module.named_parameters():
+                self.newest[name].data.copy_(param)
+
+    def _version(self) -> dict[str, Tensor]:
+        return {
+            name: param.detach().clone().requires_grad_()
+            for name, param in self.module.named_parameters()
+        }
+
+
+class _Stream(Run):
+    """As `Run`, but that each microbatch is a batch of its own, with an update at its end."""
+
+    def compute(self, action: Action) -> None:
+        stage = self.stages[action.stage]
+        module = stage.module
+        assert isinstance(module, Versioned)
+        if action.kind == "F":
+            self.count = stage.count(self.microbatches[action.microbatch][1])
+            module.microbatch = action.microbatch
+        super().compute(action)
+        if action.kind == "B":
+            module.update(action.microbatch)
