@@ -953,114 +953,95 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: the sum is on the output
 # says: Put identity_all_reduce on x
-def add_up(grad, group):
-    total = grad.contiguous().clone()
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return add_up(grad, ctx.group), None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group, sizes, rank):
-        ctx.sizes, ctx.rank = sizes, rank
-        longest = max(sizes)
-        mine = y.new_zeros(longest, *y.shape[:-1])
-        mine[: sizes[rank]] = y.movedim(-1, 0)
-        received = y.new_empty(len(sizes) * longest, *y.shape[:-1])
-        dist.all_gather_into_tensor(received, mine, group=group)
-        parts = [one[:size] for one, size in zip(received.chunk(len(sizes)), sizes)]
-        return torch.cat(parts).movedim(0, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.split(ctx.sizes, -1)[ctx.rank], None, None, None
-
-
 class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
         super().__init__()
-        self.rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Linear(in_features, out_features, bias=bias)
-        rows = torch.arange(out_features).tensor_split(n)
-        self.sizes = [len(one) for one in rows]
-        self.linear = torch.nn.Linear(in_features, self.sizes[self.rank], bias=bias)
-        with torch.no_grad():
-            for mine, theirs in zip(self.linear.parameters(), whole.parameters()):
-                mine.copy_(theirs[rows[self.rank]])
-        self.gather_output, self.group = gather_output, group
+        self.n, self.place = dist.get_world_size(group), dist.get_rank(group)
+        if out_features % self.n:
+            raise ValueError(f"{out_features} columns on {self.n} ranks")
+        drawn = torch.nn.Linear(in_features, out_features, bias)
+        each = out_features // self.n
+        begin = self.place * each
+        self.weight = torch.nn.Parameter(drawn.weight.data[begin : begin + each].clone())
+        self.bias = (
+            torch.nn.Parameter(drawn.bias.data[begin : begin + each].clone()) if bias else None
+        )
+        self.all_columns, self.ranks = gather_output, group
+
+    def summed(self, gradient):
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=self.ranks)
+        return gradient
 
     def forward(self, x):
-        y = Enter.apply(self.linear(x), self.group)
-        if self.gather_output:
-            return Gather.apply(y, self.group, self.sizes, self.rank)
-        return y
+        own = x @ self.weight.T
+        if self.bias is not None:
+            own = own + self.bias
+        if own.requires_grad:
+            own.register_hook(self.summed)
+        if not self.all_columns:
+            return own
+        everybody = [
+            torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(self.n)
+        ]
+        dist.all_gather(everybody, own.detach().contiguous(), group=self.ranks)
+        everybody[self.place] = own  # the one that has a history
+        return torch.cat(everybody, dim=-1)
 
 
 # %% wrong: the whole layer stays as an attribute
 # says: an attribute that holds the whole layer
-def add_up(grad, group):
-    total = grad.contiguous().clone()
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class Enter(torch.autograd.Function):
+class SumOfGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x
+    def forward(context, activation, members):
+        context.members = members
+        return activation.view_as(activation)
 
     @staticmethod
-    def backward(ctx, grad):
-        return add_up(grad, ctx.group), None
+    def backward(context, incoming):
+        summed = incoming.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=context.members)
+        return summed, None
 
 
-class Gather(torch.autograd.Function):
+class SideBySide(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, group, sizes, rank):
-        ctx.sizes, ctx.rank = sizes, rank
-        longest = max(sizes)
-        mine = y.new_zeros(longest, *y.shape[:-1])
-        mine[: sizes[rank]] = y.movedim(-1, 0)
-        received = y.new_empty(len(sizes) * longest, *y.shape[:-1])
-        dist.all_gather_into_tensor(received, mine, group=group)
-        parts = [one[:size] for one, size in zip(received.chunk(len(sizes)), sizes)]
-        return torch.cat(parts).movedim(0, -1)
+    def forward(context, columns, members):
+        context.members, context.width = members, columns.shape[-1]
+        columns = columns.contiguous()
+        pieces = [torch.empty_like(columns) for _ in range(dist.get_world_size(members))]
+        dist.all_gather(pieces, columns, group=members)
+        return torch.cat(pieces, -1)
 
     @staticmethod
-    def backward(ctx, grad):
-        return grad.split(ctx.sizes, -1)[ctx.rank], None, None, None
+    def backward(context, incoming):
+        first = dist.get_rank(context.members) * context.width
+        return incoming.narrow(-1, first, context.width), None
 
 
 class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
         super().__init__()
-        self.rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Linear(in_features, out_features, bias=bias)
-        rows = torch.arange(out_features).tensor_split(n)
-        self.sizes = [len(one) for one in rows]
-        self.linear = torch.nn.Linear(in_features, self.sizes[self.rank], bias=bias)
-        with torch.no_grad():
-            for mine, theirs in zip(self.linear.parameters(), whole.parameters()):
-                mine.copy_(theirs[rows[self.rank]])
-        self.gather_output, self.group, self.whole = gather_output, group, [whole]
+        ranks = dist.get_world_size(group)
+        if out_features % ranks:
+            raise ValueError(f"{out_features} features cannot be dealt out to {ranks} ranks")
+        # A list, so that the optimizer does not see its parameters.
+        self.template = [torch.nn.Linear(in_features, out_features, bias)]
+        place = dist.get_rank(group)
+        self.weight = torch.nn.Parameter(
+            self.template[0].weight.detach().chunk(ranks)[place].clone()
+        )
+        self.bias = None
+        if bias:
+            self.bias = torch.nn.Parameter(
+                self.template[0].bias.detach().chunk(ranks)[place].clone()
+            )
+        self.members, self.joined = group, gather_output
 
-    def forward(self, x):
-        y = self.linear(Enter.apply(x, self.group))
-        if self.gather_output:
-            return Gather.apply(y, self.group, self.sizes, self.rank)
-        return y
+    def forward(self, activation):
+        activation = SumOfGradients.apply(activation, self.members)
+        columns = torch.nn.functional.linear(activation, self.weight, self.bias)
+        return SideBySide.apply(columns, self.members) if self.joined else columns
 
 
 # %% right: any size, by tensor_split, gathered in equal pieces
