@@ -592,7 +592,7 @@ def test_nothing_of_control_groups_is_reached_from_inside(bounded: Sandbox) -> N
 
 
 def test_groups_are_removed_when_their_sandboxes_end(bounded: Sandbox) -> None:
-    process = pools.preloaded()
+    process = pools.Preloaded()  # nobody else's: what another test left there may still be ending
     mine, its = socket.socketpair()
     with mine, its:
         children = process.spawn([(SERVER, {}, [its.fileno()])], bounded)
@@ -601,6 +601,7 @@ def test_groups_are_removed_when_their_sandboxes_end(bounded: Sandbox) -> None:
         assert len(folders) == len(set(hierarchy.parents().values()))
         children.end()
     assert wait_until(lambda: not any(map(os.path.exists, folders))), folders
+    process.close()
 
 
 @pytest.mark.parametrize("way", ["closed", "killed"])

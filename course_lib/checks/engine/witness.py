@@ -24,9 +24,8 @@ from course_lib.ledger.operation import Operation
 # seen, and up to 500 more for the members of a group that is made; allowed is twice that.
 BESIDE_A_MESSAGE, BESIDE_A_RANK = 900, 1_000
 SPARE = 1.1  # of the bytes themselves; 1.03 was seen
-UNKNOWN_PARTS = (
-    64  # tensors allowed for in one call with several, of which the record names the first
-)
+# Tensors allowed for in one call with several, of which the record names the first.
+UNKNOWN_PARTS = 64
 TAMPERED = "tampered record"
 
 
@@ -59,9 +58,8 @@ def gloo(op: str, n: int, nbytes: float) -> Sent:
         return Sent(whole, 2 * whole, 4 * n * n * (n - 1))
     if op == "all_gather":
         return Sent(whole, whole, 2 * n * (n - 1))
-    if (
-        op == "all_to_all"
-    ):  # what a rank keeps for itself is not sent: of unequal parts it may be all
+    if op == "all_to_all":
+        # What a rank keeps for itself is not sent: of unequal parts it may be all.
         return Sent(0, n * nbytes, n * (n - 1))
     if op == "broadcast":
         return Sent(whole, whole, n - 1)

@@ -52,6 +52,14 @@ class Saved:
                 self.kept.append(_detach(tensor))
         return tensor
 
+    def beside(self, before: Pieces, y: Any) -> int:
+        """Bytes that came since `before` and are still there, not handed to PyTorch for keeping.
+
+        On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's.
+        """
+        passed_on = pieces([y]) if isinstance(y, _Tensor) else {}
+        return more(alive(), before | passed_on | self.known)
+
     @staticmethod
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
         return tensor

@@ -28,7 +28,8 @@ values["a"]:
 
     begun      operations begun before the layer was made, after that, after forward and after backward
     held       bytes of the tensors that the layer brought with it
-    saved      bytes that forward keeps for backward, the layer's own parameters left out
+    saved      bytes that forward keeps for backward, by PyTorch's hand or in any other place, the layer's
+               own parameters left out
     misfits    {name: text} of what came in another shape or not at all; zeros stand for it
     refused    [type, text, place] of the ValueError
 """
@@ -159,9 +160,10 @@ class Run:
         kwargs = dict(self.given.get("kwargs", {}))
         if "make" not in self.given:
             kwargs |= self.group()
+        before = alive()
         with Saved(self.parameters.values()) as saved:
             y = layer(*self.inputs.values(), **kwargs)
-        self.values["saved"] = saved.nbytes
+        self.values["saved"] = saved.nbytes + saved.beside(before, y)
         self.moment()
         self.found["drawn"] = _rand(2, dtype=torch.float64)
         self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
