@@ -13,17 +13,16 @@
     gantt.py       gantt: a simulated schedule as a chart
     explorer.py    explorer: the same with sliders, in a notebook
 
-Everything here works on any schedule, also one that somebody invents. The generators and the figures
-are imported from their modules: `from course_lib.pipeline.generators import gpipe`. The figures need
-matplotlib and the course's colours; the rest can be copied out as it is.
+Everything here works on any schedule, also one that somebody invents. What an exercise asks for is imported
+from its module, `from course_lib.pipeline.generators import gpipe`, `from course_lib.pipeline.run import
+run_schedule`, so that the rest is there where these are hidden; so are the figures, which need matplotlib
+and the course's colours. All else can be copied out as it is.
 """
 
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
 from .memory import peak_activations, weight_versions
-from .run import run_schedule
 from .simulate import Durations, Simulation, simulate
 from .stage import Stage, gpt_stages
-from .stash import run_pipedream
 from .text import from_text, to_text
 from .validate import ScheduleError, validate, violation
 
@@ -39,8 +38,6 @@ __all__ = [
     "from_text",
     "gpt_stages",
     "peak_activations",
-    "run_pipedream",
-    "run_schedule",
     "simulate",
     "stage_ranks",
     "to_text",
