@@ -9,8 +9,9 @@
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
     pipeline.py   a pipeline: what its ranks idle and hold, by schedule
+    context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
 
-A later topic adds a module here (memory, attention) and its names below.
+A later topic adds a module here and its names below.
 
 Notation: n ranks; nbytes is M, the bytes of the full tensor; alpha seconds a message, beta seconds a
 byte. "The full tensor" of an all-gather is its output, of a reduce-scatter or all-to-all its input, of
@@ -28,6 +29,21 @@ from course_lib.facts.compression import (
     topk_bytes,
     topk_count,
     uncompressed_bytes,
+)
+from course_lib.facts.context_parallel import (
+    RING_HOSTS,
+    RingHost,
+    attention_saved_bytes,
+    causal_idle_shares,
+    causal_scores,
+    causal_slowdown,
+    hiding_block,
+    longest_sequence,
+    minimal_sequence,
+    ring_attention_bytes,
+    ring_attention_messages,
+    ulysses_bytes,
+    ulysses_ring_bytes,
 )
 from course_lib.facts.costs import (
     ALGORITHMS,
@@ -61,6 +77,7 @@ from course_lib.facts.pipeline import (
     pipeline_bubble,
     pipeline_bubble_of_ideal,
     pipeline_bubble_of_total,
+    pipeline_bytes_sent,
 )
 from course_lib.facts.tensor_parallel import (
     gathered_logits_bytes,
@@ -94,13 +111,19 @@ __all__ = [
     "FLOAT32",
     "LINKS",
     "MIXED",
+    "RING_HOSTS",
     "TREE_BLOCKS",
     "Cost",
     "Link",
+    "RingHost",
     "attention_flops",
     "attention_parameters",
+    "attention_saved_bytes",
     "bus_bandwidth",
     "bytes_sent_per_rank",
+    "causal_idle_shares",
+    "causal_scores",
+    "causal_slowdown",
     "chunk_sizes",
     "crossover_bytes",
     "data_parallel_bytes",
@@ -108,6 +131,7 @@ __all__ = [
     "exposed_after",
     "exposed_communication",
     "gathered_logits_bytes",
+    "hiding_block",
     "hierarchical_bytes",
     "hierarchical_rounds",
     "hierarchical_seconds",
@@ -119,7 +143,9 @@ __all__ = [
     "least_bytes",
     "link",
     "logical_bytes",
+    "longest_sequence",
     "matmul_parameters",
+    "minimal_sequence",
     "mlp_parameters",
     "norm_parameters",
     "one_bit_adam_ratio",
@@ -128,8 +154,11 @@ __all__ = [
     "pipeline_bubble",
     "pipeline_bubble_of_ideal",
     "pipeline_bubble_of_total",
+    "pipeline_bytes_sent",
     "powersgd_bytes",
     "powersgd_elements",
+    "ring_attention_bytes",
+    "ring_attention_messages",
     "rounds",
     "row_then_column_bytes",
     "saved_layer_bytes",
@@ -148,6 +177,8 @@ __all__ = [
     "topk_count",
     "transformer_flops",
     "transformer_parameters",
+    "ulysses_bytes",
+    "ulysses_ring_bytes",
     "uncompressed_bytes",
     "vocab_parallel_embedding_bytes",
     "vocab_parallel_loss_bytes",

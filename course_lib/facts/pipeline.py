@@ -121,6 +121,24 @@ def pipeline_activations(
     }[schedule]
 
 
+def pipeline_bytes_sent(
+    stages: int, microbatches: int, rank: int, nbytes: float, chunks: int = 1
+) -> float:
+    """Bytes that a rank sends in a step: activations to the next stage, their gradients to the one before.
+
+    nbytes: of one microbatch's activation between two stages, and so of its gradient. chunks: stages of a
+    rank, which lie on the ranks in a loop: behind each of the last rank's but the model's last comes one of
+    the first rank's. The same for every schedule on such stages; what ranks share (a tied head) comes on top.
+    """
+    if not 0 <= rank < stages:
+        raise ValueError(f"rank {rank} must lie in 0 .. {stages - 1}")
+    if stages == 1:
+        return 0
+    down = chunks - (rank == stages - 1)
+    up = chunks - (rank == 0)
+    return microbatches * (down + up) * nbytes
+
+
 def pipedream_versions(stages: int, microbatches: int, rank: int) -> int:
     """Versions of its weights that a stage keeps: one for each microbatch between forward and backward."""
     return pipeline_activations("pipedream", stages, microbatches, rank)
