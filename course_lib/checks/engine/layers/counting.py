@@ -6,6 +6,7 @@ Both are counted by the memory that tensors lie in, each piece once: a view of a
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.detach
 _collect, _objects, _hooks = gc.collect, gc.get_objects, saved_tensors_hooks
+
+_clock, _sleep = time.monotonic, time.sleep
+LETTING_GO = 0.5  # seconds
 
 Pieces = dict[int, int]  # where a piece of memory begins: its bytes
 
@@ -55,10 +59,15 @@ class Saved:
     def beside(self, before: Pieces, y: Any) -> int:
         """Bytes that came since `before` and are still there, not handed to PyTorch for keeping.
 
-        On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's.
+        On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's. gloo's thread
+        lets go of a message's tensor a moment after the wait for it is over: that is not keeping it.
         """
         passed_on = pieces([y]) if isinstance(y, _Tensor) else {}
-        return more(alive(), before | passed_on | self.known)
+        apart = before | passed_on | self.known
+        deadline = _clock() + LETTING_GO
+        while (kept := more(alive(), apart)) and _clock() < deadline:
+            _sleep(0.01)
+        return kept
 
     @staticmethod
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
