@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Case, Finding, Line, Observed, RankSide, wrong
 from course_lib.checks.engine.sentence import Sentence, at, error_kind
 from course_lib.checks.pipeline.references import SCHEDULES
@@ -63,31 +64,11 @@ class Asked:
         answer, call = self.answer(seen, sizes), sizes.call(self.name)
         if isinstance(answer.get("error"), list):
             return raised(self.name, call, *map(str, answer["error"]))
-        rows = answer.get("rows")
-        if not isinstance(rows, list):
-            return wrong(
-                Sentence(
-                    f"{call} gives {kind(answer)}; a list is expected, with a list of actions for each rank.",
-                    f"{self.name} does not give a list with a list of actions for each rank.",
-                ),
-                "Is there a `return` at its end?" if answer.get("other") == "NoneType" else "",
-            )
-        if any(rows) and len(rows) != sizes.stages:
-            return wrong(
-                Sentence(
-                    f"{call} gives {len(rows)} lists; there are {sizes.stages} ranks, and each has one list.",
-                    f"{self.name} does not give one list for each rank.",
-                )
-            )
+        told = answer.get("rows")
+        if found := no_rows(self.name, call, sizes.stages, answer):
+            return found
         read: Rows = []
-        for rank, row in enumerate(rows):
-            if not isinstance(row, list):
-                return wrong(
-                    Sentence(
-                        f"{call}: what rank {rank} is to do is {kind(row)}, not a list of actions.",
-                        f"{self.name} does not give a list of actions for every rank.",
-                    )
-                )
+        for rank, row in enumerate(told):  # type: ignore[arg-type]
             read.append([])
             for index, entry in enumerate(row):
                 found = action(entry)
@@ -95,6 +76,36 @@ class Asked:
                     return no_action(self.name, call, rank, index, entry)
                 read[-1].append(found)
         return read
+
+
+def no_rows(name: str, call: str, stages: int, answer: dict) -> Finding | None:
+    """What came is no list for each rank."""
+    rows = answer.get("rows")
+    if not isinstance(rows, list):
+        return wrong(
+            Sentence(
+                f"{call} gives {kind(answer)}; a list is expected, with a list of actions for each rank.",
+                f"{name} does not give a list with a list of actions for each rank.",
+            ),
+            "Is there a `return` at its end?" if answer.get("other") == "NoneType" else "",
+        )
+    for rank, row in enumerate(rows):
+        if not isinstance(row, list):
+            return wrong(
+                Sentence(
+                    f"{call}: what rank {rank} is to do is {kind(row)}, not a list of actions.",
+                    f"{name} does not give a list of actions for every rank.",
+                )
+            )
+    if any(rows) and len(rows) != stages:
+        wanted = f"{words.counted(stages, 'list')} {words.verb([0] * stages, 'is', 'are')} expected"
+        return wrong(
+            Sentence(
+                f"{call} gives {words.counted(len(rows), 'list')}; {wanted}, one for each rank.",
+                f"{name} does not give one list for each rank.",
+            )
+        )
+    return None
 
 
 def action(told: Any) -> Action | Pair | None:

@@ -108,7 +108,7 @@ FORM = Form(
     disorder=first_of(one_direction, each_copys_own, IMPOSSIBLE),
     late=first_of(one_after_the_other, no_pairs, whole_backwards, where),
     heavy=all_in,
-    idle="(p/2-1)(2B - 2W) where F&B = F + B and F = I = W",
+    idle="(p/2-1)(F&B + B - 3W), F&B = F + B here",
     held="p + 1",
     stages=both_ways,
     layout="rank i holds stage i of one copy and p-1-i of the other, numbered p + (p-1-i)",

@@ -101,13 +101,19 @@ def backward_order(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
-def forwards_needed(sizes: Sizes, rank: int) -> int:
+def least_ahead(sizes: Sizes, rank: int) -> int:
+    """Forwards before the first backward without which ranks wait, even if messages take no time."""
     p, v = sizes.stages, sizes.v
-    return min(sizes.microbatches * v, 2 * (p - 1 - rank) + (v - 1) * p + 1)
+    return min(sizes.microbatches * v, p - 1 - rank + (v - 1) * p + 1)
 
 
-WHY = "2(p-1-i) + (v-1)p of warm-up, and the first of the steady state"
-short, long = warm_up(forwards_needed, WHY)
+def most_ahead(sizes: Sizes, rank: int) -> int:
+    """Megatron-LM's: twice as far from the last rank, so that messages have time."""
+    return min(sizes.microbatches * sizes.v, least_ahead(sizes, rank) + sizes.stages - 1 - rank)
+
+
+short, _ = warm_up(least_ahead, "(v-1)p round the loop, p-1-i down to the last rank, and one more")
+_, long = warm_up(most_ahead, "2(p-1-i) + (v-1)p of warm-up, and the first of the steady state")
 
 
 def plain_warm_up(sizes: Sizes, rows: Rows) -> str:
@@ -129,7 +135,7 @@ FORM = Form(
     disorder=first_of(
         other_layout, without_groups, backward_order, plain_warm_up, IMPOSSIBLE, short
     ),
-    late=first_of(is_naive, without_groups, plain_warm_up, short, longest_gap),
+    late=first_of(is_naive, without_groups, plain_warm_up, short, long, two_forwards, longest_gap),
     heavy=first_of(without_groups, all_first, long, two_forwards),
     idle="(p-1)(F+B)/v",
     held="min(mv, 2(p-1-i) + (v-1)p + 1) on rank i",
@@ -176,20 +182,20 @@ def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
     drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)
     wanted = [asked.add(one) for one in (twice, Sizes(3, 6, 3), drawn, Sizes(2, 2, 4))]
     one_each = asked.add(Sizes(3, 6, 1))
-    uneven_groups = asked.add(Sizes(4, 6, None, default=2))
     yield asked.case(
         "schedules",
         [
             FORM.line(PASSES, asked, [*wanted, one_each], [], 2),
             FORM.line("a rank idles (p-1)(F+B)/v, B = 2 F", asked, wanted, [FORM.takes(EQUAL)], 2.5),
             FORM.line("and for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
-            refused(asked, uneven_groups),
             FORM.line(
                 "activations: at most 2(p-1-i) + (v-1)p + 1", asked, wanted, [FORM.holds], 2,
                 aspect="memory",
             ),
         ],
     )  # fmt: skip
+    apart = Asked(NAME)
+    yield apart.case("refused", [refused(apart, apart.add(Sizes(4, 6, None, default=2)))])
     if draw.hidden:
         more = Asked(NAME)
         p = draw.integer(5, 8)

@@ -173,7 +173,7 @@ def sold_as_1f1b(sizes: Sizes, rows: Rows) -> str:
 ONE_F_ONE_B = Form(
     "one_f_one_b",
     disorder=IMPOSSIBLE,
-    late=first_of(is_naive, short, orders_differ, longest_gap),
+    late=first_of(is_naive, short, long, two_forwards, orders_differ, longest_gap),
     heavy=first_of(sold_as_1f1b, long, two_forwards),
     bubble=bubble_of("one_f_one_b"),
     activations=activations_of("one_f_one_b"),
@@ -182,22 +182,28 @@ ONE_F_ONE_B = Form(
 
 @exercise(points=8, objects=("one_f_one_b",), references=REFERENCES, refused=SCHEDULES, point=FULL)
 def one_f_one_b(draw: Draw) -> Iterator[Case]:
-    asked, form = Asked("one_f_one_b"), ONE_F_ONE_B
+    asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
     wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
-    few = [asked.add(one) for one in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
+    fewer = [few.add(one) for one in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
     yield asked.case(
         "schedules",
         [
             form.line(PASSES, asked, wanted, [], 2),
-            form.line("no more microbatches than stages", asked, few, [form.takes(EQUAL)], 1.5),
             form.line("a rank idles (p-1)(F+B), B = 2 F", asked, wanted, [form.takes(EQUAL)], 2.5),
             form.line("and for other times", asked, wanted, [form.takes(uneven(draw))], 1),
             form.line(
-                "activations on stage i: min(m, p-i)", asked, [*wanted, *few], [form.holds], 3,
+                "activations on stage i: min(m, p-i)", asked, wanted, [form.holds], 3,
                 aspect="memory",
             ),
         ],
     )  # fmt: skip
+    yield few.case(
+        "few",
+        [
+            form.line("no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1),
+            form.line("activations: then at most m", few, fewer, [form.holds], 0.5, "memory"),
+        ],
+    )
     if draw.hidden:
         more = Asked("one_f_one_b")
         larger = [more.add(one) for one in (some(draw, 6, most=9), Sizes(7, draw.integer(2, 7)))]

@@ -26,15 +26,13 @@ from course_lib.checks.pipeline.schedules import PASSES, WHY, forwards_needed, s
 from course_lib.pipeline.actions import flat
 
 NAME = "zero_bubble_h1"
-KEEP = (
-    "Rank i has i of them in store when its last I is done: they fill the time until the step ends."
-)
+KEEP = "Rank i has i of them in store when it comes to its last I: they fill the time until the step ends."
 
 
 def stored(row: Row) -> int:
-    """W that are still to be done after the last I."""
+    """W that wait when the last I is done, without its own."""
     kinds = [one.kind for one in flat(row)]
-    return kinds[::-1].index("I") if "I" in kinds else 0
+    return kinds[::-1].index("I") - 1 if "I" in kinds else 0
 
 
 def at_once(sizes: Sizes, rows: Rows) -> str:
@@ -65,9 +63,9 @@ def too_few_stored(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         if stored(row) < rank:
             return Sentence(
-                f"Rank {rank} has {words.number(stored(row))} W left after its last I, and then waits for "
-                f"the others. {KEEP}",
-                f"A rank has too few W left after its last I. {KEEP}",
+                f"Rank {rank} has {words.number(stored(row))} W in store when it comes to its last I, and "
+                f"waits when they are done. {KEEP}",
+                f"A rank has too few W in store when it comes to its last I. {KEEP}",
             )
     return ""
 
@@ -75,7 +73,7 @@ def too_few_stored(sizes: Sizes, rows: Rows) -> str:
 def all_at_the_end(sizes: Sizes, rows: Rows) -> str:
     """No W before the last I."""
     if sizes.microbatches > sizes.stages > 1 and all(
-        stored(row) == sizes.microbatches for row in rows
+        stored(row) == sizes.microbatches - 1 for row in rows
     ):
         return (
             "Every rank keeps all its W for the end, and with them the activations of all microbatches. "
@@ -101,20 +99,32 @@ def too_many_stored(sizes: Sizes, rows: Rows) -> str:
     for rank, row in enumerate(rows):
         if stored(row) > rank:
             return Sentence(
-                f"Rank {rank} has {words.number(stored(row))} W left after its last I. {KEEP}",
-                f"A rank has too many W left after its last I. {KEEP}",
+                f"Rank {rank} has {words.number(stored(row))} W in store when it comes to its last I. {KEEP}",
+                f"A rank has too many W in store when it comes to its last I. {KEEP}",
             )
     return ""
 
 
 short, long = warm_up(forwards_needed, WHY)
+USUAL = first_of(
+    is_naive,
+    at_once,
+    all_first,
+    second_handmade,
+    all_at_the_end,
+    short,
+    first_rank_stores,
+    too_few_stored,
+    long,
+    too_many_stored,
+    two_forwards,
+    orders_differ,
+)
 FORM = Form(
     NAME,
     disorder=IMPOSSIBLE,
-    late=first_of(
-        is_naive, at_once, short, first_rank_stores, too_few_stored, orders_differ, longest_gap
-    ),
-    heavy=first_of(all_first, second_handmade, all_at_the_end, long, too_many_stored, two_forwards),
+    late=first_of(USUAL, longest_gap),
+    heavy=USUAL,
     idle="(p-1)(F+I-W)",
     held="p, those included that only await W",
     kinds="FIW",

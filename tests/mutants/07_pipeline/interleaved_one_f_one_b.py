@@ -1,0 +1,445 @@
+# %% wrong: an empty schedule
+# says: the schedule is empty
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError("the microbatches must be a multiple of the stages")
+    return [[] for _ in range(stages)]
+
+
+# %% wrong: plain 1F1B
+# says: Each rank holds v stages
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    rows = []
+    for rank in range(stages):
+        lead = min(microbatches, stages - rank)
+        row = [Action(rank, "F", k) for k in range(lead)]
+        for k in range(microbatches):
+            row.append(Action(rank, "B", k))
+            if lead + k < microbatches:
+                row.append(Action(rank, "F", lead + k))
+        rows.append(row)
+    return rows
+
+
+# %% wrong: neighbouring stages on a rank
+# says: Neighbouring stages on one rank are one longer stage
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(rank * chunks + chunk, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: a V instead of a loop
+# says: That is a V, as of ZB-V and DualPipeV
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        stage = chunk * stages + (stages - 1 - rank if chunk % 2 else rank)
+        return Action(stage, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: the groups of p are forgotten
+# says: Rank 0 takes all 8 microbatches forward through stage 0 before it goes on
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk, k = divmod(k, microbatches)
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: the groups of p are forgotten on the way back
+# says: Rank 0 takes all 8 microbatches backward through stage 4 before it goes on
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        if kind == "B":
+            chunk, k = divmod(k, microbatches)
+            return Action((chunks - 1 - chunk) * stages + rank, "B", k)
+        chunk = k // stages % chunks
+        return Action(chunk * stages + rank, "F", k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: backward goes through the chunks as forward does
+# says: The first backward of rank 0 is 0B0: the gradient comes from the last stage
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: the warm-up of plain 1F1B
+# says: That is the warm-up of plain 1F1B
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = stages - rank - 1
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: a warm-up that forgets the other chunks
+# says: before its first backward
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1))
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: a warm-up through all chunks
+# says: Rank 0 does 15 forwards before its first backward; 11 are enough
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + chunks * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: the last rank one forward too many
+# says: Rank 3 does 6 forwards before its first backward; 5 are enough
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, max(1, 2 * (stages - rank - 1)) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: always two chunks
+# says: nobody does stage 6
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * 2
+
+    def action(rank, kind, k):
+        second = k // stages % 2
+        if kind == "B":
+            second = 1 - second
+        return Action(second * stages + rank, kind, k // (stages * 2) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: no groups, no ValueError
+# says: interleaved_one_f_one_b\(4, 6\) is no ValueError: 6 microbatches are no whole groups of 4
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: an assert instead of a ValueError
+# says: raised AssertionError
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    assert microbatches % stages == 0
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% wrong: all forwards first
+# says: All forwards come before the first backward
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError("m must be a multiple of p")
+    rows = []
+    for rank in range(stages):
+        row = []
+        for first in range(0, microbatches, stages):
+            for chunk in range(chunks):
+                row += [Action(chunk * stages + rank, "F", first + k) for k in range(stages)]
+        for first in range(0, microbatches, stages):
+            for chunk in reversed(range(chunks)):
+                row += [Action(chunk * stages + rank, "B", first + k) for k in range(stages)]
+        rows.append(row)
+    return rows
+
+
+# %% wrong: a microbatch goes on to the next chunk at once
+# says: Rank 0 goes from 0F0 on to 4F0, another of its stages
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError("no whole groups")
+    rows = []
+    for rank in range(stages):
+        own = range(rank, stages * chunks, stages)
+        rows.append([Action(stage, "F", k) for k in range(microbatches) for stage in own])
+        rows[-1] += [Action(stage, "B", k) for k in range(microbatches) for stage in own[::-1]]
+    return rows
+
+
+# %% right: the k-th action by arithmetic
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows
+
+
+# %% right: two sorted lists, merged by how many are ahead
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages != 0:
+        raise ValueError("whole groups only")
+    order = sorted((k // stages, c, k) for k in range(microbatches) for c in range(chunks))
+    rows = []
+    for rank in range(stages):
+        forwards = [Action(c * stages + rank, "F", k) for _, c, k in order]
+        backwards = [Action((chunks - 1 - c) * stages + rank, "B", k) for _, c, k in order]
+        ahead = 2 * (stages - rank) - 1 + (chunks - 1) * stages
+        row = []
+        while backwards:
+            if forwards and len(row) < ahead:
+                row.append(forwards.pop(0))
+                continue
+            row.append(backwards.pop(0))
+            row += forwards[:1]
+            del forwards[:1]
+        rows.append(row)
+    return rows
+
+
+# %% right: a warm-up of one step for each rank below: enough where messages take no time
+from course_lib.pipeline import Action
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    if microbatches % stages:
+        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
+    total = microbatches * chunks
+
+    def action(rank, kind, k):
+        chunk = k // stages % chunks
+        if kind == "B":
+            chunk = chunks - 1 - chunk
+        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
+
+    rows = []
+    for rank in range(stages):
+        warm = min(total, stages - rank - 1 + (chunks - 1) * stages)
+        row = [action(rank, "F", k) for k in range(warm)]
+        for k in range(total - warm):
+            row += [action(rank, "F", warm + k), action(rank, "B", k)]
+        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
+    return rows

@@ -1,0 +1,337 @@
+# %% wrong: an empty schedule
+# says: the schedule is empty
+def one_f_one_b(stages, microbatches):
+    return [list() for _ in range(stages)]
+
+
+# %% wrong: GPipe sold as 1F1B
+# says: That is GPipe's order, and GPipe's memory: rank 0 does 8 forwards before its first backward
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    return [
+        [Action(rank, kind, k) for kind in "FB" for k in range(microbatches)]
+        for rank in range(stages)
+    ]
+
+
+# %% wrong: one microbatch at a time
+# says: That is the naive schedule
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        row = []
+        for k in range(microbatches):
+            row += [Action(rank, "F", k), Action(rank, "B", k)]
+        rows.append(row)
+    return rows
+
+
+# %% wrong: the warm-up is one too short
+# says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        warm = min(microbatches - 1, max(0, stages - 2 - rank))
+        row = [Action(rank, "F", k) for k in range(warm)]
+        for k in range(microbatches - warm):
+            row += [Action(rank, "F", warm + k), Action(rank, "B", k)]
+        row += [Action(rank, "B", k) for k in range(microbatches - warm, microbatches)]
+        rows.append(row)
+    return rows
+
+
+# %% wrong: the first rank's warm-up is two too short
+# says: Rank 0 does 2 forwards before its first backward, rank 1 3: it needs 3 from rank 0 first
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = stages - rank if rank else max(1, stages - 2)
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% wrong: the warm-up is one too long
+# says: Rank 0 does 5 forwards before its first backward; 4 are enough
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = stages - rank + 1
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% wrong: the last stage waits for a second microbatch
+# says: It is the last rank: it can go backward as soon as it went forward
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = max(2, stages - rank) if stages > 1 else 1
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% wrong: the warm-up grows from the first rank to the last
+# says: A stage must run further ahead than the one after it
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = rank + 1
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% wrong: every rank warms up as long as the first
+# says: Rank 1 does 4 forwards before its first backward; 3 are enough
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = stages
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% wrong: two forwards and two backwards take turns
+# says: does 0F. and 0F. in a row, after its first backward
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        forwards = [Action(rank, "F", k) for k in range(microbatches)]
+        backwards = [Action(rank, "B", k) for k in range(microbatches)]
+        warm = min(stages - rank, microbatches)
+        row, forwards = forwards[:warm], forwards[warm:]
+        row.append(backwards.pop(0))
+        while forwards:
+            row, forwards = row + forwards[:2], forwards[2:]
+            row, backwards = row + backwards[:2], backwards[2:]
+        rows.append(row + backwards)
+    return rows
+
+
+# %% wrong: the warm-up does not come back
+# says: As many backwards stand at its end as forwards in its warm-up: 3 are missing
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        warm = min(microbatches, stages - 1 - rank)
+        row = [Action(rank, "F", k) for k in range(warm)]
+        for k in range(warm, microbatches):
+            row.extend((Action(rank, "F", k), Action(rank, "B", k - warm)))
+        rows.append(row)
+    return rows
+
+
+# %% wrong: the warm-up comes back the other way round
+# says: takes the microbatches backward in the order
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    schedule = {rank: [] for rank in range(stages)}
+    for rank, row in schedule.items():
+        lead = min(microbatches, stages - rank - 1)
+        steady = microbatches - lead
+        row.extend(Action(rank, "F", k) for k in range(lead))
+        for k in range(steady):
+            row.append(Action(rank, "F", lead + k))
+            row.append(Action(rank, "B", k))
+        row.extend(Action(rank, "B", microbatches - 1 - k) for k in range(lead))
+    return list(schedule.values())
+
+
+# %% wrong: in the steady state backward comes before its forward
+# says: it needs 3F0, which rank 3 does only later
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        warm = min(microbatches, stages - 1 - rank)
+        queue = [("F", k) for k in range(warm)]
+        for k in range(microbatches - warm):
+            queue += [("B", k), ("F", k + warm)]
+        queue += [("B", k) for k in range(microbatches - warm, microbatches)]
+        rows.append([Action(rank, *one) for one in queue])
+    return rows
+
+
+# %% wrong: a warm-up longer than there are microbatches
+# says: With fewer microbatches than stages a rank has no more than m forwards
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    out = []
+    for s in range(stages):
+        n_warm = stages - 1 - s
+        actions = []
+        for i in range(n_warm):
+            actions.append(Action(s, "F", i))
+        for i in range(microbatches - n_warm):
+            actions.append(Action(s, "F", n_warm + i))
+            actions.append(Action(s, "B", i))
+        for i in range(max(0, microbatches - n_warm), microbatches):
+            actions.append(Action(s, "B", i))
+        out.append(actions)
+    return out
+
+
+# %% wrong: the warm-up's forwards are taken from a list that is too short
+# says: raised IndexError
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    result = []
+    for r in range(stages):
+        fs = [Action(r, "F", k) for k in range(microbatches)][::-1]
+        bs = [one._replace(kind="B") for one in fs]
+        mine = [fs.pop() for _ in range(stages - r)]
+        while bs:
+            mine.append(bs.pop())
+            if fs:
+                mine.append(fs.pop())
+        result.append(mine)
+    return result
+
+
+# %% wrong: backwards are halves
+# says: here it is one action, B
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        lead = min(stages - rank, microbatches)
+        row = [Action(rank, "F", k) for k in range(lead)]
+        for k in range(microbatches):
+            row += [Action(rank, "I", k), Action(rank, "W", k)]
+            row += [Action(rank, "F", lead + k)] * (lead + k < microbatches)
+        rows.append(row)
+    return rows
+
+
+# %% wrong: PyTorch's
+# says: PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here
+from course_lib.pipeline import from_text
+
+
+def one_f_one_b(stages, microbatches):
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    theirs = get_schedule_ops("1F1B", stages, microbatches)
+    return from_text("\n".join(",".join(map(str, row)) for row in theirs))
+
+
+# %% right: as many in flight as there are stages to come
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    def row(rank):
+        ahead = stages - rank
+        f = b = 0
+        while b < microbatches:
+            if f < microbatches and f - b < ahead:
+                yield Action(rank, "F", f)
+                f += 1
+            else:
+                yield Action(rank, "B", b)
+                b += 1
+
+    return [list(row(rank)) for rank in range(stages)]
+
+
+# %% right: each action has its place on a clock
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for i in range(stages):
+        ticks = {}
+        for k in range(microbatches):
+            early = k < stages - i
+            ticks[(i + k) if early else (2 * k + i)] = Action(i, "F", k)
+            ticks[2 * stages - 1 - i + 2 * k] = Action(i, "B", k)
+        rows.append([ticks[tick] for tick in sorted(ticks)])
+    return rows
+
+
+# %% right: sorted by what may come before what
+from course_lib.pipeline import Action
+
+
+def one_f_one_b(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        warm_up = stages - rank - 1
+        key = {Action(rank, "F", k): (max(0, k - warm_up), 0, k) for k in range(microbatches)}
+        key |= {Action(rank, "B", k): (k, 1, k) for k in range(microbatches)}
+        rows.append(sorted(key, key=lambda action: key[action]))
+    return rows
