@@ -165,7 +165,7 @@ def refused(asked: Asked, wanted: Sizes) -> Line:
             "Say so with `raise ValueError(...)`: the last group would be short, and ranks wait for it.",
         )
 
-    return Line("ValueError where m is no multiple of p", judge, 0.5)
+    return Line("ValueError where m is no multiple of p", judge, 0.5, trivial=True)
 
 
 @exercise(

@@ -1,0 +1,216 @@
+"""The checks of notebook 07's schedules against the library: it passes them, and the formulas agree."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.checks.engine import case as cases
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.case import Case, Draw, Finding, Observed
+from course_lib.checks.engine.find import find
+from course_lib.checks.engine.replies import plain_data
+from course_lib.checks.engine.schedules import write_schedules
+from course_lib.checks.engine.sentence import general
+from course_lib.checks.pipeline import interleaved, schedules, zero_bubble
+from course_lib.checks.pipeline.asked import Asked, Sizes
+from course_lib.checks.pipeline.order import ahead
+from course_lib.ledger.ledger import Ledger
+from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
+from course_lib.pipeline import violation as violated
+from course_lib.runtime import wire
+from tests.test_mutants import mutants
+
+ASSIGNMENT = "07_pipeline"
+MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
+SCHEDULES = (
+    "naive",
+    "gpipe",
+    "one_f_one_b",
+    "interleaved_one_f_one_b",
+    "zero_bubble_h1",
+    "dualpipe",
+)
+
+
+def observed(case: Case, function: Callable[..., Any]) -> Observed:
+    """What a case's recipe tells of a function, without the process that it runs in."""
+    values, tensors = write_schedules([function], {}, [], case.sides[0].instructions)
+    assert tensors == {}
+    told = plain_data(json.loads(json.dumps(values)))
+    return Observed(case, [{}], [told], Ledger(1, [[]]), [[]])
+
+
+def findings(name: str, function: Callable[..., Any], seed: int, hidden: bool) -> Iterator[Finding]:
+    """What each line of an exercise says of a function."""
+    for case in find(f"{ASSIGNMENT}/{name}").cases(Draw(seed, hidden)):
+        for judged in judging.judge_lines(case, observed(case, function), []):
+            yield judged.finding
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_librarys_own_generators_pass(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Students may read the library afterwards: it is to be a right solution of what they were asked."""
+    importable = replace(find(f"{ASSIGNMENT}/{name}"), references=())
+    monkeypatch.setattr(judging, "find", lambda _: importable)
+    payload = wire.dumps((getattr(generators, name),))
+    report = judging.judge(importable.name, payload, seed, "hidden")
+    assert report["score"] == 1, [line for line in report["lines"] if not line["passed"]]
+    for more in range(seed, seed + 5):
+        for found in findings(name, getattr(generators, name), more, hidden=True):
+            assert found.ok, found.sentences
+
+
+def test_the_librarys_own_generators_are_not_to_be_handed_in(seed: int) -> None:
+    def one_f_one_b(stages: int, microbatches: int) -> list:
+        from course_lib.pipeline.generators import one_f_one_b as theirs
+
+        return theirs(stages, microbatches)
+
+    report = judging.judge(f"{ASSIGNMENT}/one_f_one_b", wire.dumps((one_f_one_b,)), seed)
+    assert report["score"] == 0
+    assert "Here your own is judged: write your own" in report["lines"][0]["sentences"][0]
+
+
+def test_a_stub_is_not_written_yet(seed: int) -> None:
+    def naive(stages: int, microbatches: int) -> list:
+        raise NotImplementedError
+
+    report = judging.judge(f"{ASSIGNMENT}/naive", wire.dumps((naive,)), seed)
+    assert report["score"] == 0
+    assert [line["title"] for line in report["lines"]] == ["not written yet"]
+
+
+# --- what comes back -----------------------------------------------------------------------------
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, r"gives None; a list is expected"),
+        ({0: []}, r"gives a value of type dict; a list is expected"),
+        (Action(0, "F", 0), r"gives a value of type Action; a list is expected"),
+        ((row for row in []), r"gives a value of type generator; a list is expected"),
+        ([[Action(0, "F", 0)]], r"gives 1 list; 2 lists are expected, one for each rank"),
+        ([Action(0, "F", 0)] * 2, r"what rank 0 is to do is a value of type Action, not a list"),
+        ([[], {Action(1, "F", 0)}], r"what rank 1 is to do is a value of type set, not a list"),
+        ([[(0, "F", 0)], []], r"action 0 of rank 0 is \(0, 'F', 0\)\. Write Action\("),
+        ([["0F0"], []], r"action 0 of rank 0 is '0F0'\. Write Action\("),
+        ([[Action(0, "F", 0), None], []], r"action 1 of rank 0 is None\. Write Action\("),
+        ([[Action(0.5, "F", 0)], []], r"is Action\(0\.5, 'F', 0\)\. Write Action\("),  # type: ignore[arg-type]
+        ([[Action(0, "F", True)], []], r"is Action\(0, 'F', True\)\. Write Action\("),
+        ([[Action(0, "F", 10**5000)], []], r"is Action\(0, 'F', a value of type very large int"),
+        ([[Unprintable()], []], r"raised ValueError: no text"),
+        ([[Pair(Action(0, "F", 0), None)], []], r"is .* Write Action\("),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_schedule_is_told(given: Any, says: str) -> None:
+    asked = Asked("naive")
+    sizes = asked.add(Sizes(2, 1))
+    found = asked.rows(observed(asked.case("one", []), lambda *_: given), sizes)
+    assert isinstance(found, Finding) and not found.ok
+    assert re.search(says, found.sentences[0]), found.sentences
+
+
+def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:
+    chance = random.Random(seed)
+    asked = Asked("dualpipe")
+    p = 2 * chance.randrange(1, 5)
+    sizes = asked.add(Sizes(p, 2 * p + 2 * chance.randrange(3)))
+    seen = observed(asked.case("one", []), lambda *given: tuple(generators.dualpipe(*given)))
+    assert asked.rows(seen, sizes) == generators.dualpipe(sizes.stages, sizes.microbatches)
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_of_hidden_cases_nothing_is_told_that_only_they_have(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No arguments, no actions: a function could make its schedule of what it was asked for."""
+    monkeypatch.setattr(cases, "hints_may_fail", False)
+    for mutant in mutants(MUTANTS / f"{name}.py"):
+        if mutant.right or mutant.title == "PyTorch's":  # what refuses PyTorch's is in the ranks
+            continue
+        scope: dict[str, Any] = {}
+        exec(mutant.code, scope)
+        found = [one for one in findings(name, scope[name], seed, hidden=True) if not one.ok]
+        assert found, mutant.title
+        for said in (general(sentence) for one in found for sentence in one.sentences):
+            assert not re.search(
+                rf"{name}\(\d|\d[FBIW]\d(?!B)|(action|microbatch|stage) \d", said
+            ), said
+
+
+# --- closed forms --------------------------------------------------------------------------------
+
+
+def some_sizes(seed: int, count: int = 12) -> Iterator[tuple[int, int]]:
+    """Stages, and at least as many microbatches."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        p = chance.randrange(2, 9)
+        yield p, p + chance.randrange(12)
+
+
+def test_the_forwards_that_are_asked_for_are_those_of_the_library(seed: int) -> None:
+    for p, m in some_sizes(seed):
+        for few in (m, 1, p - 1):
+            rows = generators.one_f_one_b(p, few)
+            needed = [schedules.forwards_needed(Sizes(p, few), rank) for rank in range(p)]
+            assert list(map(ahead, rows)) == needed
+        rows = generators.zero_bubble_h1(p, m)
+        assert list(map(ahead, rows)) == [p - rank for rank in range(p)]
+        assert [zero_bubble.stored(row) for row in rows] == list(range(p))
+        assert max(peak_activations(rows, weight_share=1)) == p
+        for v in (1, 2, 3):
+            rows, sizes = generators.interleaved_one_f_one_b(p, 2 * p, v), Sizes(p, 2 * p, v)
+            assert list(map(ahead, rows)) == [interleaved.most_ahead(sizes, r) for r in range(p)]
+
+
+def test_a_warm_up_of_one_step_a_rank_is_enough_where_messages_take_no_time(seed: int) -> None:
+    """What the check of interleaved 1F1B takes for the least; Megatron-LM's is twice as far from the end."""
+    chance = random.Random(seed)
+    for p, _ in some_sizes(seed):
+        m, v = p * chance.randrange(2, 5), chance.randrange(2, 4)
+        lasting = Durations(*(chance.randrange(1, 6) for _ in range(3))).split(v)
+        slow = replace(lasting, communication=lasting.forward / 8)
+        usual, least, less = (looped(p, m, v, *how) for how in ((2, 0), (1, 0), (1, -1)))
+        assert [ahead(row) for row in least] == [
+            interleaved.least_ahead(Sizes(p, m, v), rank) for rank in range(p)
+        ]
+        assert simulate(least, lasting).total == pytest.approx(simulate(usual, lasting).total)
+        assert simulate(least, slow).total > simulate(usual, slow).total
+        if violated(less) is None:
+            assert simulate(less, lasting).total > simulate(least, lasting).total + 1e-9
+
+
+def looped(p: int, m: int, v: int, steps: int, more: int) -> list[list[Action]]:
+    """Interleaved 1F1B with `steps` forwards of warm-up for each rank below, and so many more."""
+    rows = []
+    for rank, right in enumerate(generators.interleaved_one_f_one_b(p, m, v)):
+        singles = [one for one in right if isinstance(one, Action)]
+        forwards = [one for one in singles if one.kind == "F"]
+        backwards = [one for one in singles if one.kind == "B"]
+        lead = min(len(forwards), steps * (p - 1 - rank) + (v - 1) * p + 1 + more)
+        row, forwards = forwards[:lead], forwards[lead:]
+        for backward in backwards:
+            row += [backward, *forwards[:1]]
+            forwards = forwards[1:]
+        rows.append(row)
+    return rows
