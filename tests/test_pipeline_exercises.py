@@ -20,7 +20,7 @@ from course_lib.checks.engine.replies import plain_data
 from course_lib.checks.engine.schedules import write_schedules
 from course_lib.checks.engine.sentence import general
 from course_lib.checks.pipeline import interleaved, schedules, zero_bubble
-from course_lib.checks.pipeline.asked import Asked, Sizes
+from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.pipeline.order import ahead
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
@@ -126,6 +126,28 @@ def test_what_is_no_schedule_is_told(given: Any, says: str) -> None:
     assert re.search(says, found.sentences[0]), found.sentences
 
 
+def test_what_no_recipe_tells_is_refused() -> None:
+    """A rank's code may answer in the recipe's name: whatever it says, the judge goes on."""
+    asked = Asked("naive")
+    sizes = asked.add(Sizes(2, 1))
+    case = asked.case("one", [])
+    seen = observed(case, lambda *_: [])
+    for told in (
+        {},
+        {"error": ["ValueError", "text", "line 1", "more"]},
+        {"error": []},
+        {"rows": {}},
+        {"rows": [[{"pair": 3}], []]},
+        {"rows": [[{}], [[]]]},
+        {"rows": [[["F", 0, 0]], [[0, "F" * 4000, 0]]]},
+        {"rows": [[[0, ["F"], 0]], []]},
+        {"rows": [[3], "text"]},
+    ):
+        forged = replace(seen, values=[{"answers": [told]}])
+        found = asked.rows(forged, sizes)
+        assert isinstance(found, Finding) and len(found.sentences[0]) < 400, told
+
+
 def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:
     chance = random.Random(seed)
     asked = Asked("dualpipe")
@@ -155,6 +177,43 @@ def test_of_hidden_cases_nothing_is_told_that_only_they_have(
             assert not re.search(
                 rf"{name}\(\d|\d[FBIW]\d(?!B)|(action|microbatch|stage) \d", said
             ), said
+
+
+def damaged(rows: Rows, chance: random.Random) -> Rows:
+    """One or two actions moved, lost, done twice or made another's."""
+    rows = [list(row) for row in rows]
+    for _ in range(chance.randrange(1, 3)):
+        row = chance.choice(rows)
+        place = chance.randrange(len(row)) if row else 0
+        entry = row.pop(place) if row else Action(0, "F", 0)
+        how = chance.randrange(4)
+        if how == 1:
+            row[place:place] = [entry, entry]
+        elif how == 2 and isinstance(entry, Action):
+            other = Action(chance.randrange(-1, 9), chance.choice("FBIW"), chance.randrange(-1, 9))
+            row.insert(place, chance.choice([other, entry._replace(kind=other.kind)]))
+        elif how:
+            row.insert(chance.randrange(len(row) + 1), entry)
+    return rows
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_of_whatever_is_wrong_something_is_said(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "hints_may_fail", False)
+    chance = random.Random(f"{seed} {name}")
+
+    def wrong(*sizes: int, **named: int) -> Rows:
+        return damaged(getattr(generators, name)(*sizes, **named), chance)
+
+    lost = 0
+    for more in range(seed, seed + 20):
+        for found in findings(name, wrong, more, hidden=False):
+            waits = found.cause == "values"  # a line of memory, where others are wrong
+            assert found.ok or waits or found.sentences[0]
+            lost += not found.ok
+    assert lost > 20
 
 
 # --- closed forms --------------------------------------------------------------------------------

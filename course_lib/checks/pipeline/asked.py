@@ -14,6 +14,7 @@ from course_lib.pipeline import Action, Pair
 
 RECIPE = "course_lib.checks.engine.schedules:write_schedules"
 Rows = list[list[Action | Pair]]
+LONGEST_KIND = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,11 @@ class Asked:
         """The schedule that was given for these sizes, or why it is none."""
         answer, call = self.answer(seen, sizes), sizes.call(self.name)
         if isinstance(answer.get("error"), list):
-            return raised(self.name, call, *map(str, answer["error"]))
-        told = answer.get("rows")
+            return raised(self.name, call, *map(str, answer["error"][:3]))
         if found := no_rows(self.name, call, sizes.stages, answer):
             return found
         read: Rows = []
-        for rank, row in enumerate(told):  # type: ignore[arg-type]
+        for rank, row in enumerate(answer["rows"]):
             read.append([])
             for index, entry in enumerate(row):
                 found = action(entry)
@@ -117,8 +117,9 @@ def action(told: Any) -> Action | Pair | None:
     if not isinstance(told, list) or len(told) != 3:
         return None
     stage, kind, microbatch = told
-    good = type(stage) is int and type(microbatch) is int and isinstance(kind, str)
-    return Action(stage, kind, microbatch) if good else None
+    whole = type(stage) is int and type(microbatch) is int
+    named = isinstance(kind, str) and len(kind) <= LONGEST_KIND
+    return Action(stage, kind, microbatch) if whole and named else None
 
 
 def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding:

@@ -13,7 +13,15 @@ from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual,
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
-from course_lib.pipeline import Action, Durations, Pair, peak_activations, simulate, violation
+from course_lib.pipeline import (
+    Action,
+    Durations,
+    Pair,
+    Simulation,
+    peak_activations,
+    simulate,
+    violation,
+)
 from course_lib.pipeline.actions import flat
 
 Look = Callable[[Sizes, Rows], Finding]
@@ -164,17 +172,16 @@ class Form:
                 run = simulate(rows, durations.split(sizes.v), copies=self.copies, checked=True)
                 least = self.bubble(sizes, durations)
                 if max(run.bubble) > least + CLOSE * run.total:
-                    return self.slow(sizes, rows, durations, max(run.bubble), least)
+                    given = f"{sizes.call(self.name)}, {times(durations, self.kinds)}"
+                    return self.slow(sizes, rows, given, run, least)
             return RIGHT
 
         return look
 
-    def slow(
-        self, sizes: Sizes, rows: Rows, lasting: Durations, idle: float, least: float
-    ) -> Finding:
+    def slow(self, sizes: Sizes, rows: Rows, given: str, run: Simulation, least: float) -> Finding:
         told = Sentence(
-            f"{sizes.call(self.name)}, {times(lasting, self.kinds)}: a rank idles {words.number(idle)} of "
-            f"the step; {words.number(least)} is enough, {self.idle}.",
+            f"{given}: the step takes {words.number(run.total)}, and a rank idles "
+            f"{words.number(max(run.bubble))} of it; {words.number(least)} is enough, {self.idle}.",
             f"with {self.name} a rank idles longer than {self.idle}.",
         )
         return wrong(told, usual(self.late, sizes, rows), cause="time", misses_point=True)

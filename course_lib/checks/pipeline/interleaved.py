@@ -140,7 +140,7 @@ FORM = Form(
     idle="(p-1)(F+B)/v",
     held="min(mv, 2(p-1-i) + (v-1)p + 1) on rank i",
     stages=looped,
-    layout="on a loop rank i holds stages i, p + i, 2p + i, ...",
+    layout="on a loop rank i holds stages i, p + i, 2p + i and so on",
     bubble=bubble_of(NAME),
     activations=activations_of(NAME),
 )
@@ -155,7 +155,7 @@ def refused(asked: Asked, wanted: Sizes) -> Line:
         if isinstance(error, list) and error and error[0] == "ValueError":
             return RIGHT
         if isinstance(error, list):
-            return raised(NAME, call, *map(str, error))
+            return raised(NAME, call, *map(str, error[:3]))
         return wrong(
             Sentence(
                 f"{call} is no ValueError: {wanted.microbatches} microbatches are no whole groups of "
