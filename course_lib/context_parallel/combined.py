@@ -1,0 +1,73 @@
+"""Ulysses inside, a ring outside: more ranks than there are heads, and fewer bytes than a ring of all.
+
+N = u x r ranks. Each u of them in succession, with the fastest links between them, trade tokens for heads
+(`ulysses.py`); then each holds u parts of the sequence with heads / u heads, and goes round in a ring of r
+ranks, one from each of the groups. The ring has r steps instead of N, and its messages have the same size:
+u times the tokens of 1/u of the heads.
+
+Source: Fang and Zhao, USP: A Unified Sequence Parallelism Approach for Long Context Generative AI, 2024;
+Gu et al., LoongTrain, 2024.
+
+The files beside this one that it needs: those of ulysses.py and ring.py.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .arguments import check_qkv
+from .layouts import Group, Layout, check_layout, check_part, joined, place, tokens_in
+from .layouts import contiguous as in_succession
+from .ring import ring_attention
+from .tiles import BLOCK
+from .ulysses import check_heads, heads_to_tokens, tokens_to_heads
+
+
+def ulysses_ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    ulysses_group: Group = None,
+    ring_group: Group = None,
+    *,
+    layout: Layout | None = None,
+    block: int = BLOCK,
+) -> Tensor:
+    """Attention of this rank's queries to the keys of all ranks of both groups.
+
+    Arguments and result as of `ring_attention`, but for the groups, which `two_groups` makes.
+    layout: for all N ranks, those of the first Ulysses group first; None: in succession, equally many on each
+        rank. `subdivided(zigzag(seq, r), u)` has equal work in every step.
+    """
+    check_qkv(q, k, v, block)
+    inside, u = place(ulysses_group)
+    outside, r = place(ring_group)
+    layout = in_succession(u * r * q.shape[1], u * r) if layout is None else layout
+    check_layout(layout, u * r)
+    check_part("q", q.shape[1], layout, outside * u + inside)
+    check_part("k", k.shape[1], layout, outside * u + inside)
+    check_heads(q.shape[2], k.shape[2], u)
+    together = [layout[i * u : (i + 1) * u] for i in range(r)]  # what each Ulysses group holds
+    sizes = [tokens_in(spans) for spans in together[outside]]
+    q, k, v = (tokens_to_heads(x, sizes, ulysses_group) for x in (q, k, v))
+    parts = [joined(one) for one in together]
+    out = ring_attention(q, k, v, causal, ring_group, layout=parts, block=block)
+    return heads_to_tokens(out, sizes, ulysses_group)
+
+
+def two_groups(u: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """(this rank's Ulysses group of u ranks in succession, its ring of every u-th rank), over all ranks.
+
+    Every rank must call it. Raises ValueError where u does not divide the number of ranks.
+    """
+    n = dist.get_world_size()
+    if u < 1 or n % u:
+        raise ValueError(f"{n} ranks cannot be cut into groups of {u}: choose a divisor of {n}")
+    inside, _ = dist.new_subgroups_by_enumeration(
+        [list(range(first, first + u)) for first in range(0, n, u)]
+    )
+    outside, _ = dist.new_subgroups_by_enumeration([list(range(i, n, u)) for i in range(u)])
+    assert isinstance(inside, dist.ProcessGroup) and isinstance(outside, dist.ProcessGroup)
+    return inside, outside

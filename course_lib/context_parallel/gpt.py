@@ -1,0 +1,116 @@
+"""A GPT on parts of a sequence: each rank has some tokens of every sequence, and all of the parameters.
+
+Only attention looks at other tokens. Everything else (embeddings, norms, MLP, head) works on the rank's own,
+and needs two things that a rank does not know by itself: where its tokens stand, for rotary or learned
+positions, and how many targets there are on all ranks, for the mean of the loss. And as every rank's tokens
+contribute to the gradient of every parameter, gradients are summed over the ranks, as for data parallelism.
+
+Targets are those of the whole sequence, shifted before they are dealt out: the target of a rank's last token
+is the first token of a part that another rank may hold.
+
+Expected of the model is what `course_lib.models.GPT` has: called with (tokens, positions), and blocks whose
+attention.attend may be exchanged.
+
+Source: Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .layouts import Group, Layout, MakeLayout, deal, place, positions, zigzag
+
+Attention = Callable[..., Tensor]
+
+
+class ContextParallelGPT(nn.Module):
+    """`model` on this rank's tokens, its attention exchanged for one that spans the ranks of `group`.
+
+    model: its values on the group's first rank count; all ranks give one of the same configuration.
+    attention: called with (q, k, v, layout=...), causal, such as `partial(ring_attention, causal=True)`; a
+        group that is not the default one must be bound in it too.
+    layout: makes the layout of a sequence from its length and the number of ranks.
+
+    Dropout draws from each rank's own generator, for its own tokens: seed the ranks differently.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        attention: Attention,
+        layout: MakeLayout = zigzag,
+        group: Group = None,
+    ):
+        super().__init__()
+        self.model, self.attention, self.make_layout, self.group = model, attention, layout, group
+        self.layout: Layout = []
+        for block in model.blocks:
+            block.attention.attend = self._attend
+        _same_values(model, group)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, tokens here, vocab_size) of this rank's part of `tokens`, whole (batch, seq)."""
+        rank, n = place(self.group)
+        self.layout = self.make_layout(tokens.shape[1], n)
+        where = positions(self.layout[rank], tokens.device)
+        return self.model(deal(tokens, self.layout, self.group), where)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over all ranks' targets, (batch, seq), in nats; -100 does not count.
+
+        The same value on every rank; its gradient is that of the rank's own logits. One all-reduce of two
+        numbers.
+        """
+        mine = deal(targets, self.layout, self.group)
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own = F.cross_entropy(precise.flatten(0, 1), mine.flatten(), reduction="sum")
+        return mean_over_ranks(own, (mine != -100).sum(), self.group)
+
+    def sum_gradients(self) -> None:
+        """After backward: the gradient of each parameter, summed over the ranks, on all of them.
+
+        In one all-reduce, 2 (n-1)/n of their bytes sent. Without it the ranks' copies drift apart.
+        """
+        params = [param for param in self.model.parameters() if param.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        if place(self.group)[1] == 1 or not grads:
+            return
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat, group=self.group)
+        pieces = flat.split([grad.numel() for grad in grads])
+        for param, piece in zip(params, pieces, strict=True):
+            param.grad = piece.view_as(param)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attention(q, k, v, layout=self.layout)
+
+
+def mean_over_ranks(own: Tensor, count: Tensor, group: Group = None) -> Tensor:
+    """(sum of `own` over the ranks) / (sum of `count`), of which the gradient flows to this rank's `own`.
+
+    The mean of the ranks' means would be another number where their counts differ.
+    """
+    totals = torch.stack((own.detach().double(), count.double()))
+    if place(group)[1] > 1:
+        dist.all_reduce(totals, group=group)
+    total, counted = totals.to(own.dtype)
+    share = own / counted
+    return share + (total / counted - share).detach()
+
+
+@torch.no_grad()
+def _same_values(model: nn.Module, group: Group) -> None:
+    """Those of the group's first rank on all of them."""
+    if place(group)[1] == 1:
+        return
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().contiguous()
+        dist.broadcast(values, first, group=group)
+        tensor.copy_(values)

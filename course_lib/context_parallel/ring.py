@@ -1,0 +1,157 @@
+"""Ring attention: every rank keeps its queries, and the keys and values of all ranks come by.
+
+N ranks hold a part of the sequence each. Queries need all keys and values; gathering these would put the
+whole sequence on every rank. So they go round: in step i rank r has the keys and values of rank r - i, merges
+what its queries get from them into what it has (`online_softmax_merge`), and meanwhile passes them on to
+rank r + 1 and receives the next from rank r - 1. N steps, and N - 1 transfers: nothing is sent in the last.
+
+        rank 0    rank 1    rank 2    rank 3        the keys and values that each rank has
+          0         1         2         3           step 0
+          3         0         1         2           step 1
+          2         3         0         1           step 2
+          1         2         3         0           step 3
+
+Backward they go round again, and their gradients after them: rank r's keys collect a share of their gradient
+on every rank, and it must end on rank r. The sum for them starts there, follows them a step behind, and after
+N transfers is home.
+
+Sent by each rank, with M the bytes of its keys and values: forward (N-1) M in N - 1 messages; backward the
+same, and N M for the gradients (twice that from 16 bits, as sums are kept in float32) in N messages. It hides
+behind computing where a part is long enough: see `course_lib.facts.hiding_block`.
+
+Source: Liu, Zaharia, Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023;
+Li et al., Sequence Parallelism, 2021 (the ring). Layouts for causal masks: `layouts.py`.
+
+The files beside this one that it needs: tiles.py, softmax.py, layouts.py, arguments.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .arguments import check_qkv
+from .layouts import Group, Layout, Spans, check_layout, check_part, contiguous, place, tokens_in
+from .softmax import online_softmax_merge
+from .tiles import BLOCK, backward_tiles, forward_tiles, row_delta
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    group: Group = None,
+    *,
+    layout: Layout | None = None,
+    block: int = BLOCK,
+) -> Tensor:
+    """Attention of this rank's queries to the keys of all ranks of `group`.
+
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), as for
+        `tiled_attention`. All ranks call it, with the same batch, heads and dtype.
+    layout: where each rank's tokens stand in the sequence; None: in succession, equally many on each rank.
+    block: tiles of block x block scores within a step.
+
+    Returns q's shape and dtype; merged in float32 at least. Gradients of k and v come home to their rank.
+    Raises ValueError for shapes that do not fit each other or the layout.
+    """
+    check_qkv(q, k, v, block)
+    rank, n = place(group)
+    layout = contiguous(n * q.shape[1], n) if layout is None else layout
+    check_layout(layout, n)
+    for name, x in (("q", q), ("k", k)):
+        check_part(name, x.shape[1], layout, rank)
+    return _RingAttention.apply(q, k, v, causal, group, layout, block)
+
+
+class _RingAttention(torch.autograd.Function):
+    """forward: keys and values go round, out is merged.
+
+    backward: keys and values go round again, and their gradients a step behind them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor,
+        causal: bool, group: Group, layout: Layout, block: int,
+    ) -> Tensor:  # fmt: skip
+        rank, n = place(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros(q.shape, dtype=dtype)
+        lse = q.new_full(q.shape[:-1], -torch.inf, dtype=dtype)
+        kv = torch.stack((k, v))
+        for step in range(n):
+            owner = (rank - step) % n
+            last = step == n - 1
+            next_kv, sending = (kv, []) if last else pass_on(kv, layout[owner - 1], group)
+            if not causal or any_seen(layout[rank], layout[owner]):
+                where = layout[rank], layout[owner], causal, block
+                out, lse = online_softmax_merge(out, lse, *forward_tiles(q, *kv, *where))
+            wait(sending)
+            kv = next_kv
+        ctx.where = causal, group, layout, block
+        ctx.save_for_backward(q, k, v, out := out.to(q.dtype), lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout, block = ctx.where
+        rank, n = place(group)
+        delta = row_delta(out, grad)
+        dq = torch.zeros_like(q, dtype=lse.dtype)
+        kv = torch.stack((k, v))
+        sum_before, bringing = lse.new_zeros(()), []  # from the ranks that had these keys before
+        for step in range(n):
+            owner = (rank - step) % n
+            last = step == n - 1
+            next_kv, sending = (kv, []) if last else pass_on(kv, layout[owner - 1], group)
+            dkv = torch.zeros_like(kv, dtype=lse.dtype)
+            if not causal or any_seen(layout[rank], layout[owner]):
+                where = layout[rank], layout[owner], causal, block
+                dq_share, dkv[0], dkv[1] = backward_tiles(q, *kv, grad, lse, delta, *where)
+                dq += dq_share
+            wait(bringing)
+            dkv += sum_before
+            sum_before, bringing = pass_on(dkv, layout[owner - 1], group)
+            wait(sending)
+            kv = next_kv
+        wait(bringing)  # after the last transfer the sums for this rank's own keys
+        dk, dv = sum_before.to(k.dtype)
+        return dq.to(q.dtype), dk, dv, None, None, None, None
+
+
+def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list[dist.Work]]:
+    """Begin to send `tensor` to the next rank, and to receive what the previous rank passes on.
+
+    tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the tokens that come. Neither
+    tensor may be touched before `wait`. Both ends are posted together: one after the other could deadlock on
+    NCCL.
+    """
+    rank, n = place(group)
+    if n == 1:
+        return tensor, []
+    received = tensor.new_empty(*tensor.shape[:2], tokens_in(arriving), *tensor.shape[3:])
+    ends = [(dist.isend, tensor, (rank + 1) % n), (dist.irecv, received, (rank - 1) % n)]
+    operations = [
+        dist.P2POp(call, one, group=group, group_peer=peer)
+        for call, one, peer in ends
+        if one.numel()  # a rank without tokens
+    ]
+    return received, dist.batch_isend_irecv(operations) if operations else []
+
+
+def wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def any_seen(q_spans: Spans, k_spans: Spans) -> bool:
+    """Whether a causal mask lets any of these queries see any of these keys; if not, the step is skipped."""
+    return any(queries[-1] >= keys[0] for queries in q_spans for keys in k_spans)

@@ -1,0 +1,49 @@
+"""Online softmax: attention to some keys and attention to others make attention to all of them.
+
+Softmax divides by a sum over all keys, so that it seems to need them all at once. It does not. Of the scores
+s_j of one query with the keys of a block keep two things,
+
+    lse = log sum_j exp(s_j)             and             out = sum_j exp(s_j - lse) v_j,
+
+the block's attention and the logarithm of what it was divided by. Multiplying out by exp(lse) gives back the
+undivided sum; two of those can be added, and divided by the sum of both:
+
+    lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b.
+
+Blocks may come in any order and from anywhere: from a tile of the cache, from another rank.
+
+Numbers decide how it is written. exp(1000) is too large for any format, so the larger logarithm is taken off
+first, as `logaddexp` does. The weight of a, exp(lse_a - lse) = 1 / (1 + exp(lse_b - lse_a)), is computed from
+the difference: lse, of the size of a score, has been rounded. And a block in which a mask leaves nothing has
+lse = -inf and weight 0, but -inf - -inf is nan, in backward no less than in forward (a nan times a gradient
+of 0 is still nan): a lowest number takes its place.
+
+Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Rabe and Staats,
+Self-attention Does Not Need O(n^2) Memory, 2021; Dao et al., FlashAttention, 2022, section 3.1.
+
+This file imports torch only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def online_softmax_merge(
+    out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of attention to the keys of both parts.
+
+    out, block_out: attention to the keys of each part, (batch, seq, heads, head_dim), or any (..., head_dim).
+    lse, block_lse: the logarithm of the sum of the exponentials of its scores, (batch, seq, heads), or (...);
+        -inf where no key was seen, and there out is 0.
+
+    Returns new tensors; gradients pass to all four, and are 0, not nan, where nothing was seen. Keep out and
+    lse in float32 at least: each merge in bf16 would round once more.
+    """
+    lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
+    old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
+    out = (old - new).sigmoid()[..., None] * out + (new - old).sigmoid()[..., None] * block_out
+    merged = torch.logaddexp(old, new)
+    return out, merged.masked_fill(merged <= lowest, -torch.inf)
