@@ -2,7 +2,11 @@
 
 from course_lib.checks.pipeline.dual import dualpipe
 from course_lib.checks.pipeline.interleaved import interleaved_one_f_one_b
+from course_lib.checks.pipeline.prediction import predictions
+from course_lib.checks.pipeline.quiz import questions
+from course_lib.checks.pipeline.running import run_schedule
 from course_lib.checks.pipeline.schedules import gpipe, naive, one_f_one_b
+from course_lib.checks.pipeline.stash import pipedream_stage
 from course_lib.checks.pipeline.zero_bubble import zero_bubble_h1
 
 __all__ = [
@@ -11,5 +15,9 @@ __all__ = [
     "interleaved_one_f_one_b",
     "naive",
     "one_f_one_b",
+    "pipedream_stage",
+    "predictions",
+    "questions",
+    "run_schedule",
     "zero_bubble_h1",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.traffic import BUILT_IN
+from course_lib.checks.engine.values import both
 from course_lib.checks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.pipeline.running_lines import kept_line, messages_line, order_line
 from course_lib.checks.pipeline.running_values import elsewhere_line, gradients_line, losses_line
@@ -51,19 +52,28 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return "Only the loss needs no gradient from outside: the others get what the next stage sends back."
     if "is on the compute graph" in text or "requires grad. Only Tensors" in text:
         return "Send tensors without a graph: output.detach()."
+    if "tuple index out of range" in text or "nvalid destination rank" in text:
+        return (
+            "Is something sent to a rank that there is not? Before the first stage and behind the last there "
+            "is nobody: stage.first and stage.last."
+        )
     if "does not require grad" in text:
         return "What comes in from another stage must ask for a gradient: x.requires_grad_()."
     return ""
 
 
-def lines(run: Run, title: str, weight: float, *more: Line) -> list[Line]:
+def lines(run: Run, title: str, weight: float) -> list[Line]:
     """Values, and the order in which they came about."""
     return [
         gradients_line(run, f"{title}: gradients", weight),
         losses_line(run, f"{title}: parts of the loss", weight / 2),
         order_line(run, f"{title}: order of the actions", weight / 2),
-        *more,
     ]
+
+
+def one_line(run: Run, title: str, weight: float) -> Line:
+    """The same in one."""
+    return Line(title, both(*(line.judge for line in lines(run, title, 1))), weight)
 
 
 def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> Run:
@@ -115,23 +125,22 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
     yield case(
         "3 ranks", [few, own, turned],
         [
-            *lines(few, "1F1B, fewer microbatches than stages", 0.5),
-            *lines(own, "an order that you have not seen, 3 ranks", 1),
-            *lines(turned, "stages that differ in the order of microbatches", 0.5),
+            one_line(few, "1F1B, fewer microbatches than stages", 1),
+            one_line(own, "an order that you have not seen, 3 ranks", 2),
+            one_line(turned, "stages that differ in the order of microbatches", 1),
             messages_line(own, "the same: messages", 0.5),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip
     run = drawn(draw, "group", "tokens", rows(one_f_one_b(2, 3)))
     yield case(
-        "sub-group", [run], lines(run, "group {0, 2}", 0.5),
+        "sub-group", [run], [one_line(run, "group {0, 2}", 1)],
         members=SUB_GROUP, world_size=3, forbidden=FORBIDDEN,
     )  # fmt: skip
     run = drawn(draw, "alone", "tokens", rows(naive(1, 3)))
     yield case(
         "1 rank", [run],
-        [gradients_line(run, "1 rank: gradients", 0.25, trivial=True),
-         losses_line(run, "1 rank: parts of the loss", 0.25, trivial=True)],
+        [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)],
         forbidden=FORBIDDEN,
     )  # fmt: skip
     if draw.hidden:
@@ -142,16 +151,21 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
     """The simplest, gradients that are there already, and the memory of a long batch."""
     first = drawn(draw, "naive", "tokens", rows(naive(2, 3)))
     added = drawn(draw, "gpipe", "numbers", rows(gpipe(2, 4)), earlier=True)
+    yield case(
+        "2 ranks", [first, added],
+        [
+            one_line(first, "naive, 2 ranks", 1.5),
+            one_line(added, "GPipe, 2 ranks, added to gradients that are there", 2),
+            messages_line(added, "GPipe, 2 ranks: messages", 0.5),
+        ],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip
     long = drawn(draw, "long", "numbers", rows(one_f_one_b(2, 12)))
     yield case(
-        "2 ranks", [first, added, long],
+        "long", [long],
         [
-            *lines(first, "naive, 2 ranks", 1),
-            gradients_line(added, "GPipe, added to gradients that are there", 1),
-            order_line(added, "GPipe: order of the actions", 0.5),
-            gradients_line(long, "1F1B, 12 microbatches", 0.5),
-            messages_line(added, "GPipe: messages", 0.5),
-            kept_line(long, "1F1B, 12 microbatches: kept for backward", 2),
+            one_line(long, "1F1B, 2 ranks, 12 microbatches", 1),
+            kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip
@@ -164,8 +178,8 @@ def more(draw: Draw) -> Iterator[Case]:
     yield case(
         "hidden", [turned, own],
         [
-            *lines(turned, "GPipe, backwards in the reverse order", 1),
-            *lines(own, "another order, 4 ranks", 1),
+            one_line(turned, "GPipe, backwards in the reverse order", 2),
+            one_line(own, "another order, 4 ranks", 2),
             messages_line(own, "the same: messages", 0.5),
             kept_line(own, "the same: kept for backward", 0.5),
         ],

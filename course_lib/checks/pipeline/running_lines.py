@@ -165,13 +165,13 @@ def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
         sizes = sorted(run.nbytes(k) for k in range(len(run.batch)))
         for stage, rank in enumerate(ranks):
             sent = [one for one in operations(run, seen, stage) if one.op == "send"]
-            total += sum(one.nbytes for one in sent)
+            total += len(sent)
             beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
             for peer in sorted({one.peer for one in sent if one.peer is not None} | beside):
                 to_peer = sorted(one.nbytes for one in sent if one.peer == peer)
                 if to_peer != (sizes if peer in beside else []):
                     return too_many(rank, peer, to_peer, sizes if peer in beside else [])
-        return Finding(True, title=f"{title}: {words.number(total)} bytes by all ranks together")
+        return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
 
     return Line(title, judge, weight, "communication")
 

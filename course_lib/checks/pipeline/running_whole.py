@@ -16,6 +16,9 @@ from course_lib.pipeline import Action
 
 RECIPE = "course_lib.checks.engine.pipelines.recipes:schedules"
 SECONDS = 20.0
+BACKWARD = (
+    "torch.fx.experimental.symbolic_shapes",
+)  # the first backward with a gradient imports it
 FLOAT = 8  # bytes
 WIDTH = 6
 Row = Sequence[Action]
@@ -76,7 +79,7 @@ class Run:
         terms: list[Terms] = [{} for _ in self.stages]
         for (i, name), gradient in zip(names, torch.autograd.grad(loss, params), strict=True):
             terms[i][name] = gradient
-        return float(loss), terms, prints, kept
+        return float(loss.detach()), terms, prints, kept
 
     def loss(self, k: int) -> float:
         """The sum over microbatch k's targets."""
@@ -178,6 +181,7 @@ def case(
         groups=[ranks] if members else [],
         needed=sum(run.sent for run in runs),
         timeout=SECONDS,
+        imports=BACKWARD,
         forbidden=forbidden,
     )
 

@@ -1,0 +1,316 @@
+# %% wrong: no versions, forward once more
+# says: that of the newest weights, which this microbatch's forward has not seen
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.inputs = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        self.inputs[microbatch] = x
+        return self.module(x).detach()
+
+    def backward(self, microbatch, gradient=None):
+        x = self.inputs.pop(microbatch).detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        self.module(x).backward(gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+
+
+# %% wrong: no versions, the graph kept
+# says: The optimizer changes weights in place, and a microbatch that is under way still needs
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.kept = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        if x.is_floating_point():
+            x.requires_grad_()
+        y = self.module(x)
+        self.kept[microbatch] = x, y
+        return y
+
+    def backward(self, microbatch, gradient=None):
+        x, y = self.kept.pop(microbatch)
+        y.backward(gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+
+
+# %% wrong: weights overwritten behind autograd's back
+# says: that of the newest weights, which this microbatch's forward has not seen|is not what it should be
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer = module, optimizer
+        self.weights = {
+            n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()
+        }
+        self.kept = {}
+
+    def forward(self, microbatch, x):
+        x = x.requires_grad_() if x.is_floating_point() else x
+        y = torch.func.functional_call(self.module, self.weights, (x,))
+        self.kept[microbatch] = x, y
+        return y
+
+    def backward(self, microbatch, gradient=None):
+        x, y = self.kept.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad, self.weights[name].grad = self.weights[name].grad, None
+        self.optimizer.step()
+        for name, param in self.module.named_parameters():
+            self.weights[name].data.copy_(param)
+        return x.grad
+
+
+# %% wrong: every forward with the first weights
+# says: Every forward sees the weights that were there at first
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer = module, optimizer
+        self.first = {n: p.detach().clone() for n, p in module.named_parameters()}
+        self.kept = {}
+
+    def forward(self, microbatch, x):
+        weights = {n: p.clone().requires_grad_() for n, p in self.first.items()}
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.kept[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.kept.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        self.optimizer.step()
+        return x.grad
+
+
+# %% wrong: the old version is put back, and stays
+# says: The step was taken from the weights that this microbatch's forward saw
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        self.stash[microbatch] = (
+            x,
+            {n: p.detach().clone() for n, p in self.module.named_parameters()},
+        )
+        return self.module(x).detach()
+
+    def backward(self, microbatch, gradient=None):
+        x, old = self.stash.pop(microbatch)
+        self.module.load_state_dict(old)
+        if x.is_floating_point():
+            x = x.detach().requires_grad_()
+        self.module(x).backward(gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+
+
+# %% wrong: gradients are never cleared
+# says: The gradients of earlier backwards are still there
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            grad = weights[name].grad
+            param.grad = grad if param.grad is None else param.grad + grad
+        self.optimizer.step()
+        return x.grad
+
+
+# %% wrong: one step at the end
+# says: The weights changed only at the end, as with a flush
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.kept = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = self.module(x)
+        self.kept[microbatch] = x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        x, y = self.kept.pop(microbatch)
+        y.backward(gradient)
+        if not self.kept:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return x.grad
+
+
+# %% wrong: a new optimizer for each version
+# says: The optimizer's momentum begins anew with each step
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        lr = self.optimizer.param_groups[0]["lr"]
+        torch.optim.SGD(self.module.parameters(), lr=lr, momentum=0.9).step()
+        return x.grad
+
+
+# %% wrong: a version for every microbatch, for ever
+# says: versions of its weights; .* under way need as many
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer = module, optimizer
+        self.versions, self.inputs, self.outputs = {}, {}, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        self.versions[microbatch] = weights
+        self.inputs[microbatch] = x.detach().requires_grad_(x.is_floating_point())
+        self.outputs[microbatch] = torch.func.functional_call(
+            self.module, weights, (self.inputs[microbatch],)
+        )
+        return self.outputs[microbatch].detach()
+
+    def backward(self, microbatch, gradient=None):
+        self.outputs[microbatch].backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = self.versions[microbatch][name].grad
+        self.optimizer.step()
+        return self.inputs[microbatch].grad
+
+
+# %% wrong: tokens are asked for a gradient
+# says: Tokens have no gradient
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach().requires_grad_()
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        self.optimizer.step()
+        return x.grad
+
+
+# %% wrong: nothing is returned
+# says: the gradient that backward\(\d\) returns is None
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        self.optimizer.step()
+
+
+# %% right: functional
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+
+
+# %% right: copies of the module
+import copy
+
+
+class PipeDreamStage(torch.nn.Module):
+    def __init__(self, module, optimizer):
+        super().__init__()
+        self.module, self.optimizer = module, optimizer
+        self.under_way = {}
+        self.version = copy.deepcopy(module)
+
+    def forward(self, microbatch, x):
+        x = x.clone().requires_grad_(x.is_floating_point())
+        y = self.version(x)
+        self.under_way[microbatch] = (self.version, x, y)
+        return y
+
+    def backward(self, microbatch, gradient=None):
+        version, x, y = self.under_way.pop(microbatch)
+        if gradient is None:
+            gradient = torch.ones_like(y)
+        version.zero_grad()
+        torch.autograd.backward([y], [gradient])
+        for new, old in zip(self.module.parameters(), version.parameters()):
+            new.grad = old.grad.clone()
+        version.zero_grad()
+        self.optimizer.step()
+        for param in self.module.parameters():
+            param.grad = None
+        self.version = copy.deepcopy(self.module)
+        return x.grad if x.is_floating_point() else None

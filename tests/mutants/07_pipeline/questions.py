@@ -1,0 +1,125 @@
+# %% wrong: the lecture's fraction
+# says: over the \*ideal\* time
+answer_1 = 7 / 32
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: the share that computes
+# says: the share that computes
+answer_1 = 32 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: p stages fill in p steps
+# says: works from the start
+answer_1 = 8 / 40
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: a tenth of the ideal time
+# says: a tenth of the \*ideal\* time
+answer_1 = 7 / 39
+answer_2 = 70
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: one too many
+# says: One less is enough
+answer_1 = 7 / 39
+answer_2 = 64
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: one too few
+# says: more than a tenth
+answer_1 = 7 / 39
+answer_2 = 62
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: 1F1B has a smaller bubble
+# says: both take as long to fill and drain
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the bubble"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: 1F1B sends less
+# says: Each activation goes down
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the bytes sent"
+answer_4 = 9
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: GPipe's memory
+# says: That is GPipe
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 48
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: stage 0's memory
+# says: That is stage 0
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 12
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: the warm-up alone
+# says: one more comes before the first backward
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 7.5
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: the other way round
+# says: The other way round
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 4.5
+answer_5 = "forward and backward see the same weights"
+
+# %% wrong: versions against staleness
+# says: by up to p - 1 updates
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "gradients are not stale"
+
+# %% wrong: versions to save memory
+# says: It needs more
+answer_1 = 7 / 39
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = 9
+answer_5 = "a stage needs less memory"
+
+# %% right: computed
+answer_1 = (lambda p, m: (p - 1) / (m + p - 1))(8, 32)
+answer_2 = 9 * (8 - 1)
+answer_3 = "the peak of activations"
+answer_4 = min(32, 8 - 2) * 1.5
+answer_5 = "forward and backward see the same weights"
+
+# %% right: rounded
+answer_1 = 0.1795
+answer_2 = 63.0
+answer_3 = " The peak of activations "
+answer_4 = 9.0
+answer_5 = "forward and backward see the same weights"
