@@ -35,7 +35,7 @@ def one_direction(sizes: Sizes, rows: Rows) -> str:
     if all(one.stage < p for row in rows for one in flat(row)):
         return (
             "That is one copy of the model: DualPipe has two, and the second half of the microbatches enters "
-            "at the last rank, whose stage p of the second copy is."
+            "at the last rank, which holds stage p, the first of the second copy."
         )
     held = [{one.stage for one in flat(row)} for row in rows]
     if all(own == {rank, p + rank} for rank, own in enumerate(held)):

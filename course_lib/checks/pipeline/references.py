@@ -10,9 +10,19 @@ REFERENCES = (
     "course_lib.pipeline.run",
     "course_lib.pipeline.stash",
 )
-SCHEDULES = {  # all of its schedules are made from this one
-    "torch.distributed.pipelining.schedules:_PipelineSchedule": (
-        "PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here: the order "
-        "of the actions is what you are to write."
-    ),
+_THEIRS = (
+    "PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here: the order of "
+    "the actions is what you are to write."
+)
+_BASE = "_PipelineSchedule"  # all of them are made from this one, and each of these knows its order itself
+_CLASSES = (
+    "ScheduleGPipe",
+    "Schedule1F1B",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleZBVZeroBubble",
+    "ScheduleDualPipeV",
+)
+SCHEDULES = {
+    f"torch.distributed.pipelining.schedules:{name}": _THEIRS for name in (_BASE, *_CLASSES)
 }

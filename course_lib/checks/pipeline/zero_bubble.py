@@ -64,7 +64,7 @@ def too_few_stored(sizes: Sizes, rows: Rows) -> str:
         if stored(row) < rank:
             return Sentence(
                 f"Rank {rank} has {words.number(stored(row))} W in store when it comes to its last I, and "
-                f"waits when they are done. {KEEP}",
+                f"idles once they are done. {KEEP}",
                 f"A rank has too few W in store when it comes to its last I. {KEEP}",
             )
     return ""
@@ -77,7 +77,7 @@ def all_at_the_end(sizes: Sizes, rows: Rows) -> str:
     ):
         return (
             "Every rank keeps all its W for the end, and with them the activations of all microbatches. "
-            f"{KEEP} An older W is done after each I before."
+            f"{KEEP} Before that, do an older W after each I."
         )
     return ""
 

@@ -370,6 +370,22 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
     return rows
 
 
+# %% wrong: PyTorch's
+# says: PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here
+from course_lib.pipeline import from_text
+
+
+def interleaved_one_f_one_b(stages, microbatches, chunks=2):
+    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+
+    theirs = object.__new__(ScheduleInterleaved1F1B)
+    theirs.pp_group_size, theirs._n_microbatches = stages, microbatches
+    theirs.n_local_stages, theirs._num_stages = chunks, chunks * stages
+    theirs.microbatches_per_round, theirs.number_of_rounds = stages, microbatches // stages
+    rows = [theirs._calculate_single_rank_operations(rank) for rank in range(stages)]
+    return from_text("\n".join(",".join(str(one or "") for one in row) for row in rows))
+
+
 # %% right: the k-th action by arithmetic
 from course_lib.pipeline import Action
 
