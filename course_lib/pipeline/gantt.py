@@ -1,4 +1,4 @@
-"""A simulated schedule as a chart: ranks are rows from the top, time runs right.
+"""A schedule as a chart, simulated or measured: ranks are rows from the top, time runs right.
 
 Forward is blue, backward (whole, or its input half) orange, the weight half green, idle white; of several
 chunks of a rank every second is paler. The number in a cell is the microbatch. An overlapped pair is one
@@ -7,7 +7,7 @@ cell, its forward above its backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -17,7 +17,7 @@ from matplotlib.patheffects import withStroke
 from course_lib.ledger import colours
 from course_lib.pipeline.actions import Action, Pair, parts
 from course_lib.pipeline.memory import peak_activations
-from course_lib.pipeline.simulate import Simulation, Timed
+from course_lib.pipeline.simulate import Simulation, Timed, Times
 
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.34, 0.62, 0.5  # inches
 LEFT, RIGHT = 0.07, 0.99  # of the width: where the rows begin and end
@@ -34,59 +34,91 @@ Corners = list[tuple[float, float]]
 
 
 def gantt(
-    simulation: Simulation,
+    times: Times,
     title: str | None = None,
     now: float | None = None,
     critical: bool = False,
+    seconds: bool = False,
 ) -> colours.Picture:
-    """Draw a simulated schedule.
+    """Draw a schedule, as `simulate` or `timeline.measure` returns it.
 
     now: a moment to mark; what has not begun by then is drawn as an outline.
-    critical: frame the actions that bound the total time.
+    critical: frame the actions that bound the total time, of a simulation.
+    seconds: times are seconds, and told as milliseconds; else they have no unit.
     """
-    ranks = len(simulation.schedule)
-    height = ABOVE + ROW * ranks + BELOW
-    figure = colours.picture(WIDTH, height)
-    ax = figure.add_axes((LEFT, BELOW / height, RIGHT - LEFT, ROW * ranks / height))
-    _frame(ax, ranks, simulation.total)
-    _cells(ax, simulation, now)
+    figure = colours.picture(WIDTH, _height(times))
+    ax = _axes(figure, times, 0, float(times.total), title, seconds)
+    _cells(ax, times, now)
     if critical:
-        path = [_box(one, 0, 1) for one in simulation.critical_path]
+        if not isinstance(times, Simulation):
+            raise ValueError(
+                "only a simulation knows its critical path: draw this without critical"
+            )
+        path = [_box(one, 0, 1) for one in times.critical_path]
         _draw(ax, path, "critical", facecolors="none", edgecolors=colours.INK, lw=1.4, zorder=5)
     if now is not None:
         ax.axvline(now, color=colours.ALARM, lw=1.2, zorder=6, gid="now")
-    _say(ax, simulation, title)
     return figure
 
 
-def summary(simulation: Simulation) -> str:
+def gantts(charts: Mapping[str, Times], seconds: bool = False) -> colours.Picture:
+    """Draw several, one below the other, under one scale of time: {title: times}."""
+    if not charts:
+        raise ValueError("there is nothing to draw: give at least one chart, by its title")
+    until = max(float(times.total) for times in charts.values())
+    figure = colours.picture(WIDTH, sum(map(_height, charts.values())))
+    above = 0.0
+    for title, times in charts.items():
+        _cells(_axes(figure, times, above, until, title, seconds), times, None)
+        above += _height(times)
+    return figure
+
+
+def summary(times: Times, seconds: bool = False) -> str:
     """The bubble with both denominators, and the peak of activations, as one line."""
-    peaks = peak_activations(simulation.schedule)
+    peaks = peak_activations(times.schedule)
     held = f"{max(peaks):g}" if min(peaks) == max(peaks) else f"{min(peaks):g} to {max(peaks):g}"
+    total = f"{1e3 * times.total:.4g} ms" if seconds else f"{float(times.total):g}"
     return (
-        f"total {float(simulation.total):g} · bubble {float(simulation.of_total):.1%} of the total, "
-        f"{float(simulation.of_ideal):.1%} of the ideal time · {held} activations in flight on a rank"
+        f"total {total} · bubble {float(times.of_total):.1%} of the total, "
+        f"{float(times.of_ideal):.1%} of the ideal time · {held} activations in flight on a rank"
     )
 
 
-def _frame(ax: Axes, ranks: int, total: float) -> None:
-    ax.set_xlim(0, float(total))
+def _height(times: Times) -> float:
+    """Inches of a chart."""
+    return ABOVE + ROW * len(times.schedule) + BELOW
+
+
+def _axes(
+    figure: colours.Picture, times: Times, above: float, until: float, title: str | None,
+    seconds: bool,
+) -> Axes:  # fmt: skip
+    """Axes for a chart `above` inches below the top, without its cells."""
+    ranks, whole = len(times.schedule), figure.get_figheight()
+    bottom = whole - above - _height(times) + BELOW
+    ax = figure.add_axes((LEFT, bottom / whole, RIGHT - LEFT, ROW * ranks / whole))
+    ax.set_xlim(0, until)
     ax.set_ylim(ranks - 0.5, -0.5)
     ax.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=colours.TEXT)
     ax.tick_params(axis="y", length=0)
     ax.tick_params(axis="x", labelsize=colours.SMALL, colors=colours.QUIET)
+    if seconds:
+        ax.xaxis.set_major_formatter(lambda second, _: f"{1e3 * second:g}")
     for side in ("top", "left", "right"):
         ax.spines[side].set_visible(False)
     ax.spines["bottom"].set_color(colours.FAINT)
+    _say(ax, times, title, seconds)
+    return ax
 
 
-def _cells(ax: Axes, simulation: Simulation, now: float | None) -> None:
+def _cells(ax: Axes, times: Times, now: float | None) -> None:
     """The actions, one collection for each colour, and their numbers."""
-    chunks = [_chunks(row) for row in simulation.schedule]
-    wide = LEAST_NUMBER / (WIDTH * (RIGHT - LEFT)) * float(simulation.total)
+    chunks = [_chunks(row) for row in times.schedule]
+    wide = LEAST_NUMBER / (WIDTH * (RIGHT - LEFT)) * ax.get_xlim()[1]
     shapes: dict[tuple[str, bool], list[Corners]] = {}
     waiting: list[Corners] = []
-    for event in simulation.events:
+    for event in times.events:
         halves = parts(event.action)
         for place, one in enumerate(halves):
             box = _box(event, place / len(halves), (place + 1) / len(halves))
@@ -130,14 +162,19 @@ def _draw(ax: Axes, boxes: list[Corners], gid: str, **style) -> None:
         ax.add_collection(PolyCollection(boxes, gid=gid, **style), autolim=False)
 
 
-def _say(ax: Axes, simulation: Simulation, title: str | None) -> None:
+def _say(ax: Axes, times: Times, title: str | None, seconds: bool) -> None:
     """The title, the line of figures below, and the colours that occur."""
     ax.annotate(title or "", (0, 1), (0, 24), "axes fraction", "offset points", fontsize=10.5)
     ax.annotate(
-        summary(simulation), (1, 0), (0, -21), "axes fraction", "offset points", ha="right", va="top",
+        summary(times, seconds), (1, 0), (0, -21), "axes fraction", "offset points", ha="right", va="top",
         fontsize=colours.SMALL, color=colours.QUIET,
     )  # fmt: skip
-    there = {one.kind for row in simulation.schedule for action in row for one in parts(action)}
+    if seconds:
+        ax.annotate(
+            "milliseconds", (0, 0), (0, -21), "axes fraction", "offset points", va="top",
+            fontsize=colours.SMALL, color=colours.QUIET,
+        )  # fmt: skip
+    there = {one.kind for row in times.schedule for action in row for one in parts(action)}
     handles = [
         Patch(fc=COLOURS[kind], ec="white", label=LABELS[kind]) for kind in LABELS if kind in there
     ]

@@ -19,7 +19,8 @@ otherwise has its whole backward in I, which is slower and as right. So it is un
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,11 @@ class LaterWeights(TorchFunctionMode):
         y = module(x)
     y.backward(dy)      # I: x.grad is there, those of linear weights are not
     later.finish()      # W: they are added
+
+    around: what every `finish` is done within, for whoever measures it.
     """
+
+    around: ClassVar[AbstractContextManager[object]] = nullcontext()
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,10 +56,11 @@ class LaterWeights(TorchFunctionMode):
 
     def finish(self) -> None:
         """Add the gradients of the weights, and keep nothing. Hooks of the weights run as in any backward."""
-        for weight, x, dy in self.kept:
-            dw = dy.flatten(0, -2).t() @ x.flatten(0, -2)
-            torch.autograd.backward((weight,), (dw,))
-        self.kept.clear()
+        with LaterWeights.around:
+            for weight, x, dy in self.kept:
+                dw = dy.flatten(0, -2).t() @ x.flatten(0, -2)
+                torch.autograd.backward((weight,), (dw,))
+            self.kept.clear()
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         waits = weight.is_leaf and weight.requires_grad and input.requires_grad and input.dim() > 1

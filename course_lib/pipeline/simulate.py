@@ -7,6 +7,7 @@ There is no other cost: no launch, no contention for a link, no waiting of a sen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -57,17 +58,12 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """What `simulate` found: for each rank, the start and end of its actions, and what each waited for.
-
-    causes: the action whose end, or whose message's arrival, let this one start; None at time 0.
-    """
+class Times:
+    """When each action of a schedule began and ended, for each rank in its order; the first began at 0."""
 
     schedule: Schedule
-    durations: Durations
     starts: list[list[float]]
     ends: list[list[float]]
-    causes: list[list[Where | None]]
 
     @cached_property
     def total(self) -> float:
@@ -77,7 +73,9 @@ class Simulation:
     @cached_property
     def busy(self) -> list[float]:
         """Seconds that each rank computes."""
-        return [sum(map(self.durations.of, row)) for row in self.schedule]
+        return [
+            sum(end - start for start, end in zip(*times, strict=True)) for times in self._times
+        ]
 
     @property
     def bubble(self) -> list[float]:
@@ -120,6 +118,20 @@ class Simulation:
         return sorted(found, key=lambda one: (one.start, one.rank))
 
     @property
+    def _times(self) -> list[tuple[list[float], list[float]]]:
+        return list(zip(self.starts, self.ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Simulation(Times):
+    """What `simulate` found: beside the times, what each action waited for.
+
+    causes: the action whose end, or whose message's arrival, let this one start; None at time 0.
+    """
+
+    causes: list[list[Where | None]]
+
+    @property
     def critical_path(self) -> list[Timed]:
         """The chain of actions that bounds the total, first to last: to be faster, shorten one of these."""
         where: Where | None = max(
@@ -134,38 +146,52 @@ class Simulation:
             where = self.causes[rank][index]
         return path[::-1]
 
-    @property
-    def _times(self) -> list[tuple[list[float], list[float]]]:
-        return list(zip(self.starts, self.ends, strict=True))
-
 
 def simulate(
-    schedule: Schedule, durations: Durations | None = None, copies: int = 1, checked: bool = False
+    schedule: Schedule,
+    durations: Durations | Mapping[int, Durations] | None = None,
+    copies: int = 1,
+    checked: bool = False,
 ) -> Simulation:
     """Run a schedule against the clock. Cost: a few microseconds an action.
 
-    durations: of the actions; by default each of F, I and W takes 1 and B takes 2.
+    durations: of the actions, the same for all stages, or by stage where they differ: then a message takes
+        what its sender's say, and an overlapped pair what its forward's say. By default each of F, I and W
+        takes 1 and B takes 2.
     copies: of the model, as for `violation`.
     checked: the caller has validated the schedule; of a wrong one the numbers would mean nothing.
     Raises ScheduleError with the first violation.
     """
     if not checked:
         validate(schedule, copies=copies)
-    durations = durations or Durations()
-    length = chain_length(1 + max(one.stage for row in schedule for one in flat(row)), copies)
-    clock = _Clock(schedule, durations, length)
+    stages = 1 + max(one.stage for row in schedule for one in flat(row))
+    clock = _Clock(schedule, _by_stage(durations, stages), chain_length(stages, copies))
     if not clock.run():
         raise ScheduleError(violation(schedule, copies=copies))
-    return Simulation(schedule, durations, clock.starts, clock.ends, clock.causes)
+    return Simulation(schedule, clock.starts, clock.ends, clock.causes)
+
+
+def _by_stage(
+    durations: Durations | Mapping[int, Durations] | None, stages: int
+) -> list[Durations]:
+    if durations is None or isinstance(durations, Durations):
+        return [durations or Durations()] * stages
+    missing = [stage for stage in range(stages) if stage not in durations]
+    if missing:
+        raise ValueError(
+            f"durations by stage are given for {sorted(durations)}, and the schedule has {stages} stages: "
+            f"stage {missing[0]} is missing"
+        )
+    return [durations[stage] for stage in range(stages)]
 
 
 class _Clock:
     """Each rank goes on until it needs what nobody has done yet; who does that wakes it."""
 
-    def __init__(self, schedule: Schedule, durations: Durations, length: int):
-        self.schedule, self.length, self.delay = schedule, length, durations.communication
-        self.seconds = {kind: durations.of(Action(0, kind, 0)) for kind in KINDS}
-        self.overlapped = durations.of(Pair(Action(0, "F", 0), Action(0, "B", 1)))
+    def __init__(self, schedule: Schedule, durations: list[Durations], length: int):
+        self.schedule, self.length, self.durations = schedule, length, durations
+        self.delays = [one.communication for one in durations]
+        self.seconds = [{kind: one.of(Action(0, kind, 0)) for kind in KINDS} for one in durations]
         self.starts: list[list[float]] = [[] for _ in schedule]
         self.ends: list[list[float]] = [[] for _ in schedule]
         self.causes: list[list[Where | None]] = [[] for _ in schedule]
@@ -198,10 +224,12 @@ class _Clock:
                     return
                 came, src, place = self.done[needed]
                 if src != rank:
-                    came += self.delay
+                    came += self.delays[needed[0]]
                 if came > start:
                     start, cause = came, (src, place)
-            free = start + (self.overlapped if pair else self.seconds[action[1]])
+            free = start + (
+                self._overlapped(action) if pair else self.seconds[action[0]][action[1]]
+            )
             starts.append(start)
             ends.append(free)
             self.causes[rank].append(cause)
@@ -211,6 +239,13 @@ class _Clock:
                     self.done[output] = free, rank, index
                     if output in self.waiting:
                         self.ready.append(self.waiting.pop(output))
+
+    def _overlapped(self, pair: Pair) -> float:
+        """How long a pair takes: its two may be of stages with different durations."""
+        seconds = self.durations[pair.forward.stage].overlapped
+        if seconds is not None:
+            return seconds
+        return sum(self.seconds[one.stage][one.kind] for one in pair)
 
     def _needed(self, stage: int, kind: str, microbatch: int) -> tuple[int, str, int] | None:
         """What `actions.source` says, without the cost of an Action."""

@@ -1,0 +1,145 @@
+"""What really happened: the passes of all ranks with their times, whoever runs the stages.
+
+    (stage,) = gpt_stages(model, schedule, dist.get_rank())
+    measured = measure(lambda: run_schedule(stage, schedule, batch), stage, schedule)
+    predicted = simulate(schedule, measured.durations)
+    gantts({"measured": measured, "simulated": predicted}, seconds=True)
+
+`stopwatch.py` says how an executor is measured that knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from .actions import Schedule, flat, source
+from .clocks import Reading, ahead, readings
+from .shared import Group
+from .simulate import Durations, Times
+from .stage import Stage
+from .stopwatch import Pass, Stopwatch
+
+
+@dataclass(frozen=True)
+class Timeline(Times):
+    """What `measure` returns: times in seconds, the first action's start being 0, and what follows from them.
+
+    schedule: what was done, for each rank in the order in which it was; equal to the schedule that was meant
+        if the executor kept to it, pairs taken apart.
+    length: stages of one copy of the model.
+    """
+
+    length: int
+
+    @property
+    def durations(self) -> dict[int, Durations]:
+        """For `simulate`: of each stage the medians over its microbatches, and `delay` for every message.
+
+        What no microbatch did is not a number: simulated, a schedule that has it takes nan seconds.
+        """
+        taken = defaultdict(list)
+        for _, (action, start, end) in self._passes():
+            taken[action.stage, action.kind].append(end - start)
+        seconds = {key: statistics.median(each) for key, each in taken.items()}
+        return {
+            stage: Durations(
+                forward=seconds.get((stage, "F"), math.nan),
+                input=seconds.get((stage, "I"), math.nan),
+                weight=seconds.get((stage, "W"), math.nan),
+                backward=seconds.get((stage, "B")),
+                communication=self.delay,
+            )
+            for stage in sorted({stage for stage, _ in seconds})
+        }
+
+    @property
+    def delay(self) -> float:
+        """What a message costs a rank that has nothing else to do: the way, and what executors do about it.
+
+        The median of the seconds from the end of an action to the start of the one on another rank that
+        waited for its output; 0 where none did.
+        """
+        ended = {
+            action._replace(kind="B") if action.kind == "I" else action: (rank, end)
+            for rank, (action, _, end) in self._passes()
+        }
+        waited, free = [], [0.0] * len(self.schedule)
+        for rank, (action, start, end) in self._passes():
+            needed = source(action, self.length)
+            if needed is not None and needed in ended:
+                src, came = ended[needed]
+                if src != rank and came > free[rank]:
+                    waited.append(max(0.0, start - came))
+            free[rank] = end
+        return statistics.median(waited) if waited else 0.0
+
+    def _passes(self) -> Iterator[tuple[int, Pass]]:
+        for rank, row in enumerate(self.schedule):
+            for one in zip(flat(row), self.starts[rank], self.ends[rank], strict=True):
+                yield rank, Pass(*one)
+
+
+def measure(
+    step: Callable[[], object],
+    stage: Stage | Sequence[Stage],
+    actions: Schedule,
+    group: Group = None,
+    steps: int = 5,
+) -> Timeline:
+    """Time each pass of each microbatch while `step` does the schedule. All ranks of the group must call.
+
+    step: does the schedule once, such as `lambda: run_schedule(stage, actions, batch)`, by any executor that
+        calls the stages' modules and, for the last one, `stage.loss`, which is replaced meanwhile.
+    stage: the stages of this rank, or the one. actions: the schedule; says which microbatch comes when.
+    steps: how often to measure, after one step that makes what later ones find. Gradients of all of them
+        add up.
+    Returns, on all ranks, the step of median length. Sends: barriers, and the times of all ranks to all.
+    On a GPU marks are events on its stream, and nothing waits for it.
+    Raises ValueError where a module is run more often than the schedule says, or never.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps}: measure at least one")
+    stages = [stage] if isinstance(stage, Stage) else list(stage)
+    step()
+    passes = []
+    for _ in range(steps):
+        dist.barrier(group)
+        with Stopwatch(stages, actions[dist.get_rank(group)]) as watch:
+            step()
+        passes.append(watch.passes())
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, (readings(group), passes), group=group)
+    aligned = [_aligned(one, clock, found[0][0]) for clock, one in found]
+    timelines = [together(rows, stages[0].length) for rows in zip(*aligned, strict=True)]
+    return sorted(timelines, key=lambda one: one.total)[len(timelines) // 2]
+
+
+def together(rows: Sequence[Sequence[Pass]], length: int) -> Timeline:
+    """The timeline of all ranks' passes, given in order and on one clock."""
+    if not any(rows):
+        raise ValueError(
+            "there is nothing to draw: no stage's module was run in a step. Give stages whose modules the "
+            "executor calls, as modules and not by their `forward`"
+        )
+    began = min(row[0].start for row in rows if row)
+    return Timeline(
+        [[one.action for one in row] for row in rows],
+        [[one.start - began for one in row] for row in rows],
+        [[one.end - began for one in row] for row in rows],
+        length,
+    )
+
+
+def _aligned(
+    steps: Sequence[Sequence[Pass]], clock: Sequence[Reading], reference: Sequence[Reading]
+) -> list[list[Pass]]:
+    """A rank's passes of all steps, on the reference's clock."""
+    early = ahead(clock, reference)
+    return [[Pass(one, start - early, end - early) for one, start, end in each] for each in steps]
