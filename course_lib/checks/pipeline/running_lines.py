@@ -177,27 +177,23 @@ def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
 
 
 def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Finding:
-    said = (
+    general = f"rank {rank} sent other messages to rank {peer} than it should"
+    said = Sentence(
         f"rank {rank} sent {words.counted(len(found), 'message')} of {words.number(sum(found))} bytes to "
         f"rank {peer}; {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
-        f"{words.verb([0] * len(wanted), 'is', 'are')} enough"
+        f"{words.verb([0] * len(wanted), 'is', 'are')} enough.",
+        f"{general}.",
     )
     if not wanted:
-        return wrong(
-            f"{said}: they are no neighbours.",
-            "An activation goes to the next stage alone, its gradient to the one before.",
-            cause="elsewhere",
-            misses_point=sum(found) > 1000,
-        )
-    why = ""
+        why = "They are no neighbours: an activation goes to the next stage, its gradient to the one before."
+        return wrong(said, why, cause=why, misses_point=True)
+    why = "One activation, or one gradient of its size, for each microbatch."
     if len(found) > len(wanted):
         why = (
             "What is sent beside activations and gradients is known already: shapes from "
             "stage.shape(inputs), targets and their number from the microbatches."
         )
-    elif sum(found) > sum(wanted):
-        why = "One activation, or one gradient of its size, for each microbatch."
-    return wrong(f"{said}.", why, cause=why or "other messages")
+    return wrong(said, why, cause=why)
 
 
 # ---- memory
@@ -207,27 +203,23 @@ def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
     """After no forward a rank keeps more than the microbatches that its row has under way, and one more."""
 
     def judge(seen: Observed) -> Finding:
-        most, peaks = 0, []
+        most = 0
         for stage, rank in enumerate(members(seen)):
             found = done(run, seen, stage)
             if found is None:
                 return wrong(NOT_TOLD.format(rank))
-            under_way: list[int] = []
+            under_way: set[int] = set()
             one_more = max(run.kept(k, stage) for k in range(len(run.batch)))
-            for passed in found:
-                k = passed.microbatch
-                if k is None:
+            for passed, planned in zip(found, run.actions[stage], strict=False):
+                if planned.kind == "B":
+                    under_way.discard(planned.microbatch)
                     continue
-                if passed.kind == "B":
-                    under_way.remove(k)
-                    continue
-                under_way.append(k)
-                allowed = sum(run.kept(one, stage) for one in under_way)
+                under_way.add(planned.microbatch)
+                allowed = sum(run.kept(k, stage) for k in under_way)
                 most = max(most, len(under_way))
                 if passed.kept > allowed + one_more:
                     return kept_too_much(run, stage, rank, passed, len(under_way))
-            peaks.append(most)
-        held = words.counted(max(peaks), "microbatch").replace("microbatchs", "microbatches")
+        held = words.counted(most, "microbatch")
         return Finding(True, title=f"{title}: {held} at most, of {len(run.batch)}")
 
     return Line(title, judge, weight, "memory")

@@ -108,7 +108,8 @@ def alike(found: Sequence[float], wanted: Sequence[float]) -> bool:
 def before(share: float) -> str:
     if alike([share], [0]):
         return "The gradients that were there before are gone: add to param.grad, as backward does by itself."
-    return f"The gradients that were there before count {words.number(round(share, 4))} times, not once."
+    general = "The gradients that were there before are to count once"
+    return Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
 
 
 def divided(run: Run, shares: Sequence[float]) -> str:
@@ -135,7 +136,8 @@ def divided(run: Run, shares: Sequence[float]) -> str:
         if alike(shares, wanted):
             return says
     if alike(shares, [shares[0]] * m):
-        return f"All of it is {words.number(shares[0])} times what it should be."
+        general = "All of it is a multiple of what it should be"
+        return Sentence(f"{general}: {words.number(shares[0])} times.", f"{general}.")
     return ""
 
 
@@ -152,7 +154,10 @@ def often(shares: Sequence[float]) -> str:
     told_of = [f"{which(never)} never"] if never else []
     for k in other[:3]:
         told_of.append(f"microbatch {k} counts {words.number(round(shares[k], 4))} times")
-    return f"In it {words.listing(told_of)}: each is to count once." if told_of else ""
+    if not told_of:
+        return ""
+    general = "Each microbatch is to count once."
+    return Sentence(f"In it {words.listing(told_of)}. {general}", general)
 
 
 def which(numbers: Sequence[int]) -> str:

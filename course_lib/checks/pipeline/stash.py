@@ -95,9 +95,7 @@ def held_line(run: Run, title: str, weight: float) -> Line:
                     Sentence(
                         f"after {kind} of microbatch {k} the stage holds {words.number(nbytes)} bytes, some "
                         f"{versions} versions of its weights; {words.counted(under_way, 'microbatch')} under "
-                        "way need as many, and one is the newest.".replace(
-                            "microbatchs", "microbatches"
-                        ),
+                        "way need as many, and one is the newest.",
                         "the stage holds more versions than there are microbatches under way.",
                     ),
                     LEFT_OVER,

@@ -650,7 +650,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: outputs go to every rank
-# says: they are no neighbours
+# says: They are no neighbours
 def run_schedule(stage, actions, microbatches, group=None):
     rank = dist.get_rank(group)
     count = sum(int(stage.count(targets)) for _, targets in microbatches)

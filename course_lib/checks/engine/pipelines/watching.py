@@ -44,7 +44,7 @@ class Kept:
         if storage.data_ptr() not in self.apart:
             ref = _Ref(storage)  # while it is here, no other piece gets its number
             self.pieces[ref.cdata] = ref, storage.nbytes()
-        return tensor
+        return _detach(tensor)  # an output that holds its own graph would never be freed
 
     @staticmethod
     def unpack(tensor: Tensor) -> Tensor:
