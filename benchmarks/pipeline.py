@@ -1,8 +1,11 @@
-"""1F1B by `run_schedule` against `Schedule1F1B` of `torch.distributed.pipelining`, on the same stages.
+"""1F1B by `run_schedule` against `Schedule1F1B` of `torch.distributed.pipelining`, and against the simulator.
 
-Both have stages of one model and the same microbatches, in turns, the ledger off on both sides. Before
-anything is timed, all gradients are compared, in float64. The head is not tied: PyTorch leaves it to the
-user to add up what first and last stage share.
+For the first both have stages of one model and the same microbatches, in turns, the ledger off on both
+sides. Before anything is timed, all gradients are compared, in float64. The head is not tied: PyTorch leaves
+it to the user to add up what first and last stage share.
+
+For the second the step's passes are timed, and simulated from their medians. Two ranks: with a core each
+on most machines, as a bubble is only seen where an idle rank leaves nothing to another.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,15 +27,17 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from benchmarks.table import Row
 from course_lib import launch
 from course_lib.models import GPT, GPTConfig, next_token_loss
-from course_lib.pipeline import Stage, gpt_stages
+from course_lib.pipeline import Stage, gpt_stages, simulate
 from course_lib.pipeline.generators import one_f_one_b
 from course_lib.pipeline.run import run_schedule
+from course_lib.pipeline.timeline import measure
 
 CONFIG = GPTConfig(width=128, heads=4, layers=4, context=32, tied=False)
 ROWS, MICROBATCHES = 4, 8  # of a microbatch, of a step
 ROUNDS, REPEATS = 3, 9  # launches, and steps of each within one
 WORLDS = (2, 4)
 REACH = 1.1
+BUBBLE_RANKS, BUBBLE_REACH = 2, 0.1
 
 Step = Callable[[], object]
 
@@ -105,12 +112,24 @@ def race() -> tuple[float, list[float], list[float]]:
     return error, taken[0], taken[1]
 
 
-def medians(world_size: int) -> tuple[float, float]:
-    """Seconds of a step of ours and of theirs; it takes as long as on its slowest rank."""
-    taken: tuple[list[float], list[float]] = ([], [])
+@contextmanager
+def without_ledger() -> Iterator[None]:
+    """Ranks that are launched meanwhile record nothing."""
     kept = os.environ.get("COURSE_LEDGER")
     os.environ["COURSE_LEDGER"] = "off"
     try:
+        yield
+    finally:
+        if kept is None:
+            os.environ.pop("COURSE_LEDGER")
+        else:
+            os.environ["COURSE_LEDGER"] = kept
+
+
+def medians(world_size: int) -> tuple[float, float]:
+    """Seconds of a step of ours and of theirs; it takes as long as on its slowest rank."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    with without_ledger():
         for number in range(ROUNDS):
             found = launch(race, world_size=world_size, backend="gloo", timeout=300, seed=number)
             if not max(error for error, _, _ in found) < 1e-9:
@@ -122,12 +141,33 @@ def medians(world_size: int) -> tuple[float, float]:
                 taken[side].extend(
                     map(max, zip(*(times[side] for _, *times in found), strict=True))
                 )
-    finally:
-        if kept is None:
-            os.environ.pop("COURSE_LEDGER")
-        else:
-            os.environ["COURSE_LEDGER"] = kept
     return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def bubble() -> tuple[float, float, float]:
+    """Of a step of median length, as fractions of the total: measured, simulated with messages that take no
+    time, and with messages that take as long as measured."""
+    torch.set_num_threads(1)
+    stage = a_stage(torch.float32)
+    schedule = one_f_one_b(dist.get_world_size(), MICROBATCHES)
+    found = measure(ours(stage), stage, schedule, steps=REPEATS)
+    slow = found.durations
+    free = {index: replace(one, communication=0) for index, one in slow.items()}
+    return (
+        found.of_total,
+        simulate(schedule, free).of_total,
+        simulate(schedule, slow).of_total,
+    )
+
+
+def bubbles() -> tuple[float, float, float]:
+    """`bubble` of the launch whose difference between the first two is the median one."""
+    with without_ledger():
+        found = [
+            launch(bubble, world_size=BUBBLE_RANKS, backend="gloo", timeout=300, seed=number)[0]
+            for number in range(ROUNDS)
+        ]
+    return sorted(found, key=lambda one: abs(one[0] - one[1]))[ROUNDS // 2]
 
 
 def rows() -> Iterator[Row]:
@@ -140,3 +180,12 @@ def rows() -> Iterator[Row]:
             REACH,
             detail=f"{mine * 1e3:.0f} ms, {other * 1e3:.0f} ms",
         )
+    measured, free, slow = bubbles()
+    yield Row(
+        f"bubble of 1F1B measured, {MICROBATCHES} microbatches on {BUBBLE_RANKS} ranks, gloo",
+        "simulated from medians of F and B, messages taking no time",
+        abs(measured - free),
+        BUBBLE_REACH,
+        unit="points",
+        detail=f"{measured:.1%}, {free:.1%}; with the messages' time {slow:.1%}",
+    )
