@@ -12,6 +12,7 @@ from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.pipeline.order import Hint
 from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
 from course_lib.pipeline import (
     Action,
@@ -25,7 +26,6 @@ from course_lib.pipeline import (
 from course_lib.pipeline.actions import flat
 
 Look = Callable[[Sizes, Rows], Finding]
-Hint = Callable[[Sizes, Rows], str]
 EQUAL = Durations()
 CLOSE = 1e-9
 
@@ -139,22 +139,21 @@ class Form:
         return None
 
     def foreign(self, sizes: Sizes, rows: Rows) -> Finding | None:
-        """Actions of a kind that this schedule has not."""
+        """Actions of a kind that this schedule has not; what is no kind at all is `violation`'s to tell."""
         for rank, row in enumerate(rows):
             for entry in row:
+                kinds = {one.kind for one in flat([entry])}
                 if isinstance(entry, Pair) and not self.pairs:
-                    kind, why = f"the pair {entry}", "here every action stands alone"
-                elif (
-                    lost := {one.kind for one in flat([entry])} - set(self.kinds)
-                ) and lost <= set("BIW"):
-                    whole = "B" in lost
-                    kind = f"{entry}, {'a whole backward' if whole else 'half of a backward'}"
-                    why = "here it is cut in two, I and W" if whole else "here it is one action, B"
+                    what, why = f"the pair {entry}", "here every action stands alone"
+                elif "B" in kinds and "B" not in self.kinds:
+                    what, why = f"{entry}, a whole backward", "here it is cut in two, I and W"
+                elif kinds & {"I", "W"} and "W" not in self.kinds:
+                    what, why = f"{entry}, half of a backward", "here it is one action, B"
                 else:
                     continue
                 return wrong(
                     Sentence(
-                        f"{sizes.call(self.name)}: rank {rank} has {kind}; {why}.",
+                        f"{sizes.call(self.name)}: rank {rank} has {what}; {why}.",
                         f"{self.name} uses a kind of action that it has not: {why}.",
                     ),
                     cause="not a schedule",
