@@ -5,7 +5,8 @@
     ring.py       ring_attention: keys and values go round, queries stay
     ulysses.py    ulysses_attention: tokens for heads, by all-to-all
     combined.py   ulysses_ring_attention: Ulysses inside, a ring outside
-    layouts.py    contiguous, striped, zigzag: which rank holds which tokens; deal, collect, positions
+    layouts.py    contiguous, striped: which rank holds which tokens; deal, collect, positions
+    balanced.py   zigzag: equal work for all ranks under a causal mask
     gpt.py        ContextParallelGPT: a GPT on parts of a sequence, with the loss and gradients of the whole
     arguments.py  what attention may be given
 
@@ -19,9 +20,7 @@ copied out as it is. What each sends, and when that is hidden: `course_lib.facts
     whole = collect(out, layout)
 """
 
-from .gpt import ContextParallelGPT, mean_over_ranks
 from .layouts import (
-    LAYOUTS,
     Layout,
     Spans,
     collect,
@@ -32,22 +31,17 @@ from .layouts import (
     striped,
     subdivided,
     tokens_in,
-    zigzag,
 )
 
 __all__ = [
-    "LAYOUTS",
-    "ContextParallelGPT",
     "Layout",
     "Spans",
     "collect",
     "contiguous",
     "deal",
     "joined",
-    "mean_over_ranks",
     "positions",
     "striped",
     "subdivided",
     "tokens_in",
-    "zigzag",
 ]

@@ -24,7 +24,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layouts import Group, Layout, MakeLayout, deal, place, positions, zigzag
+from .balanced import zigzag
+from .layouts import Group, Layout, MakeLayout, deal, place, positions
 
 Attention = Callable[..., Tensor]
 

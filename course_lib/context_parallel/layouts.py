@@ -10,7 +10,7 @@ A layout says for each rank where its tokens stand in the whole sequence: a list
 Under a causal mask a token attends to those before it, so that the one who holds the end of the sequence has
 most to do: on P ranks 2 - 1/P times the mean. Striped gives everyone some of everything; in each step of a
 ring all ranks have the same work but for one diagonal. Zigzag cuts 2 P chunks and pairs the first with the
-last, the second with the last but one: equal work in every step.
+last, the second with the last but one: equal work in every step (`balanced.py`).
 
 Everything but attention treats each token by itself and asks for its position alone (`positions`), and
 attention masks by positions: no layout needs code of its own there.
@@ -38,25 +38,19 @@ MakeLayout = Callable[[int, int], Layout]
 
 def contiguous(seq: int, n: int) -> Layout:
     """n parts of `seq` tokens in succession, cut as `torch.tensor_split` does."""
-    return [_without_empty([chunk]) for chunk in _chunks(seq, n)]
+    return [without_empty([chunk]) for chunk in chunks(seq, n)]
 
 
 def striped(seq: int, n: int) -> Layout:
     """Token t on rank t mod n."""
-    return [_without_empty([range(rank, seq, n)]) for rank in range(n)]
-
-
-def zigzag(seq: int, n: int) -> Layout:
-    """Of 2n chunks in succession, the r-th and the r-th from the end on rank r."""
-    chunks = _chunks(seq, 2 * n)
-    return [_without_empty([chunks[rank], chunks[-1 - rank]]) for rank in range(n)]
+    return [without_empty([range(rank, seq, n)]) for rank in range(n)]
 
 
 def subdivided(layout: Layout, n: int) -> Layout:
     """Each rank's tokens cut into n parts in succession, for n ranks each: those of rank 0 come first."""
     parts = []
     for spans in layout:
-        for part in _chunks(tokens_in(spans), n):
+        for part in chunks(tokens_in(spans), n):
             parts.append(_cut(spans, part.start, part.stop))
     return parts
 
@@ -69,9 +63,6 @@ def joined(layout: Layout) -> Spans:
             span = range(spans.pop().start, span.stop)
         spans.append(span)
     return spans
-
-
-LAYOUTS: dict[str, MakeLayout] = {"contiguous": contiguous, "striped": striped, "zigzag": zigzag}
 
 
 # ---- dealing out and collecting
@@ -163,7 +154,7 @@ def check_part(name: str, length: int, layout: Layout, rank: int) -> None:
 # ---- helpers
 
 
-def _chunks(length: int, n: int) -> list[range]:
+def chunks(length: int, n: int) -> list[range]:
     """n ranges in succession, the first length % n of them one longer."""
     sizes = [length // n + (i < length % n) for i in range(n)]
     return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
@@ -175,8 +166,8 @@ def _cut(spans: Spans, start: int, stop: int) -> Spans:
     for span in spans:
         kept.append(span[max(0, start - before) : max(0, stop - before)])
         before += len(span)
-    return _without_empty(kept)
+    return without_empty(kept)
 
 
-def _without_empty(spans: Iterable[range]) -> Spans:
+def without_empty(spans: Iterable[range]) -> Spans:
     return [span for span in spans if span]
