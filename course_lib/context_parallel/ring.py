@@ -115,8 +115,7 @@ class _RingAttention(torch.autograd.Function):
             dkv = torch.zeros_like(kv, dtype=lse.dtype)
             if not causal or any_seen(layout[rank], layout[owner]):
                 where = layout[rank], layout[owner], causal, block
-                dq_share, dkv[0], dkv[1] = backward_tiles(q, *kv, grad, lse, delta, *where)
-                dq += dq_share
+                backward_tiles(q, *kv, grad, lse, delta, dq, *dkv, *where)
             wait(bringing)
             dkv += sum_before
             sum_before, bringing = pass_on(dkv, layout[owner - 1], group)

@@ -89,7 +89,8 @@ class _TiledAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         q, k, v, out, lse = ctx.saved_tensors
-        grads = backward_tiles(q, k, v, grad, lse, row_delta(out, grad), *ctx.where)
+        grads = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
+        backward_tiles(q, k, v, grad, lse, row_delta(out, grad), *grads, *ctx.where)
         return *(one.to(q.dtype) for one in grads), None, None, None, None
 
 
@@ -135,14 +136,15 @@ def forward_tiles(
 @in_full_precision
 def backward_tiles(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor,
     q_spans: Spans, k_spans: Spans, causal: bool, block: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v, in float32 at least, from attention to these keys.
+) -> None:  # fmt: skip
+    """Add to dq, dk and dv, in place, what attention of these queries to these keys contributes.
 
     grad: of out. lse: of each query over *all* keys that it has seen, here or elsewhere. delta: `row_delta`.
+    dq, dk, dv: in the dtype of lse.
     """
     kv_heads, dtype, scale = k.shape[2], lse.dtype, q.shape[-1] ** -0.5
-    dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (q, k, v))
     lse = lse.clamp_min(torch.finfo(dtype).min)  # exp(-inf - -inf) would be nan
     for rows, queries in tiles(q_spans, block):
         q_tile = by_head(q[:, rows].to(dtype), kv_heads) * scale
@@ -161,8 +163,7 @@ def backward_tiles(
             ds = (grad_tile @ v_tile.mT).sub_(delta_tile).mul_(p)
             dq_tile += ds @ k_tile
             dk[:, columns] += by_token(ds.mT @ q_tile, len(keys))
-        dq[:, rows] = by_token(dq_tile * scale, len(queries))
-    return dq, dk, dv
+        dq[:, rows] += by_token(dq_tile.mul_(scale), len(queries))
 
 
 def row_delta(out: Tensor, grad: Tensor) -> Tensor:
