@@ -16,20 +16,16 @@ for each microbatch) and "a.grad.linear.weight" and so on; and in values["a"]:
 
     events, inputs   see `watching.Watched`
     begun            operations begun before the call and after it
-    batches          of what was posted as a batch: [operations begun before, after it]
     returned         what the function returned: {"dict": keys} or {"other": type}
     misfits          {name: text} of what came in another shape or not at all; zeros stand for it
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from course_lib.checks.engine.harness import plain
 from course_lib.checks.engine.pipelines import models
@@ -72,7 +68,7 @@ class Run:
             param.grad = _clone(tensors[f"{given['name']}.earlier.{name}"])
         self.module = _Watched(inner, [x for x, _ in self.batch])
         self.group = {"group": groups[given["group"]]} if "group" in given else {}
-        self.values: dict[str, Any] = {"misfits": {}, "batches": []}
+        self.values: dict[str, Any] = {"misfits": {}}
 
     @property
     def stage(self) -> Stage:
@@ -84,8 +80,7 @@ class Run:
     def go(self, function: Any) -> None:
         rows = [[_Action(*one) for one in row] for row in self.given["actions"]]
         before = begun_and_waited()[0]
-        with noted_batches(self.values["batches"]):
-            self.returned = function(self.stage, rows, list(self.batch), **self.group)
+        self.returned = function(self.stage, rows, list(self.batch), **self.group)
         self.values["begun"] = [before, begun_and_waited()[0]]
         self.values["events"], self.values["inputs"] = self.module.events, self.module.inputs
 
@@ -113,24 +108,6 @@ class Run:
             return _stack([_as_tensor(one, dtype=torch.float64).reshape(()) for one in parts])
         except (TypeError, ValueError, RuntimeError):  # what is there instead is told as a misfit
             return None
-
-
-@contextmanager
-def noted_batches(batches: list[list[int]]) -> Iterator[None]:
-    """Within, each call of dist.batch_isend_irecv is noted: operations begun before and after it."""
-    post = dist.batch_isend_irecv
-
-    def noted(operations: Any) -> Any:
-        before = begun_and_waited()[0]
-        works = post(operations)
-        batches.append([before, begun_and_waited()[0]])
-        return works
-
-    dist.batch_isend_irecv = noted
-    try:
-        yield
-    finally:  # ranks are kept under NCCL, for other exercises
-        dist.batch_isend_irecv = post
 
 
 def type_of(one: Any) -> str:
