@@ -614,6 +614,7 @@ def test_no_row_is_wider_than_a_notebook():
         ("03_data_parallel", 60),
         ("04_zero", 60),
         ("06_tensor_parallel", 60),
+        ("07_pipeline", 60),
     ],
 )
 def test_the_points_of_an_assignment_add_up(assignment, points):
@@ -624,7 +625,14 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
 
 @pytest.mark.parametrize(
     "assignment",
-    ["00_first_ranks", "02_collectives", "03_data_parallel", "04_zero", "06_tensor_parallel"],
+    [
+        "00_first_ranks",
+        "02_collectives",
+        "03_data_parallel",
+        "04_zero",
+        "06_tensor_parallel",
+        "07_pipeline",
+    ],
 )
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
     for name, one in of_assignment(assignment).items():

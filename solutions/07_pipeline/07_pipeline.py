@@ -1,0 +1,2044 @@
+# %% [markdown]
+# # 07 · Pipelines
+#
+# **How are layers split over ranks without the ranks waiting?**
+#
+# Tensor parallelism (notebook 06) cuts every layer, and talks four times in each of them. That stops paying at the
+# node's border, where the wire is nine times slower or worse. So cut the other way: across the stack. Rank 0 gets the
+# first layers, rank 1 the next ones, and what travels is one activation at each border. LLaMA 3 70B, 4,096 tokens in
+# bf16: 67 MB. Eight ranks with ten layers each have seven borders; eight ranks that share every layer all-reduce 67
+# MB four times in each of the 80 layers.
+#
+# The price is time. A layer needs the layer before it: while rank 0 works, rank 1 waits. This notebook is about the
+# order in which ranks do their work, the *schedule*: from one where a rank of p works at any time to those that train
+# DeepSeek-V3.
+#
+# | | |
+# |---|---|
+# | you will build | five schedules, as data; predictions of their idle time, memory and bytes; the executor that runs any of them on real ranks; PipeDream's stage with versions of its weights |
+# | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
+# | time | two hours |
+# | points | 60, and 5 of extra credit |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 One after the other | 10 | 3 | |
+# | 2 GPipe: many small batches | 15 | 4 | 1 |
+# | 3 1F1B: the same, in less memory | 15 | 8 | 2 |
+# | 4 Interleaving: a shorter way round | 20 | 8 | 3 |
+# | 5 Half of a backward can wait | 15 | 7 | 3 |
+# | 6 What you predicted | | 7 | 2 to 5 |
+# | 7 On real ranks | 30 | 13 | 3 |
+# | 8 PipeDream: without a flush | 10 | 6 | 3 |
+# | 9 Was it wise to pipeline? | 5 | | all |
+# | 10 Questions | 5 | 4 | all |
+# | 11 Optional: DualPipe | 40 | 5 extra | 5 |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | p | ranks of the pipeline |
+# | stage | consecutive layers, counted along the model from 0. At first rank i holds stage i |
+# | microbatch | a part of the batch that goes through the stages by itself; there are m |
+# | F, B | a forward of one microbatch through one stage; its backward. Also the seconds it takes |
+# | I, W | the two halves of B: the gradient of the stage's input, that of its weights. B = I + W |
+# | chunk | one of several stages that a rank holds; v of them |
+# | bubble | time in which a rank has nothing to do, between the step's first action and its last |
+# | in flight | between its forward and its backward: its activations are kept |
+#
+# Where nothing else is said, F = I = W = 1 and B = 2: a matrix product forward makes two in backward.
+
+# %%
+import contextlib
+import itertools
+import math
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.func import functional_call
+
+from course_lib import RankError, check, device, launch
+from course_lib.data import batch, library_text
+from course_lib.ledger.colours import RANKS, picture
+from course_lib.models import GPT, GPTConfig, next_token_loss
+from course_lib.pipeline import (
+    Action,
+    Durations,
+    Pair,
+    Stage,
+    from_text,
+    gpt_stages,
+    simulate,
+    to_text,
+    violation,
+)
+from course_lib.pipeline.gantt import gantt
+from course_lib.scorecard import Row as CardRow
+from course_lib.scorecard import Scorecard, costs
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# A schedule is data: for each rank the list of its actions, in the order in which it does them. An action is
+# `Action(stage, kind, microbatch)`, written 2F0: stage 2, forward, microbatch 0. What a schedule does *not* say is
+# when: an action runs once its rank is done with the one before and its input is there. `simulate` finds out, with a
+# clock, and `gantt` draws it: ranks are rows, time runs right, forward is blue, backward orange, idle white, and the
+# number in a cell is the microbatch.
+
+# %% tags=["skip-in-grading"]
+one_microbatch = from_text("""\
+0F0,0B0
+1F0,1B0
+2F0,2B0
+3F0,3B0""")
+print(one_microbatch[2])
+gantt(simulate(one_microbatch), "a model cut over four ranks")
+
+# %% [markdown]
+# That is what `nn.Sequential` does when its layers lie on four GPUs: down the stages and up again, and three of four
+# ranks idle at any time.
+#
+# Tools. `drawn` draws what a function of yours returns, or says in a sentence what is wrong with it: the first thing
+# in the lists that nobody could do. `counted` is for your functions: it refuses numbers for which there is no
+# schedule.
+
+
+# %%
+def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> None:
+    """Raise ValueError unless there are stages, and enough microbatches, a multiple of `unit`."""
+    if stages < 1:
+        raise ValueError(f"stages={stages}: a pipeline has at least one stage")
+    if microbatches < least or microbatches % unit:
+        kind = "" if unit == 1 else f", a multiple of {unit}"
+        raise ValueError(
+            f"microbatches={microbatches}: with {stages} stages this schedule needs at least {least}{kind}"
+        )
+
+
+def made(generator, *args, copies=1):
+    """What `generator(*args)` returns, if it is a schedule; else None, after saying why it is none."""
+    try:
+        schedule = generator(*args)
+    except NotImplementedError:
+        return print(f"{generator.__name__} is not written yet")
+    wrong = violation(schedule, microbatches=args[1], copies=copies)
+    return schedule if wrong is None else print(wrong)
+
+
+def drawn(generator, *args, durations=None, copies=1, title=None, critical=False):
+    """The chart of `generator(stages, microbatches, ...)`, or a sentence."""
+    schedule = made(generator, *args, copies=copies)
+    if schedule is not None:
+        title = title or f"{generator.__name__}{args}"
+        return gantt(simulate(schedule, durations, copies), title, critical=critical)
+
+
+def held(schedule, rank=0, weight=0.0):
+    """The most microbatches that a rank keeps at once; `weight`: the share that I leaves for W to free."""
+    now = most = 0
+    for action in schedule[rank]:
+        now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
+        most = max(most, now)
+    return most
+
+
+def said(prediction, *args):
+    """What a prediction of yours says, as text."""
+    try:
+        return f"{prediction(*args):,.6g}"
+    except (NotImplementedError, KeyError):
+        return "?"
+
+
+# %% [markdown]
+# ## 1 · One after the other
+#
+# | | |
+# |---|---|
+# | you will write | `naive(stages, microbatches)` |
+# | rests on | nothing |
+# | time | 10 minutes |
+# | points | 3 |
+#
+# Several microbatches, in the simplest order: one goes down all stages and up again, and then the next one starts.
+#
+# **Predict.** Which share of the time does a rank work, with 4 ranks? With 4 ranks and 100 microbatches?
+#
+# <details><summary>Answer</summary>1/4, both times. Every moment one rank works, whatever m is. (Lecture 001: "only
+# 25% utilization".)</details>
+#
+# **Build.** Rank i holds stage i; its list says what *it* does. A list for each rank, of `Action(rank, "F", k)` and
+# `Action(rank, "B", k)`.
+
+
+# %% nbgrader={"grade_id": "naive", "solution": true}
+def naive(stages: int, microbatches: int) -> list:
+    """One microbatch at a time: down all stages and up again before the next one starts.
+
+    Returns for each rank the list of its Actions. One rank of p works at any time.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches)
+    each = range(microbatches)
+    return [[Action(rank, kind, k) for k in each for kind in "FB"] for rank in range(stages)]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>F0, B0, F1, B1, ...: the same on all ranks, but for the stage's number. That the
+# next microbatch waits follows from it: rank 0 does not begin F1 before its own B0.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "naive_check", "points": 3}
+report = check("07_pipeline/naive", naive)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/naive", naive, cases="hidden")
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# **Measure.** Your schedule under the clock. The line below the chart says what the picture shows.
+
+# %% tags=["skip-in-grading"]
+drawn(naive, 4, 3)
+
+# %% [markdown]
+# **Break it.** Two slips in the text of a schedule, on two ranks. Before you run it: what can nobody do, and who
+# would notice?
+
+# %% tags=["skip-in-grading"]
+print(violation(from_text("0F0,0B0\n1B0,1F0")))
+print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
+
+# %% [markdown]
+# The first is an order that no rank can follow alone. In the second each list is sensible by itself, and each rank
+# waits for something that the other would do only later: on real ranks that is a deadlock, and the sentence names
+# both. `violation` finds it without starting a rank, in any schedule, also one that you invent.
+#
+# **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a validator
+# of its own. Yours will be run by it in §7.
+
+# %% [markdown]
+# ## 2 · GPipe: many small batches
+#
+# | | |
+# |---|---|
+# | you will write | `gpipe(stages, microbatches)`; the first part of your predictions |
+# | rests on | §1 |
+# | time | 15 minutes |
+# | points | 4, and the predictions' in §6 |
+#
+# While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards, then all
+# backwards. Nothing else changes: gradients are added up over the microbatches, the weights change once, after the
+# last. That moment is the *flush*: the pipeline runs empty.
+#
+# **Predict.** In the chart with p = 4 there is a triangle of white at the beginning, one at the end, one between. How
+# long is the bubble of one rank? Does it depend on m, and on the rank?
+#
+# <details><summary>Answer</summary>(p − 1)(F + B), on every rank: rank i waits i F for its first input, (p − 1 − i)(F
+# + B) between its last forward and its first gradient, and is done i B before rank 0. m does not occur. So the more
+# microbatches, the smaller the share.</details>
+#
+# **Build.**
+
+
+# %% nbgrader={"grade_id": "gpipe", "solution": true}
+def gpipe(stages: int, microbatches: int) -> list:
+    """All forwards, then all backwards. Returns for each rank the list of its Actions.
+
+    Each rank idles (p-1)(F+B), and holds the activations of all m microbatches.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches)
+    each = range(microbatches)
+    return [[Action(rank, kind, k) for kind in "FB" for k in each] for rank in range(stages)]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Check.**
+
+# %% nbgrader={"grade_id": "gpipe_check", "points": 4}
+report = check("07_pipeline/gpipe", gpipe)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/gpipe", gpipe, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# **Measure.**
+
+# %% tags=["skip-in-grading"]
+drawn(gpipe, 4, 8)
+
+# %% [markdown]
+# Two numbers for one bubble. Lecture 001 says that GPipe "reduces bubble to (N−1)/M". That is the bubble over the
+# *ideal* time, what the computing alone takes: 3/8 = 37.5 %. As a share of the *whole* step it is (p−1)/(m+p−1): 3/11
+# = 27.3 %. Both are in use; Megatron-LM's papers have the first, GPipe's the second. The first may exceed 1. Whenever
+# somebody quotes a bubble, ask for the denominator.
+#
+# **Predict**, as functions. They will grow: write what you know now, for `"naive"` and `"gpipe"`, and come back after
+# each of the next sections. §6 checks them. F = I = W = 1, B = 2. The fourth is for §4.
+
+
+# %% nbgrader={"grade_id": "predictions", "solution": true}
+def bubble_of_ideal(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
+    """A rank's bubble over the time that it computes, F = I = W = 1.
+
+    schedule: "naive", "gpipe", "one_f_one_b", "interleaved_one_f_one_b" or "zero_bubble_h1".
+    """
+    ### BEGIN SOLUTION
+    p, m = stages, microbatches
+    bubble = {
+        "naive": 3 * m * (p - 1),
+        "gpipe": 3 * (p - 1),
+        "one_f_one_b": 3 * (p - 1),
+        "interleaved_one_f_one_b": 3 * (p - 1) / chunks,
+        "zero_bubble_h1": p - 1,
+    }
+    return bubble[schedule] / (3 * m)
+    ### END SOLUTION
+
+
+def bubble_of_total(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
+    """A rank's bubble over the whole time of the step."""
+    ### BEGIN SOLUTION
+    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
+    return ratio / (1 + ratio)
+    ### END SOLUTION
+
+
+def peak_activations(
+    schedule: str, stages: int, microbatches: int, rank: int, chunks: int = 1
+) -> int:
+    """The most activations that a rank keeps at once, waiting for B or I.
+
+    One is what a microbatch leaves in one stage: with chunks, 1/v of the rank's layers.
+    """
+    ### BEGIN SOLUTION
+    p, m, below = stages, microbatches, stages - 1 - rank
+    return {
+        "naive": 1,
+        "gpipe": m,
+        "one_f_one_b": min(m, below + 1),
+        "interleaved_one_f_one_b": min(m * chunks, 2 * below + (chunks - 1) * p + 1),
+        "zero_bubble_h1": min(m, below + 1),
+    }[schedule]
+    ### END SOLUTION
+
+
+def pipeline_bytes_sent(
+    stages: int, microbatches: int, rank: int, nbytes: float, chunks: int = 1
+) -> float:
+    """Bytes that a rank sends in a step: activations down, gradients up.
+
+    nbytes: of one microbatch's activation at a border. chunks: of each rank, on a loop (§4).
+    """
+    ### BEGIN SOLUTION
+    if stages == 1:
+        return 0
+    ends = (rank == 0) + (
+        rank == stages - 1
+    )  # no gradient of the tokens, no activation of the loss
+    return microbatches * nbytes * (2 * chunks - ends)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: from one fraction to the other</summary>With r the bubble over the ideal time, the whole
+# takes 1 + r of it.</details>
+#
+# How many microbatches does it take? Both fractions, from your schedule under the clock (dots) and from your formulas
+# (lines).
+
+# %% tags=["skip-in-grading"]
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+FRACTIONS = ((bubble_of_ideal, "-", "ideal time"), (bubble_of_total, "--", "total"))
+
+
+def over_microbatches():
+    """GPipe's bubble for 4 and 8 ranks."""
+    figure = picture(6.5, 2.6)
+    axes = figure.subplots()
+    for p, colour in ((4, RANKS[0]), (8, RANKS[1])):
+        runs = [simulate(gpipe(p, m)) for m in COUNTS]
+        axes.plot(COUNTS, [one.of_ideal for one in runs], "o", color=colour, ms=4)
+        axes.plot(COUNTS, [one.of_total for one in runs], "s", color=colour, ms=4, mfc="white")
+        for formula, dashes, name in FRACTIONS:
+            with contextlib.suppress(NotImplementedError, KeyError):
+                foretold = [formula("gpipe", p, m) for m in COUNTS]
+                axes.plot(COUNTS, foretold, dashes, color=colour, label=f"p = {p}, of the {name}")
+    axes.set(xlabel="microbatches", ylabel="bubble", xscale="log", ylim=(0, 1.6))
+    axes.set_xticks(COUNTS, COUNTS)
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+over_microbatches() if made(gpipe, 4, 8) else None
+
+# %% [markdown]
+# "m at least 4 p" is GPipe's own rule: then the bubble is below a fifth of the total. But microbatches are parts of a
+# batch, which training limits; and each has to be large enough for the GPU to be busy. And there is the other price:
+#
+# **Break it.** What does the line below your chart say about memory? Every rank keeps all m microbatches. A stage of
+# ten layers of LLaMA 3 70B, 4,096 tokens, flash attention, bf16, shared by 8 GPUs as in notebook 06: 1.4 GB for each
+# microbatch (34 sbh/t for each layer). With m = 32: 46 GB, beside 18 GB of weights, gradients and optimizer. With m =
+# 64 the cure for the bubble does not fit.
+#
+# Move one backward forward, then. On rank 0, microbatch 0's backward before the last forward:
+
+# %% tags=["skip-in-grading"]
+schedule = made(gpipe, 4, 8)
+if schedule:
+    schedule[0].remove(Action(0, "B", 0))
+    schedule[0].insert(7, Action(0, "B", 0))
+    print(violation(schedule))
+
+# %% [markdown]
+# One rank alone cannot do it: rank 1 wants to see all forwards first. Who has to change?
+#
+# **In production.** `ScheduleGPipe` in PyTorch. GPipe itself kept only the activations at the borders and computed
+# the rest again in backward: m small tensors instead of m large ones, for a third more computing.
+
+# %% [markdown]
+# ## 3 · 1F1B: the same, in less memory
+#
+# | | |
+# |---|---|
+# | you will write | `one_f_one_b(stages, microbatches)`; your predictions for it |
+# | rests on | §2 |
+# | time | 15 minutes |
+# | points | 8 |
+#
+# The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank p−2 gets
+# a gradient, and so on up. So let every rank do **one forward, one backward** in turn, as soon as it can. A rank
+# further up has to wait longer for its first gradient, and does more forwards meanwhile: its *warm-up*. At the end
+# some backwards are left over.
+#
+# **Predict.** Rank i of p. How many forwards does it do before the first forward-backward turn, so that it never
+# waits for a gradient in the steady state? How many microbatches has it in flight, at most? And the bubble?
+#
+# <details><summary>Answer</summary>p − 1 − i of warm-up: none on the last rank, and one more for each rank below.
+# Then one more forward before each backward: p − i in flight, whatever m is (never more than m). The bubble is (p −
+# 1)(F + B), as GPipe's: the first input comes no earlier, and the last gradient no earlier either. Lecture 001's
+# advice to minimise bubbles by "using 1F1B" is wrong: what 1F1B saves is memory.</details>
+#
+# **Build.** Microbatches in order, forwards and backwards alike. Where m is smaller than the warm-up, all forwards
+# are warm-up.
+
+
+# %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
+### BEGIN SOLUTION
+def _alternate(forwards, backwards, warm_up):
+    """`warm_up` forwards ahead, then a forward and a backward in turn, then the backwards left over."""
+    row = list(forwards[:warm_up])
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        row += [forward, backward]
+    return row + list(backwards[max(0, len(forwards) - warm_up) :])
+
+
+### END SOLUTION
+
+
+def one_f_one_b(stages: int, microbatches: int) -> list:
+    """Warm up with forwards, then one forward, one backward. Returns for each rank the list of its Actions.
+
+    Each rank idles (p-1)(F+B); rank i holds at most min(m, p-i) microbatches.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches)
+    rows = []
+    for rank in range(stages):
+        forwards = [Action(rank, "F", k) for k in range(microbatches)]
+        backwards = [Action(rank, "B", k) for k in range(microbatches)]
+        rows.append(_alternate(forwards, backwards, warm_up=stages - 1 - rank))
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: three parts</summary>A list of all forwards and one of all backwards. Take the warm-up from
+# the front of the first. Then, while there are forwards, one from each. Then what is left of the backwards.</details>
+# <details><summary>Hint: look at two rows</summary>p = 4, m = 5. Rank 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4. Rank 2: F0 F1
+# B0 F2 B1 F3 B2 F4 B3 B4.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "one_f_one_b_check", "points": 8}
+report = check("07_pipeline/one_f_one_b", one_f_one_b)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/one_f_one_b", one_f_one_b, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Put it beside GPipe's chart.
+
+# %% tags=["skip-in-grading"]
+drawn(one_f_one_b, 4, 8)
+
+# %% [markdown]
+# The same 33, the same bubble; 4 microbatches in flight where GPipe has 8. And p − i microbatches on 1/p of the
+# layers: rank 0 keeps as much as *one* microbatch leaves in the whole model, however many ranks there are. Tables:
+# formula and schedule.
+
+# %% tags=["skip-in-grading"]
+for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
+    schedule = made(generator, 4, 8)
+    for rank in range(4) if schedule else ():
+        foretold = said(peak_activations, name, 4, 8, rank)
+        print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
+
+# %% [markdown]
+# **Break it.** What if a rank takes the warm-up from the wrong formula? Once all ranks, once only rank 0. p = 4, m =
+# 8. Before you run it: which of these will hang, which cost time, which memory?
+
+
+# %% tags=["skip-in-grading"]
+def other_warm_up(change, ranks):
+    """Your 1F1B for p = 4, m = 8, in which the warm-up of some ranks is `change` forwards longer."""
+    rows = []
+    for rank in range(4):
+        ahead = max(0, 3 - rank + (change if rank in ranks else 0))
+        first = one_f_one_b(ahead + 1, 8)[0]  # the first rank of so many stages does so many ahead
+        rows.append([action._replace(stage=rank) for action in first])
+    return rows
+
+
+for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b, 4, 8) else ():
+    for change in (-3, -2, -1, 0, 1, 4):
+        schedule = other_warm_up(change, ranks)
+        wrong = violation(schedule)
+        found = wrong or f"total {simulate(schedule).total}, rank 0 keeps {held(schedule)}"
+        print(f"{who}, warm-up {change:+d}: {found}")
+
+# %% [markdown]
+# With three less on all ranks it is the naive schedule (96), with many more it is GPipe; 1F1B is the point between
+# them where the time is that of the one and the memory nearly that of the other. *One* rank that is one too short
+# costs nearly as much as all of them (48, 54): the others wait for it. One that is two too short deadlocks: rank 1
+# waits for a forward that rank 0 means to do after a backward. And too long hangs nowhere and costs no time, only
+# memory: nobody notices until it does not fit.
+#
+# **In production.** `Schedule1F1B` in PyTorch; Megatron-LM's default; DeepSpeed's `TrainSchedule`. It is also called
+# PipeDream-Flush, after the asynchronous schedule of §8 that the order comes from. (Lecture 001 has the two as one.)
+
+# %% [markdown]
+# ## 4 · Interleaving: a shorter way round
+#
+# | | |
+# |---|---|
+# | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`; your predictions for it; `pipeline_bytes_sent` |
+# | rests on | §3 |
+# | time | 20 minutes |
+# | points | 8 |
+#
+# The bubble is the time in which the pipeline fills: p − 1 steps of one stage. Make stages smaller, then. 32 layers
+# on 4 ranks: rank 0 holds layers 0 to 3 *and* 16 to 19, rank 1 layers 4 to 7 and 20 to 23, and so on. There are v·p
+# stages, and rank i holds stages i, p + i, 2p + i, ...: its v *chunks*. A microbatch goes round the ranks v times,
+# from the last rank back to the first. Filling takes p − 1 steps of 1/v of the time.
+#
+# **Predict.** The bubble with v chunks? And what does a rank send: m microbatches, an activation of M bytes at each
+# border? Go back to §2: three lines, and the fourth function.
+#
+# <details><summary>Answer</summary>(p − 1)(F + B)/v. There are v·p − 1 borders in place of p − 1: without chunks a
+# rank in the middle sends 2 m M, m M down and m M up, with v chunks 2 v m M. The first stage has no gradient to send
+# on, the last no activation, so that ranks 0 and p − 1 each send m M less.</details>
+#
+# In which order does a rank take its chunks? Megatron-LM's order: microbatches go in *groups of p*. The first p
+# microbatches through the rank's first chunk, the same p through its second, then the next group. When rank 0 has
+# done its p microbatches of stage 0, microbatch 0 has been everywhere and is back for stage p. Backwards go in the
+# same groups of p, and through the chunks from the last to the first. As before, some forwards of warm-up, then in
+# turn. The warm-up is longer:
+#
+# > 2 (p − 1 − i) + (v − 1) p
+#
+# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk; and each rank below it two
+# more, because a gradient is a step further away, and an activation too.
+#
+# **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
+# to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
+
+
+# %% nbgrader={"grade_id": "interleaved_one_f_one_b", "solution": true}
+def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> list:
+    """1F1B on a loop: rank i holds stages i, p+i, 2p+i, ..., each 1/v of its layers.
+
+    Returns for each of `stages` ranks the list of its Actions. Each rank idles (p-1)(F+B)/v, F and B being
+    those of all its layers; rank i holds up to min(mv, 2(p-1-i) + (v-1)p + 1) activations of one chunk.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches, least=stages, unit=stages)
+    if chunks < 1:
+        raise ValueError(f"chunks={chunks}: each rank holds at least one")
+    rows = []
+    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
+    for rank in range(stages):
+        down = [chunk * stages + rank for chunk in range(chunks)]
+        forwards = [Action(s, "F", k) for group in groups for s in down for k in group]
+        backwards = [Action(s, "B", k) for group in groups for s in reversed(down) for k in group]
+        warm_up = 2 * (stages - 1 - rank) + (chunks - 1) * stages
+        rows.append(_alternate(forwards, backwards, warm_up))
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: two lists again</summary>All forwards of the rank, in their order; all backwards in theirs;
+# and the function that takes them in turn is that of §3, with another warm-up.</details>
+# <details><summary>Hint: the order of the forwards</summary>Three loops, from outside to inside: groups of p
+# microbatches, the rank's stages, microbatches of the group.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "interleaved_one_f_one_b_check", "points": 8}
+report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
+# **Measure.** Two chunks; the second one is paler. Every action takes half as long.
+
+# %% tags=["skip-in-grading"]
+drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
+
+# %% [markdown]
+# 28.5 in place of 33. Up to 11 chunks on rank 0, 5.5 microbatches on its layers where 1F1B had 4. And messages were
+# free. Let each one take a time c, in units of F:
+
+# %% tags=["skip-in-grading"]
+if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
+    print("   c    1F1B   v = 2   v = 4")
+    for c in (0, 0.1, 0.25, 0.5, 1):
+        totals = [simulate(one_f_one_b(4, 8), Durations(communication=c)).total]
+        for v in (2, 4):
+            durations = Durations(communication=c).split(v)
+            totals.append(simulate(interleaved_one_f_one_b(4, 8, v), durations).total)
+        print(f"{c:4}", *(f"{float(one):7.2f}" for one in totals))
+    for v in (1, 2, 4):
+        foretold = [said(pipeline_bytes_sent, 4, 8, rank, 1, v) for rank in range(4)]
+        print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
+
+# %% [markdown]
+# Four chunks are the best while a message takes a tenth of F; at a quarter two are better, and at a half four are
+# worse than none. (And in 1F1B's own column: the steady state has no slack, each turn waits for two messages. An
+# executor hides some of that by letting ranks run a little further ahead.)
+#
+# **Break it.** Backwards in the order of the forwards, first chunk first. Who waits for whom?
+
+
+# %% tags=["skip-in-grading"]
+def first_chunk_first(schedule, stages):
+    """The same, but the backwards of a rank take its two chunks the other way round."""
+    other = {rank: {rank: stages + rank, stages + rank: rank} for rank in range(stages)}
+    return [
+        [one._replace(stage=other[rank][one.stage]) if one.kind == "B" else one for one in row]
+        for rank, row in enumerate(schedule)
+    ]
+
+
+schedule = made(interleaved_one_f_one_b, 4, 8)
+if schedule:
+    print(violation(first_chunk_first(schedule, 4)))
+
+# %% [markdown]
+# It is a deadlock of all ranks: the gradient of stage 0 is what comes *last*.
+#
+# **In production.** `ScheduleInterleaved1F1B`; in Megatron-LM `--num-layers-per-virtual-pipeline-stage`. Llama 3
+# (405B) was trained with p = 16 and such a schedule, changed so that m need not be a multiple of p (Llama 3, §3.3).
+
+# %% [markdown]
+# ## 5 · Half of a backward can wait
+#
+# | | |
+# |---|---|
+# | you will write | `zero_bubble_h1(stages, microbatches)`; your last predictions |
+# | rests on | §3 |
+# | time | 15 minutes |
+# | points | 7 |
+#
+# A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits for dx.
+# Nobody waits for dA before the optimizer's step. So cut B in two: **I** computes the gradient of the stage's input,
+# **W** that of its weights. Do I at once, and W where the rank would idle. (Qi et al. 2024, who call I "B".)
+#
+# *ZB-H1*: the order of 1F1B with I in the place of B; and rank i puts off its W's so that always i of them are in
+# store. Rank 0 does each W right after its I. Rank 3 does the first W after the fourth I, with microbatch 0, and so
+# on. When no forwards and I's are left, rank i has i W's to fill the white at the end.
+#
+# **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what happens to the
+# memory? After I most of what a microbatch left is free; W needs x and dy of each linear layer.
+#
+# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it where all are equal. Awaiting I are p − i on
+# rank i, as before. Awaiting W are up to i more. So no rank keeps more than rank 0 of 1F1B: p.</details>
+#
+# **Build.** m must be at least p. Kinds are `"F"`, `"I"` and `"W"`.
+
+
+# %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
+def zero_bubble_h1(stages: int, microbatches: int) -> list:
+    """1F1B with halved backwards, and W late: rank i has i of them in store for the end.
+
+    Returns for each rank the list of its Actions. Each rank idles (p-1)(F+I-W), if W is no longer than F and I.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches, least=stages)
+    rows = []
+    for rank in range(stages):
+        warm_up = stages - 1 - rank
+        passes = [("F", k) for k in range(warm_up)]
+        for k in range(microbatches):
+            if k + warm_up < microbatches:
+                passes.append(("F", k + warm_up))
+            passes.append(("I", k))
+            if k >= rank:
+                passes.append(("W", k - rank))
+        passes += [("W", k) for k in range(microbatches - rank, microbatches)]
+        rows.append([Action(rank, kind, k) for kind, k in passes])
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... After I number k comes W
+# number k − i, if there is one. At the end come the last i.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "zero_bubble_h1_check", "points": 7}
+report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/zero_bubble_h1", zero_bubble_h1, cases="hidden")
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Measure.** Green is W.
+
+# %% tags=["skip-in-grading"]
+drawn(zero_bubble_h1, 4, 8)
+
+# %% [markdown]
+# **Break it.** It is *when* W is done that counts. Each W right after its I; yours; and all W's at the end.
+
+
+# %% tags=["skip-in-grading"]
+def at_once(row):
+    """Every W right after its I."""
+    return [
+        one._replace(kind=kind)
+        for one in row
+        if one.kind != "W"
+        for kind in ("IW" if one.kind == "I" else "F")
+    ]
+
+
+def at_the_end(row):
+    return sorted(row, key=lambda one: one.kind == "W")
+
+
+schedule = made(zero_bubble_h1, 4, 8)
+if schedule:
+    ways = {"at once": at_once, "in store": list, "at the end": at_the_end}
+    for name, way in ways.items():
+        found = simulate([way(row) for row in schedule])
+        most = max(held(found.schedule, rank, weight=1) for rank in range(4))
+        print(f"W {name:10}: total {found.total}, at most {most} microbatches wait for their W")
+
+# %% [markdown]
+# At once there is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's autograd
+# cannot do that by itself: it computes dx and dA of a layer one after the other, and a stage's input gradient is
+# there only when the whole stage is done. `course_lib/pipeline/halves.py` shows how to take it apart.) All at the
+# end, 8 microbatches wait, as many as in GPipe, and nothing is gained over "at once".
+#
+# And the white that is left in your chart? At the beginning every rank but the first waits for its first input. There
+# is no work to put there, unless the rank begins later and ends later than the one before. ZB-H2 does that: twice the
+# warm-up, 2p − 1 microbatches on rank 0, and no white between a rank's first action and its last. The next step must
+# then begin on rank 0 while the last rank still ends this one: no barrier, and no global gradient norm before the
+# optimizer's step. ZB-V has the same in 1F1B's memory: two chunks a rank, laid as a V, so that rank 0 holds the first
+# stage and the last. The library has both:
+
+# %% tags=["skip-in-grading"]
+from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
+
+drawn(zero_bubble_h2, 4, 8)
+
+# %% tags=["skip-in-grading"]
+drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
+
+# %% [markdown]
+# And are F, I and W equal? Ask this machine: two blocks of a GPT, one thread, as a rank of ours has.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def own_durations(repeats=12):
+    """Seconds of F, I and W of two blocks with a batch of 4 x 64 tokens: the median."""
+    from course_lib.pipeline.halves import LaterWeights
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    blocks, positions = GPT(GPTConfig(width=192, layers=2)).blocks, torch.arange(64)
+    x, dy = torch.randn(2, 4, 64, 192)
+    x.requires_grad_()
+    seconds = []
+    for _ in range(repeats):
+        at = [time.perf_counter()]
+        y = x
+        with LaterWeights() as later:
+            for block in blocks:
+                y = block(y, positions)
+        at.append(time.perf_counter())
+        y.backward(dy)
+        at.append(time.perf_counter())
+        later.finish()
+        at.append(time.perf_counter())
+        seconds.append([b - a for a, b in itertools.pairwise(at)])
+    return torch.tensor(seconds[2:]).median(0).values.tolist()
+
+
+OWN = Durations(*launch(own_durations, world_size=1)[0])
+print(f"F {1e3 * OWN.forward:.1f} ms, I {1e3 * OWN.input:.1f} ms, W {1e3 * OWN.weight:.1f} ms")
+equal = Durations()
+generators = {
+    "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zero_bubble_h1, "ZB-H2": zero_bubble_h2
+}  # fmt: skip
+print("bubble of the whole step, p = 4, m = 16      if all are equal    with these")
+for name, generator in generators.items():
+    schedule = made(generator, 4, 16)
+    if schedule:
+        shares = [simulate(schedule, one).of_total for one in (equal, OWN)]
+        print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
+
+# %% [markdown]
+# W is the shortest of the three, here as in the models of the paper: attention, norms and activation functions have
+# an input gradient and no weights. So there is less to fill the white with. Qi et al. measured the times of real
+# models and let a program search for the best order (their "ZB-1p" and "ZB-2p"); the handmade orders are the best
+# only where F = I = W.
+#
+# **In production.** `ScheduleZBVZeroBubble` in PyTorch. And all with sliders: every schedule of this notebook, on
+# other p, m and v, with other durations, step by step. (Choose "critical path" to see what bounds the time.)
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.pipeline import generators as library
+from course_lib.pipeline.explorer import explorer
+
+SCHEDULES = [
+    "one_f_one_b", "naive", "gpipe", "interleaved_one_f_one_b", "zero_bubble_h1", "zero_bubble_h2",
+    "zero_bubble_v", "dualpipe", "dualpipe_v",
+]  # fmt: skip
+explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe": 2})
+
+# %% [markdown]
+# ## 6 · What you predicted
+#
+# | | |
+# |---|---|
+# | you will write | nothing new: the functions in §2, if they do not know all five schedules yet |
+# | rests on | §2 to §5 |
+# | points | 7 |
+#
+# First a look for yourself: your formulas against your schedules under the clock. A row without a mark agrees.
+
+# %% tags=["skip-in-grading"]
+YOURS = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "interleaved_one_f_one_b": interleaved_one_f_one_b,
+    "zero_bubble_h1": zero_bubble_h1,
+}
+for name, generator in YOURS.items():
+    schedule, chunks = made(generator, 4, 12), 2 if "interleaved" in name else 1
+    if schedule:
+        found = simulate(schedule, Durations().split(chunks))
+        seen = [f"{one:.6g}" for one in (found.of_ideal, found.of_total, held(schedule, 1))]
+        foretold = [
+            said(bubble_of_ideal, name, 4, 12, chunks),
+            said(bubble_of_total, name, 4, 12, chunks),
+            said(peak_activations, name, 4, 12, 1, chunks),
+        ]
+        marks = "" if seen == foretold else f"   predicted {foretold}"
+        print(f"{name:24}", *(f"{one:>10}" for one in seen), marks)
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 7}
+report = check(
+    "07_pipeline/predictions",
+    bubble_of_ideal,
+    bubble_of_total,
+    peak_activations,
+    pipeline_bytes_sent,
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "07_pipeline/predictions",
+    bubble_of_ideal,
+    bubble_of_total,
+    peak_activations,
+    pipeline_bytes_sent,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# ## 7 · On real ranks
+#
+# | | |
+# |---|---|
+# | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
+# | rests on | §3; notebook 00: deadlocks |
+# | time | 30 minutes |
+# | points | 13 |
+#
+# So far no tensor has moved. Now a schedule is to be *done*: forwards and backwards of a real model, activations sent
+# down, gradients sent up. The order of the computing is given. What is not given is the order of the messages, and
+# this is where pipelines hang.
+#
+# The obvious way: each rank goes through its own list; it receives what an action needs, and sends what it made. Here
+# without a model, tokens only. Once with `send`, which returns when the other side has taken the message (gloo's
+# does), once with `isend`, which returns at once.
+#
+# **Break it.** Two ranks, three runs. Which will hang?
+
+
+# %%
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else error)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def tokens_only(schedule, blocking):
+    """Each rank through its own list."""
+    rank, under_way = dist.get_rank(), []
+    for _, kind, k in schedule[rank]:
+        src, dst = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
+        token = torch.full((1,), float(k))
+        if 0 <= src < len(schedule):
+            dist.recv(token, src)
+        if 0 <= dst < len(schedule) and blocking:
+            dist.send(token, dst)
+        elif 0 <= dst < len(schedule):
+            under_way.append((dist.isend(token, dst), token))
+    for work, _ in under_way:
+        work.wait()
+
+
+for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, False)):
+    schedule = made(generator, 2, 4)
+    if schedule and try_it(tokens_only, schedule, blocking, world_size=2):
+        print(f"{generator.__name__}, {'send' if blocking else 'isend'}: done")
+
+# %% [markdown]
+# GPipe goes all one way, then all the other. In 1F1B's steady state rank 0 sends an activation down while rank 1
+# sends a gradient up: each waits for the other to receive. With `isend` it goes through, on gloo. On NCCL it need
+# not: messages between two ranks are done *one after the other*, in the order in which each side posted them, and two
+# ranks that both post a send first are back where they were. (Megatron-LM therefore has calls like
+# `send_forward_recv_backward`, which post both at once with `batch_isend_irecv`.)
+#
+# What helps everywhere is **one order for all**. You have it: `simulate(actions).events` is the list of everything
+# that happens, on all ranks, by the time when it starts; each event has `rank`, `action`, `start`, `end`. It is the
+# same list on every rank. So each rank walks through the *whole* list:
+#
+# 1. If the action is mine, I do it. I wait for the message it needs, which I posted before.
+# 2. Then comes the action's message, if it has one. Is the output mine to send? Post an `isend`. Is it for me? Post
+#    an `irecv`, into an empty tensor, and remember the handle. Do not wait for it now.
+#
+# Take the first thing in the list that is not done yet. Everything before it is done on both of its ranks, so nothing
+# stands in its way: it can go on. Hence nobody waits for ever, whoever blocks whom. And since the list is by the
+# *start*, a rank posts a receive before it begins what it computes meanwhile: the message travels behind that.
+#
+# **Predict.** m microbatches of b·s·h numbers each, p ranks. What does rank 0 send in a step; a rank in the middle;
+# the last one? Is it more than for an all-reduce of the gradients?
+#
+# <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says, whatever the
+# schedule. It has nothing to do with the parameters: many tokens and few parameters make it more, few tokens and many
+# parameters less.</details>
+#
+# **Build.** `stage` is this rank's part of the model:
+#
+# | | |
+# |---|---|
+# | `stage.module` | takes what the stage before returns, the first stage the microbatch's inputs; returns one tensor |
+# | `stage.first`, `stage.last` | whether it is the first or the last one |
+# | `stage.loss(output, targets)` | on the last stage: the *sum* of the losses |
+# | `stage.count(targets)` | how many targets count: some may be masked |
+# | `stage.shape(inputs)`, `stage.dtype` | of what goes from stage to stage, for a microbatch with these inputs |
+#
+# - Stage i lies on rank i of `group`, whose ranks need not be those of the world: `dist.isend(tensor, group=group,
+#   group_dst=...)`, `dist.irecv(tensor, group=group, group_src=...)`.
+# - `microbatches` is a list of (inputs, targets), the same on every rank, of *different sizes*. The loss is the mean
+#   over the targets of the whole batch: each microbatch's sum over the count of **all**.
+# - At the backward of a microbatch everything that was kept of it is given up. What is being sent lives until its
+#   `wait`: so before you send the next one of its kind, wait for the one before. (That is safe: it comes earlier in
+#   the list.)
+# - Gradients are added to what is in `param.grad` (autograd does that). Inputs are left as they are. Kinds are F and
+#   B.
+# - No collectives, and every handle is waited for before you return.
+
+
+# %% nbgrader={"grade_id": "run_schedule", "solution": true}
+def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> dict:
+    """Forward and backward of all microbatches, in the order of the schedule `actions`.
+
+    Adds to the parameters' `grad` the gradient of the mean loss over all targets. Returns
+    {microbatch: its part of this loss} on the last stage's rank, {} on the others.
+    Sends the output of each F to the next rank, and a gradient of the same size back for each B.
+    """
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(group), range(dist.get_world_size(group))
+    count = sum(stage.count(targets) for _, targets in microbatches)
+    arriving, kept, sending, losses = {}, {}, {}, {}
+
+    def take(kind, k):
+        tensor, work = arriving.pop((kind, k))
+        work.wait()
+        return tensor
+
+    def forward(k):
+        x, targets = microbatches[k]
+        if not stage.first:
+            x = take("F", k).requires_grad_()
+        output = stage.module(x)
+        if stage.last:
+            output = stage.loss(output, targets) / count
+            losses[k] = output.detach()
+        kept[k] = x, output
+        return output.detach()
+
+    def backward(k):
+        gradient = None if stage.last else take("B", k)
+        x, output = kept.pop(k)
+        torch.autograd.backward(output, gradient)
+        return x.grad
+
+    def send(tensor, kind, dst):
+        if kind in sending:
+            sending[kind][0].wait()
+        tensor = tensor.contiguous()
+        sending[kind] = dist.isend(tensor, group=group, group_dst=dst), tensor
+
+    def receive(kind, k, src):
+        inputs = microbatches[k][0]
+        empty = torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
+        arriving[kind, k] = empty, dist.irecv(empty, group=group, group_src=src)
+
+    for src, (_, kind, k), *_ in simulate(actions).events:
+        dst = src + 1 if kind == "F" else src - 1
+        if src == rank:
+            output = forward(k) if kind == "F" else backward(k)
+            if dst in ranks:
+                send(output, kind, dst)
+        elif dst == rank:
+            receive(kind, k, src)
+    for work, _ in sending.values():
+        work.wait()
+    return losses
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the loop</summary><pre>for event in simulate(actions).events:
+#     _, kind, k = event.action
+#     to = event.rank + 1 if kind == "F" else event.rank - 1
+#     if event.rank == rank:
+#         ...      # do it, and send the output to rank `to`, if there is one
+#     elif to == rank:
+#         ...      # post the receive</pre></details>
+# <details><summary>Hint: what is kept</summary>Of a forward its input and its output, in a dictionary by microbatch.
+# What arrives needs <code>requires_grad_()</code>, so that autograd leaves its gradient in <code>x.grad</code>. What
+# you send is <code>output.detach()</code>, or its graph lives as long as the message.</details>
+# <details><summary>Hint: the backward</summary><code>x, output = kept.pop(k)</code>, then
+# <code>torch.autograd.backward(output, gradient)</code>, with no gradient on the last stage, whose output is the
+# loss. <code>x.grad</code> is what the stage before waits for.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "run_schedule_check", "points": 13}
+report = check("07_pipeline/run_schedule", run_schedule)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/run_schedule", run_schedule, cases="hidden")
+### END HIDDEN TESTS
+report.points(13)
+
+# %% [markdown]
+# **Measure.** A GPT on four ranks, eight microbatches of one to three sequences, in float64. `gpt_stages` cuts it so
+# that all stages have equal work: the head counts as well, so the last stage gets fewer blocks. Loss and gradients
+# against one process; bytes against your formula.
+
+
+# %% tags=["skip-in-grading"]
+SMALL = GPTConfig(width=32, heads=4, layers=7, context=32, tied=False)
+
+
+def some_microbatches(count=8, rows=(1, 2, 3)):
+    """(inputs, targets) of a few sequences of 24 bytes each, from the standard library's sources."""
+    text = library_text()
+    sizes = [rows[k % len(rows)] for k in range(count)]
+    drawn_ones = [batch(text, k, batch_size=size, length=24) for k, size in enumerate(sizes)]
+    return [tuple(one.to(device()) for one in pair) for pair in drawn_ones]
+
+
+def a_stage(schedule, config=SMALL):
+    """This rank's stage of a GPT; the same weights in every run."""
+    torch.manual_seed(0)
+    model = GPT(config).double().to(device())
+    (stage,) = gpt_stages(model, schedule, dist.get_rank())
+    return stage
+
+
+def a_step(run, schedule, config=SMALL, change=lambda stage: None, rows=(1, 2, 3)):
+    """This rank's loss and gradients after one step, by the parameters' names in the model."""
+    stage = a_stage(schedule, config)
+    change(stage)
+    dist.barrier()
+    losses = run(stage, schedule, some_microbatches(rows=rows))
+    gradients = {name: param.grad for name, param in stage.module.parameter_names().items()}
+    return float(sum(losses.values())), gradients
+
+
+def one_process(config=SMALL, rows=(1, 2, 3)):
+    """The same without a pipeline."""
+    torch.manual_seed(0)
+    model = GPT(config).double()
+    microbatches = some_microbatches(rows=rows)
+    count, total = sum(targets.numel() for _, targets in microbatches), 0.0
+    for inputs, targets in microbatches:
+        loss = next_token_loss(model(inputs), targets, "sum") / count
+        loss.backward()
+        total += loss.item()
+    return total, {name: param.grad for name, param in model.named_parameters()}
+
+
+def furthest(run, alone):
+    """The largest difference of a gradient, over the largest gradient."""
+    largest = max(float(one.abs().max()) for one in alone.values())
+    apart = [(found - alone[name]).abs().max() for _, grads in run for name, found in grads.items()]
+    return float(max(apart)) / largest
+
+
+loss, gradients = one_process()
+for generator in (naive, gpipe, one_f_one_b):
+    schedule = made(generator, 4, 8)
+    run = try_it(a_step, run_schedule, schedule) if schedule else None
+    if run:
+        right = abs(run[-1][0] - loss) < 1e-9 and furthest(run, gradients) < 1e-9
+        print(
+            f"{generator.__name__}: {'equal to one process' if right else 'NOT that of one process'}"
+        )
+        sequences, nbytes = sum((1, 2, 3)[k % 3] for k in range(8)), 24 * 32 * 8
+        for rank in (0, 1, 3) if generator is one_f_one_b else ():
+            foretold = said(pipeline_bytes_sent, 4, sequences, rank, nbytes)
+            print(
+                f"    rank {rank} sent {run.ledger.bytes_sent(rank):,} bytes, predicted {foretold}"
+            )
+
+# %% [markdown]
+# And what the ranks held. The largest amount of tensors alive on rank 0 of 2, weights and gradients included, for
+# more and more microbatches. In the last row somebody keeps what autograd keeps: a list for debugging, or
+# `retain_graph=True` copied from somewhere. That is the third lab, **break it**: gradients are right, and yet.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def peaks_of(generator, counts, keep=False):
+    """MiB of tensors alive at most on this rank, in steps of so many microbatches."""
+    found, everything = [], []
+
+    def pack(tensor):
+        if keep:
+            everything.append(tensor)
+        return tensor
+
+    for count in counts:
+        schedule = generator(2, count)
+        stage, microbatches = a_stage(schedule), some_microbatches(count, rows=(4,))
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with costs(*stage.module.parameters()) as cost, hooks:
+            run_schedule(stage, schedule, microbatches)
+        everything.clear()
+        found.append(cost.peak_bytes / 2**20)
+    return found
+
+
+counts = (2, 4, 8, 16)
+print("microbatches   ", *(f"{count:5}" for count in counts))
+for name, generator, keep in (
+    ("GPipe", gpipe, False), ("1F1B", one_f_one_b, False), ("1F1B, all kept", one_f_one_b, True)
+):  # fmt: skip
+    run = made(generator, 2, 2) and try_it(peaks_of, generator, counts, keep, world_size=2)
+    if run:
+        print(f"{name:15}", *(f"{peak:5.1f}" for peak in run[0]), "MiB")
+
+# %% [markdown]
+# A schedule only *allows* memory to be freed. Who keeps the graphs has 1F1B's complexity and GPipe's memory.
+#
+# And when. `measure` takes the times of any executor: hooks at the edges of the stage, whoever calls it. Two of your
+# runs on two ranks, and below each what the simulator makes of the medians of its own F and B, and of what a message
+# took.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib.pipeline.gantt import gantts
+from course_lib.pipeline.timeline import measure
+
+LARGER = GPTConfig(width=192, heads=4, layers=4, context=64, tied=False)
+
+
+def timed(schedule):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    (stage,) = gpt_stages(GPT(LARGER).to(device()), schedule, dist.get_rank())
+    microbatches = some_microbatches(schedule[0][-1].microbatch + 1, rows=(4,))
+    return measure(lambda: run_schedule(stage, schedule, microbatches), stage, schedule)
+
+
+charts = {}
+for generator in (naive, one_f_one_b):
+    schedule = made(generator, 2, 6)
+    run = try_it(timed, schedule, world_size=2) if schedule else None
+    if run:
+        found, name = run[0], generator.__name__
+        charts[f"{name}, measured"] = found
+        charts[f"{name}, simulated from its medians"] = simulate(schedule, found.durations)
+        shares = [charts[key].of_total for key in list(charts)[-2:]]
+        print(f"{name}: bubble {shares[0]:.0%} of the total, simulated {shares[1]:.0%}")
+gantts(charts, seconds=True) if charts else None
+
+# %% [markdown]
+# Where the two differ, something was slow that the simulator does not know: another process on the same cores, a
+# message that had to wait for the receiver. (With more ranks than cores every action takes longer, and the bubble
+# seems to shrink: ranks that wait lend their core to others.)
+#
+#
+# **Break it.** The classic mistake in the loss: each microbatch's own mean, as it stands in a loop without a
+# pipeline, and nobody divides by m. Gradients are m times too large. Two ranks, four equal microbatches, forty steps.
+# Which optimizer notices?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def learns(scaled, make_optimizer, steps=40):
+    """Losses of 40 steps of 1F1B; scaled: gradients four times too large."""
+    schedule = one_f_one_b(2, 4)
+    torch.manual_seed(0)
+    (stage,) = gpt_stages(GPT(SMALL).to(device()), schedule, dist.get_rank())
+    count, found = stage.count, []
+    if scaled:
+        stage.count = lambda targets: count(targets) / 4
+    optimizer = make_optimizer(stage.module.parameters())
+    for step in range(steps):
+        inputs, targets = batch(library_text(), step, batch_size=16, length=24)
+        microbatches = list(zip(inputs.chunk(4), targets.chunk(4), strict=True))
+        losses = run_schedule(stage, schedule, microbatches)
+        found.append(float(sum(losses.values())) / (4 if scaled else 1))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+OPTIMIZERS = {
+    "AdamW": partial(torch.optim.AdamW, lr=3e-3),
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+}
+for name, make_optimizer in OPTIMIZERS.items():
+    runs = [try_it(learns, scaled, make_optimizer, world_size=2) for scaled in (False, True)]
+    if all(runs):
+        right, wrong = (run[-1] for run in runs)
+        apart = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
+        print(
+            f"{name:6} last loss {right[-1]:.3f}, scaled {wrong[-1]:.3f}; at most {apart:.1g} apart"
+        )
+
+# %% [markdown]
+# AdamW divides a gradient by its own size: the factor hardly shows, until somebody clips gradients, or compares the
+# runs' norms. Check gradients, not losses. (A well-known teaching implementation of pipelines has this mistake, and
+# AdamW hides it there.)
+#
+# **The two ends of the model.** Many GPTs tie the head to the embedding: one matrix, used on the first rank *and* on
+# the last. In one process autograd adds the two uses up. Here each end has one term:
+
+# %% tags=["skip-in-grading"]
+TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
+schedule, name = made(one_f_one_b, 4, 8), "token_embedding.weight"
+run = try_it(a_step, run_schedule, schedule, TIED) if schedule else None
+if run:
+    whole = one_process(TIED)[1][name]
+    first, last = run[0][1][name], run[-1][1][name]
+    for what, found in (("rank 0's", first), ("rank 3's", last), ("their sum", first + last)):
+        off = (found - whole).abs().max() / whole.abs().max()
+        print(f"{what:9} gradient:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
+
+# %% [markdown]
+# Whoever forgets the sum trains two matrices that were meant to be one; nothing crashes. Megatron-LM has an
+# "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the step. (So does
+# `course_lib.pipeline.run_schedule`; your function is not asked to.)
+#
+# **In production.** `torch.distributed.pipelining`: a `PipelineStage` around the module, and a schedule class whose
+# `step` is your function. And its runtime takes schedules as text, so it can run *yours*. The same stages and
+# microbatches; gradients against those of your own run.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def theirs(stage, schedule, microbatches, how="text"):
+    """A step by PyTorch: by a schedule of its own, or by the rows of ours."""
+    from torch.distributed import pipelining
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    inputs, targets = (torch.cat(part) for part in zip(*microbatches, strict=True))
+    wrapped = pipelining.PipelineStage(stage.module, stage.index, stage.length, device())
+    options = {
+        "loss_fn": lambda y, t: next_token_loss(y, t, "sum") / targets.numel(),
+        "scale_grads": False,  # they would divide by the number of microbatches
+    }
+    if how == "text":
+        runtime = _PipelineScheduleRuntime([wrapped], len(microbatches), **options)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "schedule.csv"
+            file.write_text(to_text(schedule))
+            runtime._load_csv(str(file))
+    else:
+        runtime = getattr(pipelining, how)(wrapped, len(microbatches), **options)
+    first = [inputs] if stage.first else []
+    runtime.step(*first, **({"target": targets} if stage.last else {}))
+    return {}
+
+
+cases = [
+    ("Schedule1F1B", one_f_one_b),
+    ("ScheduleGPipe", gpipe),
+    ("text", one_f_one_b),
+    ("text", zero_bubble_h1),
+]
+schedule = made(one_f_one_b, 2, 8)
+ours = try_it(a_step, run_schedule, schedule, rows=(2,), world_size=2) if schedule else None
+for how, generator in cases if ours else ():
+    schedule = made(generator, 2, 8)
+    run = schedule and try_it(a_step, partial(theirs, how=how), schedule, rows=(2,), world_size=2)
+    if run:
+        together = {name: one for _, grads in ours for name, one in grads.items()}
+        what = f"the rows of your {generator.__name__}" if how == "text" else how
+        print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
+
+# %% [markdown]
+# What it adds: microbatches cut for you, stages found by tracing (`pipelining.pipeline`), overlap with FSDP's gathers
+# and reductions, which it puts into the same rows as actions. What it wants: all microbatches of one size. And by
+# default it divides gradients by m, whatever your loss does: `scale_grads`.
+
+# %% [markdown]
+# ## 8 · PipeDream: without a flush
+#
+# | | |
+# |---|---|
+# | you will write | `PipeDreamStage(module, optimizer)` |
+# | rests on | §3 |
+# | time | 10 minutes |
+# | points | 6 |
+#
+# Why run empty at all? PipeDream (Narayanan et al. 2019) fills the pipeline once and never flushes: 1F1B over the
+# whole stream of data, and **an update after every backward**. The bubble is paid once in a training.
+#
+# But the weights change under way. On rank i there are p − 1 − i updates between a microbatch's forward and its
+# backward. The activations come from the old weights. A backward through the *new* ones gives dx = dy A_new: the
+# gradient of no function at all.
+#
+# So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight stashing*.
+# Backward takes that one, and the optimizer steps the newest weights with the gradient it gives.
+#
+# **Predict.** How many versions has rank i of p? And is the gradient then that of ordinary SGD?
+#
+# <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the newest). No:
+# it is a gradient at weights that are up to p − 1 updates old, and those of other ranks are other updates old.
+# Lecture 001 says that versions are kept "to avoid staleness". They make forward and backward of one microbatch
+# agree; the gradient is as stale as before (§3.3 of the paper).</details>
+#
+# **Build.** One process, no messages: who drives it calls `forward` and `backward` in the order of 1F1B.
+#
+# - `optimizer` has been made over `module.parameters()`: `step()` changes the module's own weights, in place. So what
+#   a forward ran with has to be a *copy*.
+# - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor} for its
+#   parameters.
+# - After a backward the module holds the newest weights, and no gradient is left over.
+
+
+# %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
+class PipeDreamStage:
+    """A stage that updates after every backward, with the version of the weights that each forward saw.
+
+    module: any; its output on the last stage is the loss. optimizer: over module.parameters().
+    Keeps one version of the weights for each microbatch in flight.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer):
+        ### BEGIN SOLUTION
+        self.module, self.optimizer = module, optimizer
+        self.in_flight = {}  # of each microbatch: its input, its output, the weights that it saw
+        ### END SOLUTION
+
+    def forward(self, microbatch: int, x):
+        """The module's output for x, with the newest weights; x is not changed."""
+        ### BEGIN SOLUTION
+        version = {
+            name: param.detach().clone().requires_grad_(param.requires_grad)
+            for name, param in self.module.named_parameters()
+        }
+        x = x.detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        output = functional_call(self.module, version, (x,))
+        self.in_flight[microbatch] = x, output, version
+        return output.detach()
+        ### END SOLUTION
+
+    def backward(self, microbatch: int, gradient=None):
+        """Backward with the weights that the forward saw, then a step of the newest ones.
+
+        gradient: of the output; None where the output is the loss. Returns the gradient of x, None where x
+        is no floating-point tensor.
+        """
+        ### BEGIN SOLUTION
+        x, output, version = self.in_flight.pop(microbatch)
+        torch.autograd.backward(output, gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = version[name].grad
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a version</summary><code>{name: param.detach().clone().requires_grad_() for name, param in
+# module.named_parameters()}</code>. Its tensors get the gradients; hand them to the module's parameters before the
+# optimizer's step.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "pipedream_stage_check", "points": 6}
+report = check("07_pipeline/pipedream_stage", PipeDreamStage)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# **Break it.** Without versions. The plain way first: run the module, call backward, step.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class WithLoss(nn.Module):
+    """The last stage with the loss behind it; `targets` are those of the microbatch that is to come."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.targets = module, None
+
+    def forward(self, x):
+        return next_token_loss(self.module(x), self.targets)
+
+
+def stream(kind, schedule, lr=0.5):
+    """Losses of a GPT whose stages, in one process, do the schedule; kind(module, optimizer) is a stage.
+
+    Ends early where a loss is no number.
+    """
+    torch.set_num_threads(1)
+    stages, text, losses, made_by = len(schedule), library_text(), [], {}
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(width=64, layers=stages, context=32, tied=False))
+    modules = [gpt_stages(model, schedule, rank)[0].module for rank in range(stages)]
+    modules[-1] = last = WithLoss(modules[-1])
+    parts = [kind(one, torch.optim.SGD(one.parameters(), lr=lr)) for one in modules]
+    for event in simulate(schedule).events:
+        stage, what, k = event.action
+        if what == "F":
+            inputs, targets = batch(text, k, batch_size=4, length=32)
+            last.targets = targets if stage == stages - 1 else last.targets
+            x = inputs if stage == 0 else made_by.pop((stage - 1, "F", k))
+            made_by[event.action] = parts[stage].forward(k, x)
+            if stage == stages - 1:
+                losses.append(made_by.pop(event.action).item())
+                if not math.isfinite(losses[-1]):
+                    break
+        else:
+            gradient = made_by.pop((stage + 1, "B", k), None)
+            made_by[event.action] = parts[stage].backward(k, gradient)
+    return losses
+
+
+class Overwritten:
+    """A stage without versions."""
+
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.in_flight = module, optimizer, {}
+
+    def run(self, x):
+        return self.module(x)
+
+    def forward(self, microbatch, x):
+        x = x.requires_grad_(x.is_floating_point())
+        self.in_flight[microbatch] = x, self.run(x)
+        return self.in_flight[microbatch][1].detach()
+
+    def backward(self, microbatch, gradient=None):
+        x, output = self.in_flight.pop(microbatch)
+        torch.autograd.backward(output, gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return x.grad
+
+
+schedule = made(one_f_one_b, 4, 8)
+try:
+    stream(Overwritten, schedule) if schedule else None
+except RuntimeError as error:
+    print(str(error).partition(":")[0])
+
+# %% [markdown]
+# PyTorch counts the changes of every tensor that autograd has saved, and refuses. Whoever wants the mistake has to go
+# round it. `weight.data` does, as older code and custom kernels do:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+class Unseen(Overwritten):
+    """The same; autograd does not see that weights are overwritten."""
+
+    def __init__(self, module, optimizer):
+        super().__init__(module, optimizer)
+        self.weights = {
+            name: param.detach().clone().requires_grad_()
+            for name, param in module.named_parameters()
+        }
+
+    def run(self, x):
+        return functional_call(self.module, self.weights, (x,))
+
+    def backward(self, microbatch, gradient=None):
+        x, output = self.in_flight.pop(microbatch)
+        torch.autograd.backward(output, gradient)
+        for name, param in self.module.named_parameters():
+            param.grad, self.weights[name].grad = self.weights[name].grad, None
+        self.optimizer.step()
+        for name, param in self.module.named_parameters():
+            self.weights[name].data.copy_(param.detach())
+        return x.grad
+
+
+ORDERS = {
+    "one microbatch at a time": (PipeDreamStage, naive),
+    "PipeDream, your versions": (PipeDreamStage, one_f_one_b),
+    "PipeDream, no versions": (Unseen, one_f_one_b),
+}
+curves = {}
+for name, (kind, generator) in ORDERS.items():
+    schedule = made(generator, 8, 50)
+    run = try_it(stream, kind, schedule, world_size=1) if schedule else None
+    curves.update({name: run[0]} if run else {})
+figure = picture(6.5, 2.6)
+axes = figure.subplots()
+for (name, losses), colour, dashes in zip(curves.items(), RANKS, ("-", "--", ":"), strict=False):
+    axes.plot(losses, dashes, color=colour, label=name)
+    if not math.isfinite(losses[-1]):
+        axes.plot(len(losses) - 2, losses[-2], "x", color=colour)
+    end = "" if math.isfinite(losses[-1]) else f": no number any more after {len(losses) - 1} steps"
+    print(f"{name:26} mean of the last ten losses {sum(losses[-10:]) / 10:.2f}{end}")
+axes.set(xlabel="microbatch", ylabel="loss, nats a byte", ylim=(2.5, 9))
+axes.grid(True, alpha=0.3)
+if curves:
+    axes.legend(frameon=False, fontsize=8, handlelength=3)
+figure if curves else None
+
+# %% [markdown]
+# Eight stages, one process, plain SGD. With versions the stale gradients do what those of one microbatch at a time
+# do; without, the same learning rate soon gives infinity. With a smaller one it would go on, and nobody would know
+# what the model has learned from.
+#
+# **In production.** No large language model is trained this way: the versions cost memory where there is least,
+# results depend on the number of ranks, and nobody wants to explain a loss curve with eight ages of weights. What is
+# left of PipeDream is the order, with a flush: §3. (PipeDream-2BW (2021) keeps two versions for all, with gradients
+# that are one update old.)
+
+# %% [markdown]
+# ## 9 · Was it wise to pipeline?
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | all of it |
+# | time | 5 minutes |
+#
+# Lecture 004 ends its part on pipelines with Ilya Sutskever (NeurIPS 2024) on his own model of 2014: "Was it wise to
+# pipeline? As we now know pipelining is not wise." That model had a layer on each GPU, and ran 3.7 times as fast on 8
+# GPUs as on one (6,300 against 1,700 words a second: Sutskever et al. 2014, §3.5): 46 %. You know why, and you know
+# what has been found since. So ask again, with numbers: LLaMA 3 70B, sequences of 4,096 tokens, one to a microbatch;
+# nodes of 8 H100 share every layer (notebook 06, with sequence parallelism), p nodes are the pipeline. A GPU reaches
+# 40 % of its 989 TFLOP/s and has 80 GB.
+#
+# Which schedule is best for which p, m and link? Everything is simulated, messages included; a schedule must fit into
+# memory: 16 bytes a parameter (DualPipe: twice), 34 s·b·h/t bytes for each microbatch and layer in flight, of which W
+# keeps 32.
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import (
+    attention_flops,
+    attention_parameters,
+    korthikanti_activations,
+    mlp_parameters,
+)
+from course_lib.facts.hardware import NETWORK_ALPHA, gpu, link
+from course_lib.pipeline.memory import peak_activations as peaks
+
+LLAMA = GPTConfig(
+    layers=1, width=8192, heads=64, kv_heads=8, hidden=28672, mlp="swiglu", norm="rms", positions="rotary", bias=False
+)  # fmt: skip
+LAYERS, SEQ, GPUS = 80, 4096, 8
+SPEED = 0.4 * gpu("H100").flops * GPUS  # of a node
+WEIGHTS = 2 * SEQ * (attention_parameters(LLAMA) + mlp_parameters(LLAMA)) / SPEED
+SCORES = attention_flops(LLAMA, 1, SEQ, causal=True) / SPEED  # they have no weights: no W
+PARAMETERS = LAYERS * (attention_parameters(LLAMA) + mlp_parameters(LLAMA))
+ACTIVATIONS = korthikanti_activations(SEQ, SEQ, 8192, 64, GPUS, "regather", "selective")
+M = 2 * SEQ * LLAMA.width  # an activation, of which each GPU of a node sends an eighth
+PORT = link("InfiniBand NDR").each_way
+LINKS = {
+    "a port of 50 GB/s each": M / GPUS / PORT,
+    "one for the node": M / PORT,
+    "10 Gb/s for the node": M / link("10 Gb").each_way,
+}
+
+
+def rank_times(p, link_seconds):
+    """Of one microbatch and all layers of a rank."""
+    layers = LAYERS / p
+    return Durations(
+        layers * (WEIGHTS + SCORES),
+        layers * (WEIGHTS + 2 * SCORES),
+        layers * WEIGHTS,
+        communication=NETWORK_ALPHA + link_seconds,
+    )
+
+
+def candidates(p, m):
+    """(name, schedule, chunks, copies of the model) of all that there are for p and m."""
+    for name in SCHEDULES:
+        sizes = (2, 5) if name.startswith("interleaved") else (None,)
+        for v in sizes:
+            if v and LAYERS // p % v:
+                continue
+            with contextlib.suppress(ValueError):
+                schedule = getattr(library, name)(p, m, *([v] if v else []))
+                chunks = v or (2 if name in ("zero_bubble_v", "dualpipe_v") else 1)
+                label = f"interleaved, v = {v}" if v else name
+                yield label, schedule, chunks, 2 if name == "dualpipe" else 1
+
+
+def gigabytes(p, schedule, chunks, copies):
+    """What the fullest GPU holds."""
+    most = max(peaks(schedule, 32 / 34)) * LAYERS / p / chunks
+    return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
+
+
+print("the best that fits into 80 GB, and its share of time at work")
+print(f"{'':16}" + "".join(f"{name:34}" for name in LINKS))
+for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
+    for m in counts:
+        line = f"p = {p:2}, m = {m:3}  "
+        fitting = [one for one in candidates(p, m) if gigabytes(p, *one[1:]) < 80]
+        for seconds in LINKS.values():
+            best = max(
+                (1 - float(simulate(schedule, rank_times(p, seconds).split(v), c).of_total), name)
+                for name, schedule, v, c in fitting
+            )
+            line += f"{best[1]} {best[0]:.0%}".ljust(34)
+        print(line)
+print("\np = 8, m = 16            GB a GPU   share of time at work")
+for name, *one in candidates(8, 16):
+    shares = [
+        1 - float(simulate(one[0], rank_times(8, seconds).split(one[1]), one[2]).of_total)
+        for seconds in LINKS.values()
+    ]
+    print(f"{name:24} {gigabytes(8, *one):8.0f}  ", *(f"{share:8.0%}" for share in shares))
+
+# %% [markdown]
+# Read it by columns. *A fast wire*: halved backwards on a V are best, in the memory of 1F1B; with few microbatches (m
+# = p) many small chunks are. *A slower one*: chunks begin to cost. *A slow one*: what counts is how far ahead a rank
+# may run before it needs an answer; plain GPipe beats 1F1B there, whose steady state waits for two messages in every
+# turn (real executors let 1F1B run one microbatch further ahead for that, and pay with memory). Plain 1F1B at m = 2 p
+# idles 31 % of the time, as your formula says: whoever calls pipelining unwise has this one in mind, or the naive
+# one. "80-90 % typical" (lecture 001) wants m = 4 p, or one of the newer schedules.
+#
+# And the alternative? The same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
+
+# %% tags=["skip-in-grading"]
+SIZES = {"70B": PARAMETERS, "405B": 405e9}
+for name, parameters in SIZES.items():
+    for replicas in (8, 64):
+        states = (4 + 12 / replicas) * parameters / GPUS / 1e9
+        sent = 2 * (replicas - 1) / replicas * 2 * parameters / GPUS
+        print(
+            f"{name:4} on {replicas:2} nodes: {states:3.0f} GB a GPU, sends {sent / 1e9:3.0f} GB in a step ({sent / PORT:.1f} s)"
+        )
+step = 64 * LAYERS * (3 * WEIGHTS + 3 * SCORES) / 8
+border = 2 * 64 * M / GPUS
+print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
+print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
+
+# %% [markdown]
+# For 70B on these machines it is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of activations), send nearly
+# thirty times as much, and hide it behind a backward of three seconds. No bubble, no borders. With 405B no number of
+# replicas helps: 4 bytes a parameter are 200 GB a GPU. Then it is pipelines, or ZeRO-3, which sends three times the
+# parameters in every step, or for every microbatch. And where nodes are joined by a thin wire, a pipeline sends a
+# thirtieth. So: pipeline when the model does not fit into a node with its replicas' states sharded, or when the wire
+# between nodes is thin; with as many microbatches as the batch allows; and measure F, I, W and the message before you
+# choose the schedule.
+
+# %% [markdown]
+# ## 10 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | all of it |
+# | time | 5 minutes |
+# | points | 4 |
+#
+# A number may be written as arithmetic. In 1, 2 and 4 forwards and backwards take equally long on all stages.
+#
+# 1. 8 stages, 32 microbatches, 1F1B. Which **share of the total** time (0 to 1) does a rank idle?
+# 2. 8 stages, 1F1B. How many **microbatches** at least, so that no more than a tenth of the total time is idle?
+# 3. 1F1B instead of GPipe, with the same p and m. What gets smaller: `"the bubble"`, `"the peak of activations"` or
+#    `"the bytes sent"`?
+# 4. 8 stages, 32 microbatches, 1F1B. The activations of one microbatch on one stage take 1.5 GB. How many **GB** does
+#    stage 2, counted from 0, hold at most?
+# 5. PipeDream keeps versions of its weights so that: `"gradients are not stale"`, `"forward and backward see the same
+#    weights"` or `"a stage needs less memory"`?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # share, 0 to 1
+answer_2 = ...  # microbatches
+answer_3 = ...  # "the bubble", "the peak of activations" or "the bytes sent"
+answer_4 = ...  # GB
+answer_5 = ...  # "gradients are not stale", "forward and backward see the same weights" or "a stage needs less memory"
+### BEGIN SOLUTION
+answer_1 = 7 / (32 + 7)
+answer_2 = 63
+answer_3 = "the peak of activations"
+answer_4 = (8 - 2) * 1.5
+answer_5 = "forward and backward see the same weights"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 4}
+report = check("07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
+### BEGIN HIDDEN TESTS
+report = check(
+    "07_pipeline/questions", answer_1, answer_2, answer_3, answer_4, answer_5, cases="hidden"
+)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 11 · Optional: DualPipe
+#
+# | | |
+# |---|---|
+# | you will write | `dualpipe(stages, microbatches)` |
+# | rests on | §5 |
+# | time | 40 minutes |
+# | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
+#
+# DeepSeek-V3 has experts on many nodes: every layer sends tokens to them and back (notebook 11), and that takes as
+# long as the computing. A forward and a backward of *different* microbatches need nothing of each other. So compute
+# the two as one block, and hide each one's messages behind the other's computing. For that a rank must always have a
+# forward and a backward at hand. DualPipe feeds the pipeline from **both ends**: two copies of the model, in opposite
+# directions, half of the microbatches into each.
+#
+# Rank i holds stage i of the first copy, and stage p − 1 − i of the second, whose stages are numbered p, p + 1, ...:
+# stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the others through p to 2p − 1. p is even,
+# m even and at least 2p. A forward and a backward as one block are `Pair(forward, backward)`, the backward a whole B.
+#
+# One rank's list has eight phases. Let *near* be the stage whose first stage is closer (on rank 0 it is stage 0),
+# *far* the other one; `place` the distance to that end, min(i, p − 1 − i); `below` = p/2 − 1 − place, the ranks
+# between this one and the middle.
+#
+# | phase | times | what |
+# |---|---|---|
+# | 1 | 2 below | F near |
+# | 2 | place + 1 | F near, F far |
+# | 3 | below | I far, W, F far |
+# | 4 | m/2 − p + place + 1 | Pair(F near, B far), Pair(F far, B near) |
+# | 5 | below | B far, Pair(F far, B near) |
+# | 6 | place + 1 | B far, B near; from the middle of the phase on I in their place, and W later |
+# | 7 | below | W, I near |
+# | 8 | | all W that are left |
+#
+# The ranks of the middle (below = 0) do the first pair of phase 4 apart, F near and then B far: a pair would let the
+# backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those after the first place + 1 are
+# I. W is always the oldest that is waiting.
+#
+# `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far. What
+# comes after the last microbatch is left out.
+
+
+# %%
+class Row:
+    """One rank's list while it is being written: `actions`.
+
+    microbatches: those of each stage, in order. Each stage's passes of a kind take them one after the other.
+    """
+
+    def __init__(self, microbatches: dict[int, range]):
+        self.actions: list = []
+        self.microbatches, self.next, self.awaiting = microbatches, {}, []
+
+    def do(self, kind, *stages):
+        """One action of this kind on each of the stages."""
+        for stage in stages:
+            self.actions += self._take(stage, kind)
+
+    def pair(self, forward, backward):
+        """A forward of one stage with a backward of another, as one block."""
+        both = [*self._take(forward, "F"), *self._take(backward, "B")]
+        self.actions += [Pair(*both)] if len(both) == 2 else both
+
+    def weight(self):
+        """The oldest W that waits, if one does."""
+        self.actions += [self.awaiting.pop(0)] if self.awaiting else []
+
+    def weights(self):
+        """Every W that waits."""
+        while self.awaiting:
+            self.weight()
+
+    def _take(self, stage, kind):
+        counted_as = "F" if kind == "F" else "B"
+        place = self.next[stage, counted_as] = self.next.get((stage, counted_as), -1) + 1
+        if place >= len(self.microbatches[stage]):
+            return []
+        action = Action(stage, kind, self.microbatches[stage][place])
+        if kind == "I":
+            self.awaiting.append(action._replace(kind="W"))
+        return [action]
+
+
+# %% nbgrader={"grade_id": "dualpipe", "solution": true}
+### BEGIN SOLUTION
+def _dual(row, near, far, half, place, microbatches):
+    """The eight phases; half: p/2, microbatches: of one direction."""
+    below = half - 1 - place
+    for _ in range(2 * below):  # fill from the near end
+        row.do("F", near)
+    for _ in range(place + 1):  # both directions go forward
+        row.do("F", near, far)
+    for _ in range(below):  # the first of the far direction come back
+        row.do("I", far)
+        row.weight()
+        row.do("F", far)
+    for k in range(microbatches - 2 * half + place + 1):  # the steady state: always a pair
+        if k == 0 and below == 0:
+            row.do("F", near)  # in the middle the first two apart: the backward must not wait
+            row.do("B", far)
+        else:
+            row.pair(near, far)
+        row.pair(far, near)
+    for _ in range(below):  # the near end has no forwards left
+        row.do("B", far)
+        row.pair(far, near)
+    for k in range(2 * (place + 1)):  # nor the far one: from the middle on W is kept for the end
+        kind = "I" if k > place else "B"
+        row.do(kind, near if k % 2 else far)
+    for _ in range(below):
+        row.weight()
+        row.do("I", near)
+    row.weights()
+
+
+### END SOLUTION
+
+
+def dualpipe(stages: int, microbatches: int) -> list:
+    """Two copies of the model in opposite directions, half of the microbatches into each end.
+
+    Returns for each rank the list of its Actions and Pairs. Rank i holds stages i and 2p-1-i.
+    """
+    ### BEGIN SOLUTION
+    counted(stages, microbatches, least=2 * stages, unit=2)
+    if stages % 2:
+        raise ValueError(
+            f"stages={stages}: DualPipe needs an even number, as its two ends meet in the middle"
+        )
+    half = microbatches // 2
+    rows = []
+    for rank in range(stages):
+        down, up = rank, 2 * stages - 1 - rank
+        row = Row({down: range(half), up: range(half, microbatches)})
+        near, far = (down, up) if rank < stages // 2 else (up, down)
+        _dual(row, near, far, stages // 2, min(rank, stages - 1 - rank), half)
+        rows.append(row.actions)
+    return rows
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>Each phase is one loop over what stands in the table: <code>row.do</code>,
+# <code>row.pair</code>, <code>row.weight</code>. Which of the two stages of the rank is near: the lower one on the
+# first half of the ranks, the other one on the second half.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "dualpipe_check", "points": 0}
+# Extra credit, 5 points
+report = check("07_pipeline/dualpipe", dualpipe)
+### BEGIN HIDDEN TESTS
+report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
+### END HIDDEN TESTS
+
+# %% [markdown]
+# **Measure.** A cell in two halves is a pair. If a pair takes as long as its parts, and if it takes a quarter less:
+
+# %% tags=["skip-in-grading"]
+schedule = made(dualpipe, 4, 12, copies=2)
+for block in (3, 2.25) if schedule else ():
+    found = simulate(schedule, Durations(overlapped=block), copies=2)
+    print(f"a pair takes {block}: total {found.total}")
+plain = made(one_f_one_b, 4, 12)
+if plain:
+    print(f"1F1B: total {simulate(plain).total}")
+drawn(dualpipe, 4, 12, copies=2) if schedule else None
+
+# %% [markdown]
+# The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W), F&B being the block and B a whole backward
+# (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price: the weights twice, and p + 1
+# microbatches in flight. DeepSeek-V3 could afford the weights, since most of them are experts, spread over 64 GPUs.
+# Folded at the middle it becomes DualPipeV, with one copy: `library.dualpipe_v`.
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 8 sequences of 128 tokens
+# in all, on 4 ranks. M are the bytes of its parameters. Replicas and ZeRO-3 get two sequences each, ranks that share
+# layers all eight; a pipeline gets them as eight microbatches.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+CARD = GPTConfig(context=128, layers=4, heads=4, width=256, tied=False)
+
+
+def optimized(parameters, inputs, targets, step):
+    """The costs of `step()` and an update."""
+    optimizer = torch.optim.AdamW(parameters, foreach=False)
+    dist.barrier()
+    with costs(inputs, targets, *parameters) as cost:
+        step()
+        optimizer.step()
+    return cost
+
+
+def step_of(make, shares_data=False):
+    torch.manual_seed(0)
+    forward, parameters, loss_of, finish = make(GPT(CARD).to(device()))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    own = {} if shares_data else {"rank": rank, "world_size": n}
+    pair = batch(library_text(), 0, batch_size=8, length=128, **own)
+    inputs, targets = (one.to(device()) for one in pair)
+
+    def step():
+        loss_of(forward(inputs), targets).backward()
+        finish()
+
+    return optimized(parameters, inputs, targets, step)
+
+
+def replicas(model):
+    from course_lib.data_parallel import NaiveDataParallel
+
+    wrapped = NaiveDataParallel(model)
+    finish = wrapped.finish_gradient_synchronization
+    return wrapped, list(model.parameters()), next_token_loss, finish
+
+
+def zero_3(model):
+    from course_lib.zero import Zero3Module
+
+    wrapped = Zero3Module(model)
+    return wrapped, list(wrapped.parameters()), next_token_loss, lambda: None
+
+
+def tensor_and_sequence(model):
+    from course_lib import tensor_parallel
+
+    model = tensor_parallel.parallelize_gpt(model, sequence="regather")
+    loss_of = tensor_parallel.vocab_parallel_cross_entropy
+    return model, list(model.parameters()), loss_of, lambda: None
+
+
+def pipelined(generator):
+    schedule = generator(4, 8)
+    torch.manual_seed(0)
+    (stage,) = gpt_stages(GPT(CARD).to(device()), schedule, dist.get_rank())
+    pair = batch(library_text(), 0, batch_size=8, length=128)
+    inputs, targets = (one.to(device()) for one in pair)
+    microbatches = list(zip(inputs.chunk(8), targets.chunk(8), strict=True))
+    parameters = list(stage.module.parameters())
+    return optimized(
+        parameters, inputs, targets, lambda: run_schedule(stage, schedule, microbatches)
+    )
+
+
+def row_of(name, run):
+    """One line of the card; the bytes are those after the last barrier."""
+    sent = []
+    for rank in range(len(run)):
+        operations = run.ledger.operations(rank)
+        begin = [i for i, one in enumerate(operations) if one.op == "barrier"][-1]
+        sent.append(sum(one.bytes_sent for one in operations[begin:]))
+    return CardRow(
+        strategy=name,
+        ranks=len(run),
+        flops=sum(one.flops for one in run),
+        peak_bytes=max(one.peak_bytes for one in run),
+        bytes_sent=max(sent),
+    )
+
+
+card = {
+    "replicas": try_it(step_of, replicas),
+    "ZeRO-3": try_it(step_of, zero_3),
+    "tensor and sequence parallel": try_it(step_of, tensor_and_sequence, True),
+    "pipeline, GPipe": try_it(pipelined, gpipe),
+    "pipeline, 1F1B": try_it(pipelined, one_f_one_b),
+}
+parameters_alone = sum(p.nbytes for p in GPT(CARD).parameters())
+alone_run = launch(step_of, replicas, world_size=1)
+rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in card.items() if run]
+Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
+
+# %% [markdown]
+# *Computation*: nothing is done twice. *Memory*: a quarter of weights, gradients, m and v, and the activations of the
+# microbatches in flight, which is the difference between the last two lines. *Bytes*: the least of all, one
+# activation at each border and one gradient back, where tensor parallelism sends ten halves of an all-reduce in every
+# layer and ZeRO-3 the parameters three times. What the card does not show is *time*: the bubble. Redundant work is
+# none, idle work is the price.
+#
+# **You have built** five schedules from a rank at a time to halved backwards, the formulas of their idle time, memory
+# and bytes, an executor that runs any of them on gloo and on NCCL, and a stage that trains without ever running
+# empty.
+#
+# **Read on.**
+# - Huang et al. (2019), *GPipe*: §2.3 has the bubble, and recomputation.
+# - Narayanan et al. (2019), *PipeDream*: §3.3, weight stashing, and the *vertical sync* that was not built here.
+# - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §2.2, both schedules of
+#   Megatron-LM, measured up to 3,072 GPUs.
+# - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the halves, H1, H2, V, and a search for the best order with
+#   measured times.
+# - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1, DualPipe.
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3, pipelines that must also fit their data.
+# - `course_lib/pipeline/`: read it after you have written yours; `halves.py` and `generators/` first.
