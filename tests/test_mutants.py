@@ -6,7 +6,7 @@ mistake. A cell titled `# %% right: ...` is right and not written like ours: it 
 hidden cases either.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
-With COURSE_ALL_TESTS=1 all cases are.
+With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,7 @@ import course_lib
 from course_lib.checks import check
 from course_lib.checks.engine import case
 from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Case, Finding
+from course_lib.checks.engine.case import Case, Draw, Exercise, Finding
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report
 
@@ -113,6 +113,19 @@ def until_told(mutant: Mutant) -> Iterator[None]:
         yield
 
 
+def drawing_once(exercise: Exercise) -> Exercise:
+    """The exercise, whose cases are drawn once from each seed, and what is expected of them computed once."""
+    drawn: dict[tuple[int, bool], list[Case]] = {}
+
+    def cases(draw: Draw) -> Iterator[Case]:
+        key = draw.generator.initial_seed(), draw.hidden
+        if key not in drawn:
+            drawn[key] = list(exercise.cases(draw))
+        return iter(drawn[key])
+
+    return replace(exercise, cases=cases)
+
+
 @pytest.fixture(autouse=True)
 def hints_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "hints_may_fail", False)
@@ -120,9 +133,11 @@ def hints_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_the_check_tells_right_from_wrong(
-    file: Path, seed: int, capfd: pytest.CaptureFixture
+    file: Path, seed: int, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{file.parent.name}/{file.stem}"
+    drawing = drawing_once(find(name))
+    monkeypatch.setattr(judging, "find", lambda _: drawing)
     failures = []
     for mutant in mutants(file):
         report, printed = judged(name, mutant, seed)

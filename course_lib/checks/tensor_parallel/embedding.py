@@ -52,7 +52,7 @@ class Table:
         extra = torch.randint(vocab, (count,), generator=draw.generator)
         tokens = torch.cat([torch.arange(vocab), extra])[:count][order].view(shape)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             weight = nn.Embedding(vocab, width, dtype=torch.float64).weight.detach()
         return cls(n, seed, weight, tokens, draw.normal(*shape, width, dtype=torch.float64))
 
@@ -136,7 +136,7 @@ def mistakes(table: Table) -> list[Mistake]:
 
     def of_own_size(k: int) -> Tensor:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(table.seed)
+            torch.default_generator.manual_seed(table.seed)
             rows = len(table.part(k, table.weight))
             return nn.Embedding(rows, width, dtype=torch.float64).weight.detach()
 

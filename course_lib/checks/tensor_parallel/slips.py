@@ -118,7 +118,7 @@ def weight_mistakes(whole: Whole, dim: int) -> list[Mistake]:
         size = list(weight.shape)
         size[dim] = len(torch.arange(size[dim]).tensor_split(n)[k])
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(whole.seed)
+            torch.default_generator.manual_seed(whole.seed)
             drawn = nn.Linear(size[1], size[0], dtype=torch.float64)
         return {"p.weight": drawn.weight.detach()}
 

@@ -17,7 +17,7 @@ FLOAT = 8  # bytes
 def drawn_linear(seed: int, sizes: Iterable[tuple[int, int]], bias: bool = True) -> list[nn.Linear]:
     """The layers that nn.Linear makes one after the other from a seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return [nn.Linear(*size, bias=bias, dtype=torch.float64) for size in sizes]
 
 

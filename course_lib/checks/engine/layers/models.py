@@ -16,7 +16,7 @@ def build(description: dict) -> GPT:
     """The model in float64; the caller's random state is left as it was."""
     given = dict(description)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.pop("seed"))
+        torch.default_generator.manual_seed(given.pop("seed"))
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:

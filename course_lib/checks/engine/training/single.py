@@ -24,6 +24,10 @@ class Training:
     steps: Sequence[Sequence[Sequence[dict]]]
     tell: tuple[str, ...] = ("start", "grads", "params")
     more: dict = field(default_factory=dict)
+    # what `train` gave, by its other arguments
+    known: dict[tuple[Gradient, int], Tensors] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def world_size(self) -> int:
@@ -71,13 +75,21 @@ def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tens
     """The tensors that every rank should hand back, in float64, by the names of `recipes`.
 
     gradient: from the ranks' gradients to the one that the optimizer gets; another one than `mean` shows
-    what a mistake gives. start: the rank whose model is trained.
+    what a mistake gives. start: the rank whose model is trained. Computed once for each of these, as several
+    lines of a case are held against it: the tensors are shared, and only to be read.
     """
+    if (gradient, start) not in training.known:
+        training.known[gradient, start] = trained(training, gradient, start)
+    return training.known[gradient, start]
+
+
+def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
+    """What `train` gives, computed anew and kept by nobody."""
     model = training.built(start)
     named = dict(model.named_parameters())
-    trained = [p for p in named.values() if p.requires_grad]
+    parameters = [p for p in named.values() if p.requires_grad]
     kind, defaults = training.optimizer
-    optimizer = getattr(torch.optim, kind)(trained, **defaults)
+    optimizer = getattr(torch.optim, kind)(parameters, **defaults)
     found: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
     for step in range(len(training.steps[0])):
         given = [

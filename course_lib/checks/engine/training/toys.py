@@ -125,7 +125,7 @@ def build(description: dict) -> Toy:
     given = dict(description)
     kind, dtype = MODELS[given.pop("name")], getattr(torch, given.pop("dtype", "float64"))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.pop("seed"))
+        torch.default_generator.manual_seed(given.pop("seed"))
         return kind(**given).to(dtype)
 
 

@@ -10,7 +10,14 @@ import torch
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.engine.sentence import Sentence
-from course_lib.checks.engine.training.single import Gradient, Tensors, Training, mean, train
+from course_lib.checks.engine.training.single import (
+    Gradient,
+    Tensors,
+    Training,
+    mean,
+    train,
+    trained,
+)
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 WHAT = {
@@ -157,7 +164,7 @@ def told(
     prefix = f"{what}.{step}." if what in ("grad", "param") else f"{what}."
     of_that_step = {name: one for name, one in found.items() if name.startswith(prefix)}
     for mistake in mistakes:
-        values = train(training, mistake.gradient(rank), rank if mistake.own_start else 0)
+        values = trained(training, mistake.gradient(rank), rank if mistake.own_start else 0)
         expected = {name: values[name] for name in of_that_step}
         if not differing(of_that_step, expected, training.dtype):
             return mistake.says
