@@ -2,9 +2,10 @@
 
 Each hands in the student version with the exercises filled in by the reference, but for what the
 student is here to show; extra credit is left alone by all but one. A new assignment joins the class by
-itself: what goes wrong is looked up among its mutants by their titles, and who finds nothing there does
-not hand it in. What has nothing to do with an assignment's exercises is shown on the first `FEW`. The last
-three are broken or hostile, one of each kind; many more are in `autograder.faults`.
+itself: one hands in all of it, one slips in it, one does its extra credit. What has nothing to do with an
+assignment's exercises is shown on the first `FEW`, and a typical mistake once, on the first assignment with
+a mutant of such a title: more of them would take long and show no more of the grading. The last three are
+broken or hostile, one of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class Right:
 
 course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
 
-FEW = 2  # assignments
+FEW = 1  # assignments
 OF_ALL = ("sample-perfect", "sample-partial")
 EXTRA = "sample-extra-credit"  # of the assignments that have some
 OF_MUTANTS = ("sample-deadlock", "sample-twice-the-bytes", "sample-built-in")
@@ -223,6 +224,8 @@ def make_sample_class(
         for student, make in STUDENTS.items():
             if place >= FEW and student not in (*OF_ALL, *OF_MUTANTS, EXTRA):
                 continue
+            if student in OF_MUTANTS and (folder / student).exists():
+                continue  # it was shown before
             given = make(Assignment(name, reference, empty, mutants, extra))
             if given is None:
                 continue
