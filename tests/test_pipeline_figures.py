@@ -15,6 +15,7 @@ from course_lib.pipeline.generators import (
     dualpipe,
     gpipe,
     interleaved_one_f_one_b,
+    naive,
     one_f_one_b,
     zero_bubble_h1,
     zero_bubble_v,
@@ -95,6 +96,7 @@ def test_the_line_below_names_both_denominators():
     assert summary(simulate(gpipe(4, 8))) == (
         "total 33 · bubble 27.3% of the total, 37.5% of the ideal time · 8 activations in flight on a rank"
     )
+    assert summary(simulate(naive(2, 2))).endswith("1 activation in flight on a rank")
     assert "1 to 4 activations" in summary(simulate(one_f_one_b(4, 8)))
 
 
@@ -143,13 +145,24 @@ def test_sliders_redraw_the_chart_and_say_what_cannot_be(box):
     found["schedule"].value = "dualpipe"
     assert "at least 6, a multiple of 2" in found["sentence"].value
     assert bytes(found["image"].value) == before
+    assert found["image"].layout.visibility == "hidden", "it is a chart of other settings"
+    assert found["chunks"].disabled
     found["stages"].value = 2
     found["microbatches"].value = 8
     assert found["sentence"].value == ""
+    assert found["image"].layout.visibility == "visible"
     found["schedule"].value = "interleaved"
+    assert not found["chunks"].disabled
     before = bytes(found["image"].value)
     found["chunks"].value = 4
     assert bytes(found["image"].value) != before
+
+
+def test_at_first_all_of_the_time_is_shown(box):
+    """The browser gives the slider the value of the play button that it is linked to."""
+    view = box.widget()
+    play, time, _ = view.children[1].children
+    assert play.value == time.value == STEPS
 
 
 def test_a_wrong_schedule_of_ones_own_is_a_sentence():

@@ -60,6 +60,9 @@ class Explorer:
     def __repr__(self) -> str:
         return f"Explorer({', '.join(self.generators)})"
 
+    def takes_chunks(self, name: str) -> bool:
+        return "chunks" in inspect.signature(self.generators[name]).parameters
+
     def simulation(
         self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations
     ) -> Simulation:
@@ -68,8 +71,7 @@ class Explorer:
         Raises ValueError with a sentence where there is no such schedule, or it is a wrong one.
         """
         generator, copies = self.generators[name], self.copies.get(name, 1)
-        takes_chunks = "chunks" in inspect.signature(generator).parameters
-        schedule = generator(stages, microbatches, *([chunks] if takes_chunks else []))
+        schedule = generator(stages, microbatches, *([chunks] if self.takes_chunks(name) else []))
         validate(schedule, microbatches=microbatches, copies=copies)
         parts = max(1, len(stage_ranks(schedule)) // copies // len(schedule))
         return simulate(schedule, durations.split(parts), copies, checked=True)
@@ -85,7 +87,10 @@ class Explorer:
         return gantt(found, title, now, critical)
 
     def widget(self) -> Any:
-        """The ipywidgets box: sliders above the chart, and a sentence where there is none."""
+        """The ipywidgets box: sliders above the chart, and a sentence in its place where there is none.
+
+        A slider without effect, that of chunks for most schedules, is greyed.
+        """
         import ipywidgets as widgets
 
         controls = self._controls(widgets)
@@ -96,6 +101,7 @@ class Explorer:
             value = {name: one.value for name, one in controls.items()}
             times = (value["forward"], value["input"], value["weight"])
             durations = Durations(*times, communication=value["communication"])
+            controls["chunks"].disabled = not self.takes_chunks(value["schedule"])
             try:
                 picture = self.chart(
                     value["schedule"], value["stages"], value["microbatches"], value["chunks"],
@@ -103,14 +109,16 @@ class Explorer:
                 )  # fmt: skip
             except ValueError as error:
                 sentence.value = str(error)
+                image.layout.visibility = "hidden"  # of other settings; its place is kept
                 return
             sentence.value = ""
+            image.layout.visibility = "visible"
             image.value = small_png(picture)
 
         for one in controls.values():
             one.observe(draw, names="value")
         draw()
-        play = widgets.Play(min=0, max=STEPS, interval=250, show_repeat=False)
+        play = widgets.Play(value=STEPS, min=0, max=STEPS, interval=250, show_repeat=False)
         widgets.jslink((play, "value"), (controls["time"], "value"))
         *settings, time, critical = controls.values()
         columns = [widgets.VBox(settings[:4]), widgets.VBox(settings[4:])]
@@ -121,19 +129,24 @@ class Explorer:
     def _controls(self, widgets: Any) -> dict[str, Any]:
         """What can be set, by name; the last two are the moment and the frames."""
 
+        wide = {"description_width": "90px"}  # "microbatches" fits
+
         def whole(name: str, value: int, most: int) -> Any:
             return widgets.IntSlider(
-                value=value, min=1, max=most, description=name, continuous_update=False
+                value=value, min=1, max=most, description=name, continuous_update=False, style=wide
             )
 
         def seconds(name: str, value: float, least: float) -> Any:
             return widgets.FloatSlider(
-                value=value, min=least, max=4, step=0.1, description=name, continuous_update=False
-            )
+                value=value, min=least, max=4, step=0.1, description=name, continuous_update=False,
+                style=wide,
+            )  # fmt: skip
 
         names = list(self.generators)
         return {
-            "schedule": widgets.Dropdown(options=names, value=names[0], description="schedule"),
+            "schedule": widgets.Dropdown(
+                options=names, value=names[0], description="schedule", style=wide
+            ),
             "stages": whole("stages", self.stages, MOST_STAGES),
             "microbatches": whole("microbatches", self.microbatches, MOST_MICROBATCHES),
             "chunks": whole("chunks", 2, MOST_CHUNKS),

@@ -81,7 +81,8 @@ def summary(times: Times, seconds: bool = False) -> str:
     total = f"{1e3 * times.total:.4g} ms" if seconds else f"{float(times.total):g}"
     return (
         f"total {total} · bubble {float(times.of_total):.1%} of the total, "
-        f"{float(times.of_ideal):.1%} of the ideal time · {held} activations in flight on a rank"
+        f"{float(times.of_ideal):.1%} of the ideal time · {held} activation{'s' * (held != '1')} "
+        "in flight on a rank"
     )
 
 
