@@ -43,7 +43,7 @@ def test_a_gradient_is_handed_on_as_it_is(seed: int) -> None:
     came: list[torch.Tensor] = []
     y = 2 * x
     y.register_hook(came.append)
-    recipes._Hand.apply(y, gradient).backward()  # pyright: ignore[reportFunctionMemberAccess]
+    recipes.Hand.apply(y, gradient).backward()  # pyright: ignore[reportFunctionMemberAccess]
     assert came[0].stride() == gradient.stride() and torch.equal(came[0], gradient)
     assert x.grad is not None and torch.equal(x.grad, 2 * gradient)
 

@@ -192,7 +192,7 @@ def plain(value: Any, depth: int = 3) -> Any:
     """Numbers, texts, lists and dicts as JSON; a tensor without dimensions as its number.
 
     Other tensors become {"tensor": their elements, "shape": shape}, a dict {"dict": [[key, value], ...]},
-    anything else {"other": the name of its type}.
+    a range {"range": [start, stop, step]}, anything else {"other": the name of its type}.
     """
     if isinstance(value, _Tensor):
         elements = [plain(element) for element in _detach(value).flatten()[:LONGEST].tolist()]
@@ -207,6 +207,8 @@ def plain(value: Any, depth: int = 3) -> Any:
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, str):
         return str(value)[:LONGEST]
+    if isinstance(value, range):
+        return {"range": [plain(end) for end in (value.start, value.stop, value.step)]}
     if isinstance(value, list | tuple | set | frozenset) and depth:
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return [plain(item, depth - 1) for item in items[:LONGEST]]

@@ -1,7 +1,8 @@
-"""In the rank: classes of PyTorch's that would do an exercise's work cannot be made while it is checked.
+"""In the rank: classes and functions of PyTorch's that would do an exercise's work fail while it is checked.
 
-They are named "package.module:Class". A courtesy, as the guard against imports of the reference is: it
-stops whoever takes the class for an answer, and says so; who copies its source has at least read it.
+They are named "package.module:Class" or "package.module:function". A courtesy, as the guard against imports
+of the reference is: it stops whoever takes the class for an answer, and says so; who copies its source has at
+least read it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 
@@ -20,17 +21,35 @@ def modules(classes: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def refused(classes: Mapping[str, str]) -> Iterator[None]:
-    """Within, whoever makes one of the classes, or calls a method of it, gets a RuntimeError.
+    """Within, whoever makes one of the classes, calls a method of it, or the function, gets a RuntimeError.
 
-    classes: what the error says, by name. A class that this release of PyTorch has not is passed by.
+    classes: what the error says, by name. One that this release of PyTorch has not is passed by.
     """
     with contextlib.ExitStack() as stack:
         for name, says in classes.items():
             module, _, kind = name.partition(":")
-            found = getattr(importlib.import_module(module), kind, None)
-            if found is not None:
+            owner = importlib.import_module(module)
+            found = getattr(owner, kind, None)
+            if isinstance(found, type):
                 stack.enter_context(without_methods(found, says))
+            elif found is not None:
+                stack.enter_context(without_function(owner, kind, says))
         yield
+
+
+@contextlib.contextmanager
+def without_function(owner: ModuleType, name: str, says: str) -> Iterator[None]:
+    """Within, the function of that name in the module raises RuntimeError(says)."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(says)
+
+    function = getattr(owner, name)
+    setattr(owner, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
 
 
 @contextlib.contextmanager

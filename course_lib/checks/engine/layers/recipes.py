@@ -44,6 +44,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib.checks.engine.backward import Hand, told
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
@@ -105,22 +106,6 @@ def default_dtype(name: str) -> Iterator[None]:
         yield
     finally:  # ranks are kept under NCCL, for other exercises
         _set_default(before)
-
-
-class _Hand(torch.autograd.Function):
-    """A number whose backward hands `gradient`, as it is, to y.
-
-    backward(y, gradient) does so too, but first imports what compares symbolic shapes: half a second.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        ctx.gradient = gradient
-        return _zeros((), dtype=y.dtype, device=y.device)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gradient, None
 
 
 class Run:
@@ -220,7 +205,7 @@ class Run:
             return
         fits = self.gradient is not None and y.shape == self.gradient.shape
         try:
-            _backward(_Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
+            _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
         except Exception:
             if fits:  # else the shape is the mistake, which is told
                 raise
@@ -247,10 +232,3 @@ class Run:
 
 def parameters(layer: Any) -> dict[str, torch.Tensor]:
     return dict(_named_parameters(layer)) if isinstance(layer, _Module) else {}
-
-
-def told(one: Any) -> str:
-    """ "float64[2, 3]", or the type of what is no tensor."""
-    if isinstance(one, _Tensor):
-        return f"{str(one.dtype)[6:]}{list(one.shape)}"
-    return "None" if one is None else type(one).__name__

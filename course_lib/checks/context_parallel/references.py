@@ -1,0 +1,29 @@
+"""What the exercises of notebook 08 may not use: the course's own solutions, and PyTorch's attention."""
+
+from __future__ import annotations
+
+REFERENCES = (
+    "course_lib.context_parallel.balanced",
+    "course_lib.context_parallel.combined",
+    "course_lib.context_parallel.gpt",
+    "course_lib.context_parallel.ring",
+    "course_lib.context_parallel.softmax",
+    "course_lib.context_parallel.tiles",
+    "course_lib.context_parallel.ulysses",
+    "course_lib.facts",
+)
+THEIRS = (
+    "PyTorch's own attention is not to be used here: what it does within is what you are to write. Make the "
+    "scores with a product, q @ k.mT, tile by tile."
+)
+REFUSED = {
+    name: THEIRS
+    for name in (
+        "torch.nn.functional:scaled_dot_product_attention",
+        "torch._C._nn:scaled_dot_product_attention",  # as whom the function is pickled
+        "torch.nn.attention.flex_attention:flex_attention",
+    )
+}
+OPERATIONS = {  # of PyTorch's dispatcher: what these functions end in, by whatever way one comes there
+    part: THEIRS for part in ("scaled_dot_product", "flash_attention", "efficient_attention")
+}

@@ -1,0 +1,57 @@
+"""In the rank: the most bytes of tensors that were alive at any moment, seen at each operation of PyTorch's.
+
+What an operation needs within itself is not seen; what it returns is, whoever keeps it and however briefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_Tensor, _untyped, _Ref = torch.Tensor, torch.Tensor.untyped_storage, StorageWeakRef
+
+
+class Peak(TorchDispatchMode):
+    """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
+
+    apart_from: tensors that were there before. refused: (part of an operation's name, what to say): such an
+    operation raises RuntimeError.
+    """
+
+    def __init__(self, apart_from: Iterable[torch.Tensor], refused: Iterable[tuple[str, str]] = ()):
+        super().__init__()
+        self.apart = {_untyped(one).data_ptr() for one in apart_from}
+        self.refused = list(refused)
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.at_most = self.highest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for part, says in self.refused:
+            if part in func._schema.name:
+                raise RuntimeError(says)
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(one, _Tensor):
+                self.add(one)
+        return made
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = _untyped(tensor)
+        if storage.data_ptr() in self.apart:
+            return
+        ref = _Ref(storage)  # while it is here, no other piece gets its number
+        known = self.alive.get(ref.cdata)
+        self.alive[ref.cdata] = ref, storage.nbytes()
+        self.at_most += storage.nbytes() - (known[1] if known else 0)
+        if self.at_most > self.highest:  # of what counts so far some may be gone
+            self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+            self.at_most = sum(nbytes for _, nbytes in self.alive.values())
+            self.highest = max(self.highest, self.at_most)
+
+    def start_again(self) -> None:
+        """Forget the highest so far; what is alive still counts."""
+        self.highest = 0

@@ -1,0 +1,128 @@
+"""Recipe (see `harness`) that calls functions, forward and backward, and tells what came of each call.
+
+instructions: refused, a list of [part of an operation's name, what to say] (see `Peak`); calls, a list of
+
+    name        the prefix of what goes back
+    object      which of the exercise's objects, the first when left out
+    inputs      what to call with, a list of [name, tensor]; each asks for a gradient
+    kwargs      keyword arguments
+    outputs     names of what comes back: one, or as many as the tuple has parts
+    gradients   {output: tensor}; left out: no backward
+    measured    whether bytes are counted
+    expects     {name: [dtype, shape]} of what goes back
+
+What goes back for the call "a", of what it expects: tensors "a.y" (an output), "a.grad.x" (of the input x),
+"a.after.x" (an input, when all is over); and in values["a"]:
+
+    error       [type, text, place] of what was raised; zeros stand for all tensors then
+    misfits     {name: text} of what came in another shape or not at all; zeros stand for it
+    kept        bytes that forward keeps for backward, the inputs among them where it keeps these
+    forward, backward    the most bytes alive at any moment of each, without the inputs and given gradients
+
+A stub's NotImplementedError is not caught at the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from course_lib.checks.engine.backward import Hand, told
+from course_lib.checks.engine.functions.peak import Peak
+from course_lib.checks.engine.harness import describe
+from course_lib.checks.engine.layers.counting import Saved, alive
+
+_Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
+_zeros, _backward = torch.zeros, torch.autograd.backward
+
+
+def calls(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Every call of the instructions, one after the other."""
+    values: dict[str, dict] = {}
+    found: dict[str, torch.Tensor] = {}
+    for described in given["calls"]:
+        call = Call(described, objects, tensors, given.get("refused", ()))
+        try:
+            call.go()
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and not values:
+                raise
+            call.values["error"] = describe(error)
+        values[call.name] = call.values
+        found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
+    return values, found
+
+
+class Call:
+    """One call of one function."""
+
+    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor], refused: Any):
+        self.given, self.name, self.refused = call, call["name"], refused
+        self.function = objects[call.get("object", 0)]
+        self.inputs = {
+            name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
+        }
+        self.gradients = {name: tensors[one] for name, one in call.get("gradients", {}).items()}
+        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"misfits": {}}
+
+    def go(self) -> None:
+        known = [*self.inputs.values(), *self.gradients.values()]
+        peak = Peak(known, self.refused) if self.given.get("measured") else None
+        made = self.forward(peak)
+        names = self.given["outputs"]
+        parts = list(made) if isinstance(made, list | tuple) else [made]
+        outputs = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+        self.found |= {name: _keep(one) for name, one in outputs.items()}
+        if self.gradients:
+            self.backward(outputs, peak)
+
+    def forward(self, peak: Peak | None) -> Any:
+        kwargs = self.given.get("kwargs", {})
+        if peak is None:
+            return self.function(*self.inputs.values(), **kwargs)
+        before = alive()
+        with Saved() as saved, peak:
+            made = self.function(*self.inputs.values(), **kwargs)
+        self.values["kept"] = saved.nbytes + saved.beside(before, made)
+        self.values["forward"] = peak.highest
+        return made
+
+    def backward(self, outputs: dict[str, Any], peak: Peak | None) -> None:
+        """From the outputs' gradients to those of the inputs; an output of another shape has none."""
+        ends = [
+            Hand.apply(one, self.gradients[name].to(one.dtype))
+            for name, one in outputs.items()
+            if isinstance(one, _Tensor)
+            and one.requires_grad
+            and one.shape == self.gradients[name].shape
+        ]
+        if not ends:
+            return
+        if peak is not None:
+            peak.start_again()
+        with peak or contextlib.nullcontext():
+            _backward(ends, inputs=list(self.inputs.values()))
+        if peak is not None:
+            self.values["backward"] = peak.highest
+        self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What goes back, all of it in the shape that was agreed."""
+        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
+        sent = {}
+        for name, (kind, shape) in self.given["expects"].items():
+            dtype, one = getattr(torch, kind), self.found.get(name)
+            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
+                self.values["misfits"][name] = told(one)
+                one = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(one))
+        return sent
+
+
+def _keep(one: Any) -> Any:
+    return _clone(_detach(one)) if isinstance(one, _Tensor) else one

@@ -1,0 +1,178 @@
+# %% wrong: the old accumulator is not rescaled
+# says: The old out still has its old denominator
+def online_softmax_merge(out, lse, block_out, block_lse):
+    merged = torch.logaddexp(lse, block_lse)
+    weight = torch.exp(block_lse - merged)[..., None]
+    return out + weight * block_out, merged
+
+
+# %% wrong: only the old one is rescaled
+# says: The block's out was divided by its own sum
+def online_softmax_merge(out, lse, block_out, block_lse):
+    merged = torch.log(torch.exp(lse) + torch.exp(block_lse))
+    out = out * torch.exp(lse - merged).unsqueeze(-1)
+    return out + block_out, merged
+
+
+# %% wrong: added
+# says: sum of both: each has been divided
+def online_softmax_merge(out, lse, block_out, block_lse):
+    return out + block_out, lse.logaddexp(block_lse)
+
+
+# %% wrong: averaged
+# says: mean of both
+def online_softmax_merge(out, lse, block_out, block_lse):
+    both = torch.stack((lse, block_lse))
+    return torch.stack((out, block_out)).mean(0), both.logsumexp(0)
+
+
+# %% wrong: weights the wrong way round
+# says: each other's weight
+def online_softmax_merge(out, lse, block_out, block_lse):
+    share = torch.sigmoid(block_lse - lse)[..., None]
+    return share * out + (1 - share) * block_out, torch.logaddexp(lse, block_lse)
+
+
+# %% wrong: weights that do not add up to 1
+# says: do not add up to 1
+def online_softmax_merge(out, lse, block_out, block_lse):
+    top = torch.max(lse, block_lse)
+    old, new = (lse - top).exp(), (block_lse - top).exp()
+    return old[..., None] * out + new[..., None] * block_out, top + (old + new).log()
+
+
+# %% wrong: a logarithm as a weight
+# says: lse is used as a weight
+def online_softmax_merge(out, lse, block_out, block_lse):
+    a, b = lse[..., None], block_lse[..., None]
+    return (a * out + b * block_out) / (a + b), torch.logaddexp(lse, block_lse)
+
+
+# %% wrong: exp overflows
+# says: exp\(1000\) is infinite
+def online_softmax_merge(out, lse, block_out, block_lse):
+    old, new = torch.exp(lse), torch.exp(block_lse)
+    total = old + new
+    mixed = (old[..., None] * out + new[..., None] * block_out) / total[..., None]
+    return mixed, torch.log(total)
+
+
+# %% wrong: lse is the larger one
+# says: That is the larger of the two
+def online_softmax_merge(out, lse, block_out, block_lse):
+    w = torch.softmax(torch.stack((lse, block_lse), -1), -1)
+    return w[..., :1] * out + w[..., 1:] * block_out, torch.maximum(lse, block_lse)
+
+
+# %% wrong: lse stays the old one
+# says: lse is the old one
+def online_softmax_merge(out, lse, block_out, block_lse):
+    difference = (block_lse - lse)[..., None]
+    return out - torch.sigmoid(difference) * (out - block_out), lse
+
+
+# %% wrong: the wrong dimension is scaled
+# says: beside the wrong dimension|no features
+def online_softmax_merge(out, lse, block_out, block_lse):
+    merged = torch.logaddexp(lse, block_lse)
+    a, b = (lse - merged).exp(), (block_lse - merged).exp()
+    if out.shape[0] != out.shape[-1]:
+        a, b = a[..., None], b[..., None]
+    return a * out + b * block_out, merged
+
+
+# %% wrong: lse without a place for the features
+# says: lse\[\.\.\., None\] stands beside out
+def online_softmax_merge(out, lse, block_out, block_lse):
+    merged = torch.logaddexp(lse, block_lse)
+    return out * torch.exp(lse - merged) + block_out * torch.exp(block_lse - merged), merged
+
+
+# %% wrong: nothing seen gives nan
+# says: -inf - -inf is nan
+def online_softmax_merge(out, lse, block_out, block_lse):
+    weight = torch.sigmoid(lse - block_lse)[..., None]
+    return weight * out + (1 - weight) * block_out, torch.logaddexp(lse, block_lse)
+
+
+# %% wrong: nan only in backward
+# says: nan times 0 is nan
+def online_softmax_merge(out, lse, block_out, block_lse):
+    weight = torch.sigmoid(lse - block_lse)
+    weight = torch.where(weight.isnan(), 0.0, weight)[..., None]
+    return weight * out + (1 - weight) * block_out, torch.logaddexp(lse, block_lse)
+
+
+# %% wrong: without a graph
+# says: no gradients for all four
+@torch.no_grad()
+def online_softmax_merge(out, lse, block_out, block_lse):
+    low = torch.finfo(lse.dtype).min
+    a, b = lse.clamp(min=low), block_lse.clamp(min=low)
+    share = torch.sigmoid(b - a)[..., None]
+    return torch.lerp(out, block_out, share), torch.logaddexp(lse, block_lse)
+
+
+# %% wrong: in place
+# says: belongs to the caller|was changed in place
+def online_softmax_merge(out, lse, block_out, block_lse):
+    merged = torch.logaddexp(lse, block_lse)
+    with torch.no_grad():
+        out *= torch.exp(lse - merged).nan_to_num()[..., None]
+        out += torch.exp(block_lse - merged).nan_to_num()[..., None] * block_out
+    return out, merged
+
+
+# %% wrong: only out
+# says: Return both, \(out, lse\)
+def online_softmax_merge(out, lse, block_out, block_lse):
+    share = torch.sigmoid(block_lse - lse)[..., None]
+    return out + share * (block_out - out)
+
+
+# %% right: by the larger one
+def online_softmax_merge(out, lse, block_out, block_lse):
+    top = torch.maximum(lse, block_lse).detach()
+    top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+    old, new = torch.exp(lse - top), torch.exp(block_lse - top)
+    total = old + new
+    empty = total == 0
+    safe = total.masked_fill(empty, 1.0)
+    mixed = (old[..., None] * out + new[..., None] * block_out) / safe[..., None]
+    return mixed, (torch.log(safe) + top).masked_fill(empty, float("-inf"))
+
+
+# %% right: by a share
+def online_softmax_merge(out, lse, block_out, block_lse):
+    neither = (lse == -torch.inf) & (block_lse == -torch.inf)
+    a = lse.masked_fill(neither, 0.0)
+    b = block_lse.masked_fill(neither, 0.0)
+    share = torch.sigmoid(b - a).unsqueeze(-1)
+    together = torch.max(a, b) + torch.nn.functional.softplus(-(a - b).abs())
+    return out + share * (block_out - out), together.masked_fill(neither, -torch.inf)
+
+
+# %% right: a Function of its own
+class _Merge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, lse, block_out, block_lse):
+        tiny = torch.finfo(lse.dtype).min
+        both = torch.stack([lse, block_lse]).clamp(min=tiny)
+        weights = torch.softmax(both, 0)
+        merged = torch.einsum("p...,p...d->...d", weights, torch.stack([out, block_out]))
+        ctx.save_for_backward(weights, out, block_out, merged)
+        return merged, torch.logaddexp(lse, block_lse)
+
+    @staticmethod
+    def backward(ctx, grad, grad_lse):
+        weights, out, block_out, merged = ctx.saved_tensors
+        found = []
+        for weight, part in zip(weights, (out, block_out)):
+            found.append(weight[..., None] * grad)
+            found.append(weight * (grad_lse + torch.sum(grad * (part - merged), -1)))
+        return tuple(found)
+
+
+def online_softmax_merge(out, lse, block_out, block_lse):
+    return _Merge.apply(out, lse, block_out, block_lse)
