@@ -126,7 +126,8 @@ class Run:
             output = stage.module(x)
             if stage.last:
                 output = stage.loss(output, targets) / self.count
-        self.kept[place] = _Kept(x, get_gradient_edge(output), later)
+        # of a view: in PyTorch 2.6 the edge of a custom Function's output does not keep its node alive
+        self.kept[place] = _Kept(x, get_gradient_edge(output.view_as(output)), later)
         if stage.last:
             self.losses[action.microbatch] = output.detach()
         else:
