@@ -21,6 +21,7 @@ PARTS = (
     "gpt",
     "tensor_parallel",
     "pipeline",
+    "context_parallel",
     "recording",
     "checks",
 )
