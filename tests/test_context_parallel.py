@@ -282,52 +282,53 @@ def compare(
     same(found, wanted, *case, causal, dist.get_rank())
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_the_ring_is_full_attention(world_size: int, seed: int):
-    """Each layout; parts that differ in length, and parts without a token."""
-
-    def body() -> None:
-        for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
-            for seq, heads, kv_heads in ((29, 4, 2), (5, 3, 1)):
-                attend = partial(ring_attention, block=4)
-                given = draw(seed, seq, heads, kv_heads)
-                compare(attend, make(seq, world_size), causal, given, name, seq)
-        q, k, v, grad = (x.chunk(world_size, 1)[dist.get_rank()] for x in draw(seed, 24, 4, 2))
-        whole = with_gradients(partial(full_attention, causal=True), *draw(seed, 24, 4, 2))
-        found = with_gradients(partial(ring_attention, causal=True), q, k, v, grad)
-        same(found, [x.chunk(world_size, 1)[dist.get_rank()] for x in whole], "by default")
-
-    launch(body, world_size=world_size, backend="gloo", timeout=120)
+def ring_cases(n: int, seed: int) -> None:
+    """Parts that differ in length, and parts without a token."""
+    for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
+        for seq, heads, kv_heads in ((29, 4, 2), (5, 3, 1)):
+            given = draw(seed, seq, heads, kv_heads)
+            compare(partial(ring_attention, block=4), make(seq, n), causal, given, "ring", name)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_ulysses_is_full_attention(world_size: int, seed: int):
-    def body() -> None:
-        for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
-            for seq, shared in ((29, 2), (5, 1)):
-                attend = partial(ulysses_attention, block=4)
-                given = draw(seed, seq, shared * world_size, world_size)
-                compare(attend, make(seq, world_size), causal, given, name, seq)
-
-    launch(body, world_size=world_size, backend="gloo", timeout=120)
+def ulysses_cases(n: int, seed: int) -> None:
+    for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
+        attend = partial(ulysses_attention, block=8)
+        for seq, shared in ((29, 2), (5, 1)):
+            given = draw(seed, seq, shared * n, n)
+            compare(attend, make(seq, n), causal, given, "Ulysses", name, seq)
 
 
-@pytest.mark.parametrize(("u", "r"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 4), (4, 2)])
-def test_ulysses_and_ring_together_are_full_attention(u: int, r: int, seed: int):
-    def body() -> None:
+def combined_cases(n: int, seed: int) -> None:
+    for u in (u for u in (1, 2, 4) if n % u == 0):
         inside, outside = two_groups(u)
-        attend = partial(ulysses_ring_attention, ulysses_group=inside, ring_group=outside, block=4)
+        attend = partial(ulysses_ring_attention, ulysses_group=inside, ring_group=outside, block=8)
         for (name, make), causal in itertools.product(LAYOUTS.items(), (False, True)):
-            given = draw(seed, 29, 2 * u, u)
-            compare(attend, cp.subdivided(make(29, r), u), causal, given, name)
-        given = draw(seed, 24, u, u)
-        attend_by_default = partial(attend, causal=True)
-        rank = dist.get_rank()
-        whole = with_gradients(partial(full_attention, causal=True), *given)
-        found = with_gradients(attend_by_default, *(x.chunk(u * r, 1)[rank] for x in given))
-        same(found, [x.chunk(u * r, 1)[rank] for x in whole])
+            layout = cp.subdivided(make(29, n // u), u)
+            compare(attend, layout, causal, draw(seed, 29, 2 * u, u), "both", u, name)
+        in_succession(partial(attend, causal=True), seed, u)
 
-    launch(body, world_size=u * r, backend="gloo", timeout=120)
+
+def in_succession(attend: Attend, seed: int, heads: int) -> None:
+    """Without a layout: equal parts."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    given = draw(seed, 24, heads, heads)
+    whole = with_gradients(partial(full_attention, causal=True), *given)
+    found = with_gradients(attend, *(x.chunk(n, 1)[rank] for x in given))
+    same(found, [x.chunk(n, 1)[rank] for x in whole], "by default")
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_spread_attention_is_full_attention(world_size: int, seed: int):
+    """A ring, Ulysses, and both: each layout, causal or not, the output and all gradients."""
+
+    def body() -> None:
+        ring_cases(world_size, seed)
+        ulysses_cases(world_size, seed)
+        combined_cases(world_size, seed)
+        in_succession(partial(ring_attention, causal=True), seed, 2)
+        in_succession(partial(ulysses_attention, causal=True), seed, world_size)
+
+    launch(body, world_size=world_size, backend="gloo", timeout=240)
 
 
 def test_attention_in_groups_of_their_own(seed: int):
@@ -356,27 +357,36 @@ def test_attention_in_groups_of_their_own(seed: int):
 def test_the_error_does_not_grow_with_the_ring(seed: int):
     """float32 as good as full attention's on 8 ranks; bf16 on 8 ranks as good as on one."""
 
-    def on_this_rank(dtype: torch.dtype) -> list[float]:
-        given = [x.to(dtype) for x in draw(seed, 128, 4, 2, d=16)]
-        exact = with_gradients(partial(full_attention, causal=True), *(x.double() for x in given))
-        layout = zigzag(128, dist.get_world_size())
-        where = cp.positions(layout[dist.get_rank()])
-        attend = partial(ring_attention, causal=True, layout=layout)
-        found = with_gradients(attend, *(x[:, where] for x in given))
-        assert all(x.dtype == dtype for x in found)
-        return errors(found, [x[:, where] for x in exact])
+    dtypes = (torch.float32, torch.bfloat16)
 
-    def on_all(dtype: torch.dtype, world_size: int) -> list[float]:
-        by_rank = launch(on_this_rank, dtype, world_size=world_size, backend="gloo")
-        return [sum(x * x for x in each) ** 0.5 for each in zip(*by_rank, strict=True)]
+    def on_this_rank() -> list[float]:
+        found = []
+        for dtype in dtypes:
+            given = [x.to(dtype) for x in draw(seed, 128, 4, 2, d=16)]
+            exact = with_gradients(
+                partial(full_attention, causal=True), *(x.double() for x in given)
+            )
+            layout = zigzag(128, dist.get_world_size())
+            where = cp.positions(layout[dist.get_rank()])
+            attend = partial(ring_attention, causal=True, layout=layout)
+            ours = with_gradients(attend, *(x[:, where] for x in given))
+            assert all(x.dtype == dtype for x in ours)
+            found += errors(ours, [x[:, where] for x in exact])
+        return found
+
+    def on_all(world_size: int) -> tuple[list[float], list[float]]:
+        by_rank = launch(on_this_rank, world_size=world_size, backend="gloo")
+        means = [
+            (sum(x * x for x in each) / world_size) ** 0.5 for each in zip(*by_rank, strict=True)
+        ]
+        return means[:4], means[4:]
 
     single = [x.float() for x in draw(seed, 128, 4, 2, d=16)]
     exact = with_gradients(partial(full_attention, causal=True), *(x.double() for x in single))
     full = errors(with_gradients(partial(full_attention, causal=True), *single), exact)
-    for ours, theirs in zip(on_all(torch.float32, 8), full, strict=True):
-        assert ours / 8**0.5 <= 2 * theirs
-    pairs = zip(on_all(torch.bfloat16, 8), on_all(torch.bfloat16, 1), strict=True)
-    assert all(ours / 8**0.5 <= 1.1 * theirs for ours, theirs in pairs)
+    (_, alone), (ring, rough) = on_all(1), on_all(8)
+    assert all(ours <= 2 * theirs for ours, theirs in zip(ring, full, strict=True))
+    assert all(ours <= 1.1 * theirs for ours, theirs in zip(rough, alone, strict=True))
 
 
 # ---- PyTorch's own

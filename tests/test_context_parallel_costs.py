@@ -65,28 +65,37 @@ def sent(operations: list[Operation]) -> float:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_ring_sends_what_the_formula_says(world_size: int):
-    """Keys and values in one message a step, their gradients in float32, and nothing in the last step."""
+def test_each_attention_sends_what_the_formula_says(world_size: int):
+    """A ring: keys and values in one message a step, their gradients in float32, nothing in the last step."""
 
     def body() -> None:
         for dtype in DTYPES:
             between_barriers(ring_attention, SEQ // world_size, dtype)
+        if KV_HEADS % world_size == 0:
+            between_barriers(ulysses_attention, SEQ // world_size)
 
     run = launch(body, world_size=world_size, backend="gloo")
+    assert not run.ledger.unmatched() and all(one.waited for one in run.ledger.operations())
     for rank in range(world_size):
         found = parts(run, rank)
         for i, dtype in enumerate(DTYPES):
-            for operations, direction in zip(
-                found[2 * i : 2 * i + 2], ("forward", "backward"), strict=True
-            ):
-                wanted = facts.ring_attention_bytes(
-                    world_size, TOKENS, KV_WIDTH, dtype.itemsize, direction
-                )
-                assert sent(operations) == wanted, (rank, dtype, direction)
-                messages = [one for one in operations if one.op == "send"]
-                assert len(messages) == facts.ring_attention_messages(world_size, direction)
-                assert len(operations) == 2 * len(messages)  # and as many receives
-                assert {one.peer for one in messages} <= {(rank + 1) % world_size}
+            check_ring(found[2 * i], rank, world_size, dtype, "forward")
+            check_ring(found[2 * i + 1], rank, world_size, dtype, "backward")
+        wanted = facts.ulysses_bytes(world_size, TOKENS, WIDTH, KV_WIDTH, 4)
+        for operations in found[2 * len(DTYPES) :]:
+            assert sent(operations) == pytest.approx(wanted)
+            assert [one.op for one in operations] == ["all_to_all"] * len(operations)
+
+
+def check_ring(
+    operations: list[Operation], rank: int, n: int, dtype: torch.dtype, direction: str
+) -> None:
+    wanted = facts.ring_attention_bytes(n, TOKENS, KV_WIDTH, dtype.itemsize, direction)
+    assert sent(operations) == wanted, (rank, dtype, direction)
+    messages = [one for one in operations if one.op == "send"]
+    assert len(messages) == facts.ring_attention_messages(n, direction)
+    assert len(operations) == 2 * len(messages)  # and as many receives
+    assert {one.peer for one in messages} <= {(rank + 1) % n}
 
 
 def test_parts_that_differ_are_sent_as_they_are():
@@ -107,19 +116,6 @@ def test_parts_that_differ_are_sent_as_they_are():
             assert sent(forward) == sum(passed[:2]) * token
             assert sent(backward) == (sum(passed[:2]) + sum(passed)) * token
             assert all(one.nbytes for one in (*forward, *backward))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ulysses_sends_what_the_formula_says(world_size: int):
-    def body() -> None:
-        between_barriers(ulysses_attention, SEQ // world_size)
-
-    run = launch(body, world_size=world_size, backend="gloo")
-    wanted = facts.ulysses_bytes(world_size, TOKENS, WIDTH, KV_WIDTH, 4)
-    for rank in range(world_size):
-        for operations in parts(run, rank):
-            assert sent(operations) == pytest.approx(wanted)
-            assert [one.op for one in operations] == ["all_to_all"] * len(operations)
 
 
 def test_both_together_send_what_the_formula_says():
@@ -183,44 +179,32 @@ def test_messages_are_in_flight_while_the_block_computes():
         assert backward == [*back, *back, *back_last, "wait"]
 
 
-def test_every_message_is_received_and_awaited():
-
-    def body() -> None:
-        q, k, v = draw(8)
-        ring_attention(q, k, v).sum().backward()
-
-    run = launch(body, world_size=4, backend="gloo")
-    assert not run.ledger.unmatched()
-    assert all(one.waited for one in run.ledger.operations())
-
-
-def work_of_steps(layout: str, n: int, seq: int, block: int) -> list[int]:
-    """FLOPs of each rank in a causal forward; tiles on the diagonal count whole."""
-
-    def body() -> int:
-        made = LAYOUTS[layout](seq, n)
-        q, k, v = draw(seq // n)
-        with torch.no_grad(), costs() as spent:
-            ring_attention(q, k, v, causal=True, layout=made, block=block)
-        return spent.flops
-
-    return list(launch(body, world_size=n, backend="gloo"))
-
-
 def test_masked_blocks_are_skipped_and_zigzag_shares_the_rest():
     """FLOPs: contiguous 1, 3, 5, 7 parts of 16 but for the diagonal; zigzag the same on every rank."""
-    seq, n, block = 256, 4, 8
-    contiguous = work_of_steps("contiguous", n, seq, block)
+    seq, n = 256, 4
+
+    def body() -> dict[str, int]:
+        """FLOPs of this rank in a causal forward; tiles on the diagonal count whole."""
+        found = {}
+        for name, make in LAYOUTS.items():
+            q, k, v = draw(seq // n)
+            with torch.no_grad(), costs() as spent:
+                ring_attention(q, k, v, causal=True, layout=make(seq, n), block=8)
+            found[name] = spent.flops
+        return found
+
+    run = launch(body, world_size=n, backend="gloo")
+    contiguous, striped, paired = (
+        [one[name] for one in run] for name in ("contiguous", "striped", "zigzag")
+    )
     scores = [sum(step) for step in zip(*facts.causal_scores("contiguous", n, seq), strict=True)]
     mean = sum(contiguous) / n
     assert [one / mean for one in contiguous] == pytest.approx(
         [one / (sum(scores) / n) for one in scores], rel=0.15
     )
     assert max(contiguous) / mean == pytest.approx(2 - 1 / n, rel=0.03)
-    paired = work_of_steps("zigzag", n, seq, block)
     assert max(paired) <= 1.001 * min(paired)
     assert sum(paired) == pytest.approx(sum(contiguous), rel=0.01)
-    striped = work_of_steps("striped", n, seq, block)
     assert max(striped) <= 1.1 * min(striped)
 
 
@@ -265,15 +249,15 @@ def test_the_memory_of_tiles_is_linear_in_the_sequence():
 
 
 def test_a_rank_of_a_ring_holds_its_part_and_one_other():
-    """The same part on more ranks takes no more; of one sequence four ranks keep a quarter each."""
+    """The same part on more ranks takes no more; a rank with a quarter of a sequence keeps a quarter."""
 
     def body(tokens: int) -> tuple[int, int]:
         return peak(partial(ring_attention, block=64), tokens)
 
     (alone,) = launch(body, 512, world_size=1, backend="gloo")
-    four, eight = (launch(body, 128, world_size=n, backend="gloo")[0] for n in (4, 8))
-    assert eight[0] <= 1.01 * four[0] and eight[1] == four[1] == alone[1] / 4
-    assert four[1] == facts.attention_saved_bytes(512, HEADS, KV_HEADS, HEAD_DIM, 4, 4)
+    three, five = (launch(body, 128, world_size=n, backend="gloo")[0] for n in (3, 5))
+    assert five[0] <= 1.01 * three[0] and five[1] == three[1] == alone[1] / 4
+    assert three[1] == facts.attention_saved_bytes(512, HEADS, KV_HEADS, HEAD_DIM, 4, 4)
 
 
 # ---- the formulas' own figures
