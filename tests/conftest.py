@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import autograder  # noqa: F401  (before nbformat: see there)
+
 MARK = "COURSE_TEST_SESSION"
 # Every process that the tests start inherits this, wherever it ends up in the process tree.
 os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"

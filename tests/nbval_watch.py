@@ -10,6 +10,9 @@ import time
 from queue import Empty
 from typing import Any
 
+import autograder  # noqa: F401  (before nbformat, which nbval imports: see there)
+
+# isort: split
 from nbval.kernel import RunningKernel
 
 INTERVAL = 0.5  # seconds between two looks at the kernel's process

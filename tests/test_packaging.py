@@ -161,3 +161,11 @@ def test_a_pytorch_that_is_there_is_left_alone(wheel, tmp_path, there, kept):
         assert re.search(r"Would install course-lib-\S+$", done.stdout.strip())
     else:
         assert "torch>=2.6" in done.stderr
+
+
+def test_no_process_builds_a_parser_that_is_never_used() -> None:
+    """See autograder/__init__.py: it would cost every worker of grading, and every run of nbval, seconds."""
+    code = "import autograder.grading, nbformat, sys; print('rfc3987_syntax.syntax_helpers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stdout + done.stderr
+    assert "rfc3987_syntax.syntax_helpers" not in sys.modules
