@@ -1,0 +1,543 @@
+# %% wrong: the old accumulator is not rescaled
+# says: old accumulator is not rescaled
+def tiled_attention(q, k, v, block=256, causal=False):
+    b, n, h, d = q.shape
+    k, v = (x.repeat_interleave(h // x.shape[2], dim=2) for x in (k, v))
+    place = torch.arange(n)
+    rows = []
+    for i in range(0, n, block):
+        queries = q[:, i : i + block] / math.sqrt(d)
+        high = q.new_full((b, h, queries.shape[1]), -1e30)
+        total, out = torch.zeros_like(high), torch.zeros_like(queries)
+        for j in range(0, k.shape[1], block):
+            s = torch.einsum("bihd,bjhd->bhij", queries, k[:, j : j + block])
+            if causal:
+                s = s.masked_fill(place[i : i + block, None] < place[j : j + block], -1e30)
+            higher = torch.maximum(high, s.max(-1).values)
+            p = torch.exp(s - higher[..., None])
+            total = total * torch.exp(high - higher) + p.sum(-1)
+            out = out + torch.einsum("bhij,bjhd->bihd", p, v[:, j : j + block])
+            high = higher
+        rows.append(out / total.transpose(1, 2)[..., None])
+    return torch.cat(rows, 1)
+
+
+# %% wrong: scaled by the wrong dimension
+# says: scaled by the wrong dimension.*not of the sequence
+def tiled_attention(q, k, v, block=256, causal=False):
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.size(2) // k.size(2), 2))
+    scores = scores * q.size(1) ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    return torch.einsum(
+        "bhij,bjhd->bihd", scores.softmax(-1), v.repeat_interleave(q.size(2) // v.size(2), 2)
+    )
+
+
+# %% wrong: not scaled
+# says: not scaled: divide them by the root of head_dim
+def tiled_attention(q, k, v, block=256, causal=False):
+    groups = q.shape[2] // k.shape[2]
+    result = torch.empty_like(q)
+    for head in range(q.shape[2]):
+        pairs = q[:, :, head] @ k[:, :, head // groups].mT
+        if causal:
+            pairs += torch.full(pairs.shape[-2:], -math.inf).triu(1)
+        result[:, :, head] = torch.softmax(pairs, 2) @ v[:, :, head // groups]
+    return result
+
+
+# %% wrong: a mask of positions within the tile
+# says: counts positions within each tile
+def tiled_attention(q, k, v, block=256, causal=False):
+    copies = q.shape[2] // k.shape[2]
+    qs = q.transpose(1, 2) * q.shape[3] ** -0.5
+    ks = k.transpose(1, 2).repeat_interleave(copies, 1)
+    vs = v.transpose(1, 2).repeat_interleave(copies, 1)
+    outs = []
+    for tile in qs.split(block, 2):
+        parts, sums = [], []
+        for kt, vt in zip(ks.split(block, 2), vs.split(block, 2)):
+            weights = (tile @ kt.mT).exp()
+            if causal:
+                weights = weights.tril()
+            parts.append(weights @ vt)
+            sums.append(weights.sum(-1, keepdim=True))
+        outs.append(sum(parts) / sum(sums))
+    return torch.cat(outs, 2).transpose(1, 2)
+
+
+# %% wrong: the mean of the tiles
+# says: and the mean taken
+def tiled_attention(q, k, v, block=256, causal=False):
+    batch, tokens, heads, features = q.shape
+    times = heads // k.shape[2]
+    k = k[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3)
+    v = v[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3)
+    answers = []
+    for start in range(0, tokens, block):
+        stop = min(start + block, tokens)
+        s = torch.einsum("bqhd,bkhd->bhqk", q, k[:, start:stop]).div(features**0.5)
+        if causal:
+            later = torch.arange(start, stop) > torch.arange(tokens)[:, None]
+            s = s.masked_fill(later, float("-inf"))
+        answers.append(
+            torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1).nan_to_num(), v[:, start:stop])
+        )
+    return torch.stack(answers).mean(0)
+
+
+# %% wrong: the whole matrix
+# says: The scores of all tiles were kept
+def tiled_attention(q, k, v, block=256, causal=False):
+    group = q.shape[-2] // k.shape[-2]
+    wide = [x.repeat_interleave(group, -2).transpose(1, 2) for x in (k, v)]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    s = q.transpose(1, 2).to(kind) @ wide[0].to(kind).mT / math.sqrt(q.shape[-1])
+    if causal:
+        i = torch.arange(s.shape[-1])
+        s = torch.where(i[:, None] >= i, s, -torch.inf)
+    return (torch.softmax(s, -1) @ wide[1].to(kind)).transpose(1, 2).to(q.dtype)
+
+
+# %% wrong: tiles that autograd keeps
+# says: The scores of all tiles were kept
+def join(one, other):
+    (a, la), (b, lb) = one, other
+    share = torch.sigmoid(lb - la).unsqueeze(-1)
+    return a + share * (b - a), torch.logaddexp(la, lb)
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    seq = q.shape[1]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    more = q.shape[2] // k.shape[2]
+    done = []
+    for first in range(0, seq, block):
+        here = q[:, first : first + block].transpose(1, 2).to(kind) * q.shape[3] ** -0.5
+        so_far = None
+        for begin in range(0, first + 1 if causal else seq, block):
+            keys = k[:, begin : begin + block].repeat_interleave(more, 2).transpose(1, 2)
+            scores = here @ keys.to(kind).mT
+            if causal and begin == first:
+                scores = scores.masked_fill(~torch.ones_like(scores).tril().bool(), -math.inf)
+            values = v[:, begin : begin + block].repeat_interleave(more, 2).transpose(1, 2)
+            new = scores.softmax(-1) @ values.to(kind), scores.logsumexp(-1)
+            so_far = new if so_far is None else join(so_far, new)
+        done.append(so_far[0])
+    return torch.cat(done, 2).transpose(1, 2).to(q.dtype)
+
+
+# %% wrong: checkpointed, and backward makes all of it
+# says: N x N matrix was there in backward
+from torch.utils.checkpoint import checkpoint
+
+
+def full(q, k, v, causal):
+    d, n = q.shape[-1], q.shape[1]
+    kind = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(kind), k.to(kind), v.to(kind)
+    q = q.unflatten(2, (k.shape[2], -1))
+    out = []
+    for rows in torch.arange(n).split(32):
+        w = torch.einsum("bikgd,bjkd->bkgij", q[:, rows], k).mul(d**-0.5)
+        if causal:
+            w = w.masked_fill(torch.arange(n) > rows[:, None], -torch.inf)
+        out.append(torch.einsum("bkgij,bjkd->bikgd", w.softmax(-1), v))
+    return torch.cat(out, 1).flatten(2, 3)
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    return checkpoint(full, q, k, v, causal, use_reentrant=False).to(q.dtype)
+
+
+# %% wrong: heads of keys in turn
+# says: heads of keys are dealt out in turn
+def tiled_attention(q, k, v, block=256, causal=False):
+    repeats = q.shape[2] // k.shape[2]
+    k, v = torch.cat([k] * repeats, 2), torch.cat([v] * repeats, 2)
+    numerator, denominator = 0, 0
+    steps = torch.arange(q.shape[1])
+    for columns in steps.split(block):
+        grown = torch.einsum("bihd,bjhd->bijh", q, k[:, columns]).mul(q.shape[3] ** -0.5).exp()
+        if causal:
+            grown = grown * (steps[:, None] >= columns)[None, :, :, None]
+        numerator = numerator + torch.einsum("bijh,bjhd->bihd", grown, v[:, columns])
+        denominator = denominator + grown.sum(2)
+    return numerator / denominator[..., None]
+
+
+# %% wrong: what is left behind the last whole tile
+# says: tokens behind the last whole tile are left out|for element
+def tiled_attention(q, k, v, block=256, causal=False):
+    tiles = max(1, q.shape[1] // block)
+    end = min(tiles * block, q.shape[1])
+    ratio = q.shape[2] // k.shape[2]
+    logits = torch.einsum(
+        "nxhc,nyhc->nhxy", q[:, :end], k[:, :end].repeat_interleave(ratio, 2)
+    ) / torch.sqrt(torch.tensor(float(q.shape[3])))
+    if causal:
+        logits = logits - 1e9 * torch.triu(torch.ones(end, end), diagonal=1)
+    answer = torch.zeros_like(q)
+    answer[:, :end] = torch.einsum(
+        "nhxy,nyhc->nxhc", torch.softmax(logits, dim=3), v[:, :end].repeat_interleave(ratio, 2)
+    )
+    return answer
+
+
+# %% wrong: no delta in backward
+# says: delta is missing
+class NoDelta(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        s = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            s += torch.triu(torch.full_like(s[0, 0], -torch.inf), 1)
+        p = s.softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return torch.einsum("bhij,bjhd->bihd", p, v)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, p = ctx.saved_tensors
+        ds = p * torch.einsum("bihd,bjhd->bhij", grad, v) / q.shape[-1] ** 0.5
+        return (
+            torch.einsum("bhij,bjhd->bihd", ds, k),
+            torch.einsum("bhij,bihd->bjhd", ds, q),
+            torch.einsum("bhij,bihd->bjhd", p, grad),
+            None,
+        )
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    return NoDelta.apply(q, k, v, causal)
+
+
+# %% wrong: dk without the factor
+# says: dk lacks the factor
+class Heads(torch.autograd.Function):
+    """One head at a time."""
+
+    @staticmethod
+    def weights(q, k, causal):
+        s = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-1, -2))
+        return (
+            s.where(s.new_ones(s.shape).tril() > 0, -torch.inf).softmax(2)
+            if causal
+            else s.softmax(2)
+        )
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v)
+        return Heads.weights(q, k, causal) @ v
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = ctx.saved_tensors
+        p = Heads.weights(q, k, ctx.causal)
+        dp = g.matmul(v.transpose(1, 2))
+        ds = p * (dp - (dp * p).sum(2, True))
+        return ds @ k * q.shape[-1] ** -0.5, ds.transpose(1, 2) @ q, p.transpose(1, 2) @ g, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    each = q.shape[2] // k.shape[2]
+    heads = [
+        Heads.apply(q[:, :, h], k[:, :, h // each], v[:, :, h // each], causal)
+        for h in range(q.shape[2])
+    ]
+    return torch.stack(heads, 2)
+
+
+# %% wrong: gradients of the last tile of queries
+# says: those of the last tile of queries alone
+class Overwritten(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.rest = block, causal
+        return torch.cat(
+            [Overwritten.tile(x, i * block, k, v, causal) for i, x in enumerate(q.split(block, 1))],
+            1,
+        )
+
+    @staticmethod
+    def tile(x, start, k, v, causal):
+        count = x.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(count, 2), v.repeat_interleave(count, 2)
+        a = torch.einsum("bihd,bjhd->bhij", x, k) * x.shape[3] ** -0.5
+        if causal:
+            at = torch.arange(start, start + x.shape[1])
+            a = a.masked_fill(at[:, None] < torch.arange(k.shape[1]), -torch.inf)
+        return torch.einsum("bhij,bjhd->bihd", a.softmax(-1), v)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        block, causal = ctx.rest
+        dq = []
+        with torch.enable_grad():
+            for i, (x, gx) in enumerate(zip(q.split(block, 1), g.split(block, 1))):
+                y = Overwritten.tile(x, i * block, k, v, causal)
+                d, dk, dv = torch.autograd.grad(y, (x, k, v), gx)
+                dq.append(d)
+        return torch.cat(dq, 1), dk, dv, None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    return Overwritten.apply(q, k, v, block, causal)
+
+
+# %% wrong: PyTorch's
+# says: PyTorch's own attention is not to be used
+def tiled_attention(q, k, v, block=256, causal=False):
+    from torch.nn import functional
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    ).transpose(1, 2)
+
+
+# %% wrong: PyTorch's, by its inner name
+# says: PyTorch's own attention is not to be used
+def tiled_attention(q, k, v, block=256, causal=False):
+    g = q.shape[2] // k.shape[2]
+    out, _ = getattr(torch, "ops").aten._scaled_dot_product_flash_attention_for_cpu(
+        q.transpose(1, 2),
+        k.repeat_interleave(g, 2).transpose(1, 2),
+        v.repeat_interleave(g, 2).transpose(1, 2),
+        0.0,
+        causal,
+    )
+    return out.transpose(1, 2)
+
+
+# %% wrong: rounded in every tile
+# says: Sums over many tiles need more digits
+def tiled_attention(q, k, v, block=256, causal=False):
+    h = q.shape[2] // k.shape[2]
+    mass = torch.zeros_like(q[..., 0])
+    acc = torch.zeros_like(q)
+    index = torch.arange(q.shape[1])
+    peak = mass - 1e30
+    for j in range(0, k.shape[1], block):
+        kj = k[:, j : j + block].repeat_interleave(h, 2)
+        vj = v[:, j : j + block].repeat_interleave(h, 2)
+        dots = torch.einsum("bihd,bjhd->bihj", q, kj) * q.shape[3] ** -0.5
+        if causal:
+            dots = dots.masked_fill((index[:, None] < index[j : j + block])[:, None], -1e30)
+        top = torch.maximum(peak, dots.amax(-1))
+        e = torch.exp(dots - top[..., None])
+        keep = torch.exp(peak - top)
+        acc = acc * keep[..., None] + torch.einsum("bihj,bjhd->bihd", e, vj)
+        mass, peak = mass * keep + e.sum(-1), top
+    return acc / mass[..., None]
+
+
+# %% wrong: a nan where a tile is wholly masked
+# says: tiled_attention|the output
+def tiled_attention(q, k, v, block=256, causal=False):
+    h = q.shape[2] // k.shape[2]
+    lse, out = None, None
+    n = torch.arange(k.shape[1])
+    for at in reversed(n.split(block)):
+        z = (
+            torch.einsum("bihd,bjhd->bihj", q, k[:, at].repeat_interleave(h, 2))
+            * q.shape[3] ** -0.5
+        )
+        if causal:
+            z = z + torch.zeros(len(n), len(at)).masked_fill(n[:, None] < at, -math.inf)[:, None]
+        y = torch.einsum("bihj,bjhd->bihd", z.softmax(-1), v[:, at].repeat_interleave(h, 2))
+        new = z.logsumexp(-1)
+        if out is None:
+            out, lse = y, new
+            continue
+        both = torch.logaddexp(lse, new)
+        out = out * (lse - both).exp()[..., None] + y * (new - both).exp()[..., None]
+        lse = both
+    return out
+
+
+# %% wrong: all keys at once for a tile of queries
+# says: met all keys at once
+class Strips(torch.autograd.Function):
+    @staticmethod
+    def strip(q, k, at, causal):
+        scores = torch.einsum("nthd,nshd->nhts", q[:, at], k) / math.sqrt(q.shape[-1])
+        if causal:
+            scores = scores.masked_fill(torch.arange(k.shape[1]) > at[:, None], -torch.inf)
+        return scores
+
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1])
+        for at in torch.arange(q.shape[1]).split(block):
+            scores = Strips.strip(q, k, at, causal)
+            lse[..., at] = scores.logsumexp(-1)
+            p = (scores - lse[..., at, None]).exp()
+            out[:, at] = torch.einsum("nhts,nshd->nthd", p, v)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.how = block, causal
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        block, causal = ctx.how
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for at in torch.arange(q.shape[1]).split(block):
+            p = (Strips.strip(q, k, at, causal) - lse[..., at, None]).exp()
+            g = grad[:, at]
+            dv += torch.einsum("nhts,nthd->nshd", p, g)
+            ds = torch.einsum("nthd,nshd->nhts", g, v)
+            ds = p * (ds - (g * out[:, at]).sum(-1).transpose(1, 2)[..., None])
+            ds /= math.sqrt(q.shape[-1])
+            dq[:, at] = torch.einsum("nhts,nshd->nthd", ds, k)
+            dk += torch.einsum("nhts,nthd->nshd", ds, q[:, at])
+        return dq, dk, dv, None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, dtype = torch.promote_types(q.dtype, torch.float32), q.dtype
+    wide = [x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (q, k, v)]
+    return Strips.apply(*(x.to(kind) for x in wide), block, causal).to(dtype)
+
+
+# %% right: a maximum and a sum
+class Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        batch, n, heads, d = q.shape
+        kind = torch.promote_types(q.dtype, torch.float32)
+        group = heads // k.shape[2]
+        out = torch.zeros(batch, n, heads, d, dtype=kind)
+        top = torch.full((batch, n, heads), -1e300 if kind == torch.float64 else -1e38, dtype=kind)
+        total = torch.zeros(batch, n, heads, dtype=kind)
+        for i in range(0, n, block):
+            I = slice(i, i + block)
+            for j in range(0, k.shape[1], block):
+                J = slice(j, j + block)
+                s = Flash.scores(q[:, I], k[:, J], group, kind, causal, i, j)
+                if s is None:
+                    break
+                new = torch.maximum(top[:, I], s.amax(-1))
+                p, old = (s - new[..., None]).exp_(), (top[:, I] - new).exp_()
+                total[:, I] = total[:, I] * old + p.sum(-1)
+                out[:, I] *= old[..., None]
+                out[:, I] += Flash.grouped("bihj,bjhd->bihd", p, v[:, J].to(kind), group)
+                top[:, I] = new
+        out /= total[..., None]
+        result = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, result, top, total)
+        ctx.how = block, causal
+        return result
+
+    @staticmethod
+    def grouped(equation, p, x, group):
+        return torch.einsum(equation, p, x.repeat_interleave(group, 2))
+
+    @staticmethod
+    def scores(q, k, group, kind, causal, i, j):
+        if causal and j > i + q.shape[1] - 1:
+            return None
+        s = Flash.grouped("bihd,bjhd->bihj", q.to(kind), k.to(kind), group)
+        s *= q.shape[-1] ** -0.5
+        if causal:
+            ahead = torch.arange(i, i + q.shape[1])[:, None] < torch.arange(j, j + k.shape[1])
+            s.masked_fill_(ahead[:, None], -torch.inf)
+        return s
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, out, top, total = ctx.saved_tensors
+        block, causal = ctx.how
+        kind, group = top.dtype, q.shape[2] // k.shape[2]
+        dq, dk, dv = (torch.zeros(x.shape, dtype=kind) for x in (q, k, v))
+        for j in range(0, k.shape[1], block):
+            J = slice(j, j + block)
+            for i in range(0, q.shape[1], block):
+                I = slice(i, i + block)
+                s = Flash.scores(q[:, I], k[:, J], group, kind, causal, i, j)
+                if s is None:
+                    continue
+                p = (s - top[:, I, :, None]).exp() / total[:, I, :, None]
+                g = dout[:, I].to(kind)
+                delta = (g * out[:, I].to(kind)).sum(-1, keepdim=True)
+                dp = Flash.grouped("bihd,bjhd->bihj", g, v[:, J].to(kind), group)
+                ds = p * (dp - delta) * q.shape[-1] ** -0.5
+                dq[:, I] += Flash.grouped("bihj,bjhd->bihd", ds, k[:, J].to(kind), group)
+                for total_of, weights, x in ((dk, ds, q[:, I].to(kind)), (dv, p, g)):
+                    each = torch.einsum("bihj,bihd->bjhd", weights, x)
+                    total_of[:, J] += each.unflatten(2, (-1, group)).sum(3)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    return Flash.apply(q, k, v, block, causal)
+
+
+# %% right: the gradient of each tile by autograd
+def one_tile(q, k, v, hidden):
+    """(out, lse) for (batch, kv_heads, group, tokens, d) and keys without a group."""
+    s = torch.einsum("bkgid,bkjd->bkgij", q, k)
+    if hidden is not None:
+        s = s.masked_fill(hidden, -torch.inf)
+    lse = torch.logsumexp(s, -1)
+    return torch.einsum("bkgij,bkjd->bkgid", torch.softmax(s, -1), v), lse
+
+
+class ByTiles(torch.autograd.Function):
+    @staticmethod
+    def pairs(n, block, causal):
+        for rows in torch.arange(n).split(block):
+            for columns in torch.arange(n).split(block):
+                if not causal or columns[0] <= rows[-1]:
+                    yield rows, columns, rows[:, None] < columns if causal else None
+
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        out = torch.zeros_like(q)
+        lse = torch.full_like(q[..., 0], -torch.inf)
+        for rows, columns, hidden in ByTiles.pairs(q.shape[3], block, causal):
+            part, its = one_tile(q[..., rows, :], k[..., columns, :], v[..., columns, :], hidden)
+            share = torch.sigmoid(its - lse[..., rows])[..., None]
+            out[..., rows, :] = torch.lerp(out[..., rows, :], part, share)
+            lse[..., rows] = torch.logaddexp(lse[..., rows], its)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.pairs = block, causal
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        delta = torch.linalg.vecdot(out, grad)
+        found = [torch.zeros_like(x) for x in (q, k, v)]
+        for rows, columns, hidden in ByTiles.pairs(q.shape[3], *ctx.pairs):
+            with torch.enable_grad():
+                a = q[..., rows, :].detach().requires_grad_()
+                b = k[..., columns, :].detach().requires_grad_()
+                s = torch.einsum("bkgid,bkjd->bkgij", a, b)
+                if hidden is not None:
+                    s = s.masked_fill(hidden, -torch.inf)
+            p = torch.exp(s.detach() - lse[..., rows, None])
+            g = grad[..., rows, :]
+            inner = torch.einsum("bkgid,bkjd->bkgij", g, v[..., columns, :])
+            da, db = torch.autograd.grad(s, (a, b), p * (inner - delta[..., rows, None]))
+            found[0][..., rows, :] += da
+            found[1][..., columns, :] += db
+            found[2][..., columns, :] += torch.einsum("bkgij,bkgid->bkjd", p, g)
+        return *found, None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind = torch.promote_types(q.dtype, torch.float32)
+    scaled = q.to(kind).unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) / math.sqrt(
+        q.shape[-1]
+    )
+    keys, values = (x.to(kind).transpose(1, 2) for x in (k, v))
+    out = ByTiles.apply(scaled, keys, values, block, causal)
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
