@@ -1,0 +1,116 @@
+"""ring_attention: keys and values go round, their gradients come home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
+from course_lib.checks.context_parallel.ring_lines import (
+    bytes_lines,
+    memory_lines,
+    precise_line,
+    seen_lines,
+    under_way_lines,
+    value_lines,
+)
+from course_lib.checks.context_parallel.ring_whole import Spread
+from course_lib.checks.engine import words
+from course_lib.checks.engine.case import Case, Draw, Line, exercise
+from course_lib.checks.engine.spread import runs
+from course_lib.checks.engine.traffic import BUILT_IN, only_messages
+from course_lib.context_parallel import Layout, striped
+from course_lib.context_parallel.balanced import zigzag
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if kind == "deadlock":
+        return (
+            "In each step every rank sends to one neighbour and receives from the other: post both together "
+            "with dist.batch_isend_irecv, on every rank, also where it has nothing to compute."
+        )
+    if ("differ" in text and "message" in text) or "must match" in text:
+        return (
+            "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges."
+        )
+    return ""
+
+
+def case(spreads: Sequence[Spread], lines: Sequence[Line], title: str, **more: Any) -> Case:
+    called = [one.run() for one in spreads]
+    return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
+
+
+@exercise(
+    points=15,
+    objects=("ring_attention",),
+    references=REFERENCES,
+    refused=REFUSED,
+    hint=trouble,
+    point="a ring: no rank ever holds all keys, or keeps more for backward than its part",
+)
+def ring_attention(draw: Draw) -> Iterator[Case]:
+    whole = Spread.draw(draw, 4, 256, name="whole", measured=True)
+    yield case(
+        [whole],
+        [*value_lines(whole, "4 ranks", 2), *bytes_lines(whole), only_messages(0.5),
+         *under_way_lines(whole), *memory_lines(whole)],
+        "4 ranks",
+    )  # fmt: skip
+    yield layouts(draw, 3, 2, 4)
+    uneven: Layout = [[range(0, 3), range(8, 11)], [range(3, 8)]]
+    parts = Spread.draw(draw, 2, 11, causal=True, layout=uneven, name="uneven")
+    large = Spread.draw(draw, 2, 12, causal=True, large=400.0, name="large")
+    yield case(
+        [parts, large],
+        [*value_lines(parts, "parts of other lengths, group {1, 3}", 0.5, short=True),
+         *value_lines(large, "scores of some 1,000", 0.5, short=True)],
+        "group", members=(1, 3), world_size=4,
+    )  # fmt: skip
+    yield rounded(draw, 4)
+    if draw.hidden:
+        yield layouts(draw, 5, 1, 6)
+        alone = Spread.draw(draw, 1, 7, causal=True, name="alone")
+        lines = value_lines(alone, "1 rank", 0.5, short=True)
+        yield case([alone], [replace(one, trivial=True) for one in lines], "1 rank")
+
+
+def layouts(draw: Draw, n: int, batch: int, heads: int) -> Case:
+    """Causal, in three layouts of 2n chunks of 2 tokens, with two heads of keys."""
+    shape = {"batch": batch, "heads": heads, "kv_heads": 2, "head_dim": 6, "causal": True}
+    seq = 4 * n
+    found = [
+        Spread.draw(draw, n, seq, name="contiguous", **shape),
+        Spread.draw(draw, n, seq, name="zigzag", layout=zigzag(seq, n), **shape),
+        Spread.draw(draw, n, seq, name="striped", layout=striped(seq, n), **shape),
+    ]
+    in_succession, paired, every_nth = found
+    title = words.counted(n, "rank")
+    return case(
+        found,
+        [*value_lines(in_succession, f"causal, {title}", 1),
+         *value_lines(paired, f"causal, zigzag, {title}", 1),
+         *value_lines(every_nth, f"causal, striped, {title}", 0.25, short=True),
+         *seen_lines(in_succession, f"in succession, {title}"), *seen_lines(paired, f"zigzag, {title}")],
+        f"causal, {title}",
+    )  # fmt: skip
+
+
+def rounded(draw: Draw, n: int) -> Case:
+    """bfloat16 parts whose partial results are large, and cancel: alternately +8 and -8 at all ranks."""
+    drawn = Spread.draw(draw, n, 16 * n, name="bfloat16", dtype=torch.bfloat16)
+    shift = torch.where(drawn.owner % 2 == 0, 8.0, -8.0)[:, None, None]
+    whole = drawn.whole
+    exact = [x.to(torch.bfloat16).double() for x in (whole.v + shift, whole.grad + shift)]
+    spread = replace(drawn, whole=whole.but(q=whole.q / 4, v=exact[0], grad=exact[1]))
+    return runs.case(
+        "bfloat16",
+        [spread.run(torch.bfloat16)],
+        [precise_line(spread, "y", "bfloat16, added in float32"),
+         precise_line(spread, "grad.v", "bfloat16, gradients added in float32")],
+        OPERATIONS, forbidden=BUILT_IN,
+    )  # fmt: skip

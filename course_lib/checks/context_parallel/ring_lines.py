@@ -1,0 +1,262 @@
+"""Lines about a ring: its values, what it sends and when, what it computes, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from course_lib import facts
+from course_lib.checks.context_parallel.ring_whole import GRADS, Spread, ring_mistakes
+from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.engine.layers.lines import (
+    SLACK,
+    Mistake,
+    differs,
+    saved_line,
+    sent_line,
+    subject,
+)
+from course_lib.checks.engine.sentence import Sentence
+from course_lib.checks.engine.spread.runs import (
+    Run,
+    alive_line,
+    calls_line,
+    overlap_line,
+    work_line,
+)
+from course_lib.facts.context_parallel import BACKWARD, FORWARD
+from course_lib.ledger.operation import Operation
+
+FLOAT = 8  # bytes
+FLOPS = {"forward": FORWARD, "backward": BACKWARD}
+SPARE = {"forward": 1.05, "backward": 1.25}  # of FLOPs: backward, one product more than it needs
+SEPARATE = 2  # messages for what could be one: keys and values apart
+FOLLOWS = (
+    "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
+    "while the present ones are used."
+)
+NAN = (
+    "Where a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. "
+    "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
+)
+ROUNDING = 0.004  # of partial results of some 8; one rounding of these to bfloat16 is 0.009
+
+
+# ---- values
+
+
+def value_lines(
+    spread: Spread,
+    title: str,
+    weight: float,
+    *,
+    short: bool = False,
+    mistakes: Sequence[Mistake] | None = None,
+) -> list[Line]:
+    """The output, its gradients, and that nothing was written into the inputs."""
+    slips = tuple(ring_mistakes(spread) if mistakes is None else mistakes)
+    run = spread.run()
+    return [
+        values(run, slips, f"{title}: forward", ["y"], weight, short),
+        values(run, slips, f"{title}: backward", [*GRADS], weight, short),
+    ]
+
+
+def values(
+    run: Run, slips: Sequence[Mistake], title: str, names: Sequence[str], weight: float, short: bool
+) -> Line:
+    def judge(seen: Observed) -> Finding:
+        found = differs(run, seen, names, slips, None, "")
+        if found is not None and not finite(run, seen, names):
+            return wrong(*found.sentences, NAN, cause="nan")
+        return found or left_alone(run, seen)
+
+    return Line(title, judge, weight, short=short)
+
+
+def finite(run: Run, seen: Observed, names: Sequence[str]) -> bool:
+    found = (rank.get(f"{run.name}.{name}") for rank in seen.tensors for name in names)
+    return all(bool(one.isfinite().all()) for one in found if one is not None)
+
+
+def left_alone(run: Run, seen: Observed) -> Finding:
+    for name in ("q", "k", "v"):
+        after = f"after.{name}"
+        if differs(run, seen, [after], (), None, "") is not None:
+            return wrong(
+                f"{name} was changed: it belongs to the caller.",
+                "Send from, receive into and add to tensors of your own.",
+                cause="changed",
+            )
+    return RIGHT
+
+
+def precise_line(spread: Spread, name: str, title: str) -> Line:
+    """bfloat16 whose partial results were added in float32: the error is that of the last rounding."""
+    run = spread.run(torch.bfloat16)
+
+    def judge(seen: Observed) -> Finding:
+        if (found := differs(run, seen, [], (), None, "")) and "misfit" in found.cause:
+            return found
+        for rank in range(spread.n):
+            exact = spread.part(spread.whole.wanted[name], rank)
+            error = seen.tensors[rank][f"{run.name}.{name}"].double() - exact
+            off = float(error.square().mean().sqrt())
+            bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))
+            if not off <= bound:
+                general = f"on rank {rank} {subject(name)} is less exact than one rounding makes it"
+                return wrong(
+                    Sentence(f"{general}: off by {off:.2g} on average, {bound:.2g} allowed.", f"{general}."),
+                    "Scores and partial results (out, lse, and in backward the sums of gradients, also those "
+                    "that are sent) belong in float32; round to bfloat16 once, at the end.",
+                    cause="rounding",
+                )  # fmt: skip
+        return RIGHT
+
+    return Line(title, judge, 0.75)
+
+
+# ---- what is sent
+
+
+def keys_bytes(spread: Spread) -> int:
+    """Of a rank's keys and values, in float64."""
+    return 2 * spread.part(spread.whole.k, 0).numel() * FLOAT
+
+
+def bytes_lines(spread: Spread) -> list[Line]:
+    n, keys, run = spread.n, keys_bytes(spread), spread.run()
+    tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
+    whole = {
+        way: facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * spread.whole.k.shape[0]
+        for way in ("forward", "backward")
+    }
+
+    def forward(ratio: float, done: list[Operation]) -> str:
+        if abs(ratio - n / (n - 1)) < 0.02:
+            return (
+                "N steps need N - 1 transfers: after the last step nobody needs the keys any more."
+            )
+        return (
+            "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
+        )
+
+    def backward(ratio: float, done: list[Operation]) -> str:
+        return (
+            "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last "
+            "brings them home."
+        )
+
+    least = whole["backward"] - keys
+    few = "One message for keys and values, or one for each: every message costs a latency."
+    return [
+        sent_line(run, "forward", [whole["forward"]] * n, hint=forward, weight=1.5),
+        sent_line(run, "backward", [least] * n, most=[whole["backward"]] * n, hint=backward),
+        calls_line(run, "forward", SEPARATE * (n - 1), few, "messages forward"),
+        calls_line(run, "backward", SEPARATE * (2 * n - 1), few, "messages backward"),
+    ]
+
+
+def under_way_lines(spread: Spread) -> list[Line]:
+    """While the present block is computed, the next keys are on their way; in backward likewise."""
+    needed = [(spread.n - 1) * keys_bytes(spread)] * spread.n
+    run = spread.run()
+    return [
+        overlap_line(run, "forward", needed, FOLLOWS, "the next keys come meanwhile", 1.5),
+        overlap_line(run, "backward", needed, FOLLOWS, "backward, too", 0.75),
+    ]
+
+
+# ---- what is computed
+
+
+def seen_flops(spread: Spread, k: int) -> float:
+    """Scores of the pairs of ranges of which anything is seen, times features: for `FLOPS`."""
+    batch, _, heads, head_dim = spread.whole.q.shape
+    pairs = sum(
+        len(queries) * len(keys)
+        for queries in spread.layout[k]
+        for spans in spread.layout
+        for keys in spans
+        if not spread.causal or queries[-1] >= keys[0]
+    )
+    return float(batch * heads * head_dim * pairs)
+
+
+def seen_lines(spread: Spread, title: str) -> list[Line]:
+    """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
+    says = (
+        "Blocks of which the mask leaves nothing are to be skipped, not computed and masked. Take each range "
+        "of the rank's queries with each range of the keys that are there: when the last query stands before "
+        "the first key, there is nothing to do."
+    )
+    run = spread.run()
+    return [
+        work_line(
+            run,
+            way,
+            [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)],
+            says,
+            f"nothing that nobody sees is computed, {title}, {way}",
+            0.75,
+        )
+        for way in ("forward", "backward")
+    ]
+
+
+# ---- what is held
+
+
+def kept_bytes(spread: Spread) -> float:
+    """q, k, v, out and lse of a rank."""
+    batch, seq, heads, head_dim = spread.whole.q.shape
+    kv_heads = spread.whole.k.shape[2]
+    shared = facts.attention_saved_bytes(batch * seq, heads, kv_heads, head_dim, spread.n, FLOAT)
+    return shared / SLACK[0]
+
+
+def memory_lines(spread: Spread) -> list[Line]:
+    """Kept: the rank's part. Alive: blocks of a step, and a few tensors of the rank's size."""
+    run, n = spread.run(), spread.n
+    part = spread.part(spread.whole.q, 0).numel() * FLOAT
+    block = spread.whole.q.shape[2] * (spread.whole.q.shape[1] // n) ** 2 * FLOAT
+    spare = 1.25 * kept_bytes(spread)
+    kept = essential(
+        saved_line(
+            run,
+            [spare] * n,
+            says=(
+                "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores "
+                "are computed again from lse. A torch.autograd.Function says what is kept."
+            ),
+            weight=1.5,
+        )
+    )
+    hold = (
+        "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
+        "block when it comes, and let go of it."
+    )
+    return [
+        kept,
+        *(
+            essential(
+                alive_line(run, way, most, lambda _: hold, f"alive at any moment of {way}", 0.5)
+            )
+            for way, most in (
+                ("forward", 5.5 * block + 12 * part),
+                ("backward", 6.5 * block + 16 * part),
+            )
+        ),
+    ]
+
+
+def essential(line: Line) -> Line:
+    """The line, without which the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)

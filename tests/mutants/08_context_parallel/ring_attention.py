@@ -1,0 +1,3183 @@
+# %% wrong: the old accumulator is not rescaled
+# says: it loses some
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: the blocks' outputs are added
+# says: the sum of the blocks' outputs
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] += block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: scaled by the heads
+# says: divided by the root of heads\.
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[2] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[2] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: masked by places within the parts
+# says: by places within the parts
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    layout = [[range(count(spans))] for spans in layout]
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: the ring turned the wrong way under a causal mask
+# says: taken for those of rank r \+ i
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank + step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank + step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: a transfer after the last step
+# says: after the last step nobody needs the keys
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: gradients of keys stay one rank before home
+# says: one transfer more brings them home
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = dkv.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: gradients of keys from the rank's own queries
+# says: Only the rank's own queries contributed
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            own = dkv.clone() if step == 0 else own
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = own.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: added in bfloat16
+# says: belong in float32
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = q.dtype
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: gradients sent in bfloat16
+# says: belong in float32
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: zigzag dealt, and masked as if in succession
+# says: taken to stand in succession
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: lse by exp
+# says: exp of large scores is inf
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.log(lse[:, rows].exp() + block_lse.exp())
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: rows that see nothing
+# says: Where a mask leaves nothing
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: keys are awaited before the present ones are used
+# says: the next keys travel
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+                wait(works)
+                works = []
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+                wait(works)
+                works = []
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: masked and not skipped
+# says: to be skipped, not computed and masked
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if queries and keys:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: keeps what came by
+# says: keys that came by are sent again
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        ctx.seen = []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            ctx.seen.append(kv)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: without a graph
+# says: Autograd does not see
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q.detach(), k.detach(), v.detach(), causal, group, layout)
+
+
+# %% wrong: heads of keys dealt out in turn
+# says: and not h % kv_heads
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.transpose(2, 3).flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (
+            x.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3) for x in (q, grad, out)
+        )
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.transpose(2, 3).flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: the mask is left out
+# says: Later keys were seen
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if keys or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal is None:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: in float32, whatever came
+# says: is not what one process gets
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.float32
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: neighbours in the world
+# says: are ranks of the whole world
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: first sends, then receives
+# says: post both together
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    dist.send(tensor, group=group, group_dst=(rank + 1) % n)
+    dist.recv(got, group=group, group_src=(rank - 1) % n)
+    return got, []
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: the keys are multiplied in place
+# says: belongs to the caller
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = 1.0
+        q.mul_(q.shape[3] ** -0.5)
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: an all-gather sold as a ring
+# says: dist.all_gather was called
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        rank, n = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        return grad.chunk(n, 1)[rank].contiguous(), None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    k, v = Gathered.apply(k, group), Gathered.apply(v, group)
+    share = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    p = (torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", p, v)
+
+
+# %% wrong: keys of all ranks in a list, and autograd for the rest
+# says: keys that came by are sent again|more than one step needs|the next keys travel
+class Pass(torch.autograd.Function):
+    """To the next rank; gradients go to the previous one."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return Pass.moved(x, group, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Pass.moved(grad, ctx.group, -1), None
+
+    @staticmethod
+    def moved(x, group, by):
+        me, size = dist.get_rank(group), dist.get_world_size(group)
+        x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        sending = dist.isend(x, group=group, group_dst=(me + by) % size)
+        dist.recv(y, group=group, group_src=(me - by) % size)
+        sending.wait()
+        return y
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    me, size = dist.get_rank(group), dist.get_world_size(group)
+    held, all_of_them = torch.cat([k, v], -1), {}
+    for step in range(size):
+        all_of_them[(me - step) % size] = held
+        if step + 1 < size:
+            held = Pass.apply(held, group)
+    whole = torch.cat([all_of_them[r] for r in range(size)], 1)
+    share = q.shape[2] // k.shape[2]
+    k, v = whole.repeat_interleave(share, 2).chunk(2, -1)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
+    if causal:
+        layout = layout or [range(r * q.shape[1], (r + 1) * q.shape[1]) for r in range(size)]
+        at = [[t for s in ([p] if isinstance(p, range) else p) for t in s] for p in layout]
+        mine, theirs = torch.tensor(at[me]), torch.tensor(sum(at, []))
+        scores = scores.masked_fill(mine[:, None] < theirs, -math.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
+# %% wrong: PyTorch's attention
+# says: what it does within is what you are to write
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out.transpose(1, 2)
+
+
+# %% wrong: ours imported
+# says: write your own
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    from course_lib.context_parallel.ring import ring_attention as solved
+
+    return solved(q, k, v, causal, group, layout=layout)
+
+
+# %% right: blocks merged by their logarithms
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% right: the other way round, keys and values apart
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    works = []
+    for mine, theirs in zip(tensor, got):
+        works.append(dist.irecv(theirs, group=group, group_src=(rank + 1) % n))
+        works.append(dist.isend(mine.contiguous(), group=group, group_dst=(rank - 1) % n))
+    return got, works
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank + step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner + 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank + step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner + 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner + 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% right: a running maximum and an undivided sum
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
+                fade = (top[:, rows] - new).exp()
+                s.sub_(new).exp_()
+                total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
+                out[:, rows] *= fade
+                out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                top[:, rows] = new
+            wait(works)
+            kv = following
+        out, lse = out / total, (top + total.log())[..., 0]
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)

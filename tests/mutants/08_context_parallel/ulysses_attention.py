@@ -1,0 +1,1855 @@
+# %% wrong: all heads to all ranks
+# says: an all-gather all heads to all
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(n)]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, 1).chunk(n, 2)[dist.get_rank(group)]
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: heads of keys repeated before they are sent
+# says: send those, and repeat them, if at all, afterwards
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: no look at the heads
+# says: raise a ValueError
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: only the heads of queries are looked at
+# says: raise a ValueError
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: a refusal that names no number
+# says: which numbers do not fit
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError("the heads do not fit")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: heads come back in turn
+# says: heads came back in another order
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 3).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: heads of another rank
+# says: heads came back in another order
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).roll(1, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: without an exchange
+# says: Only the rank's own keys were seen
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return out.transpose(1, 2)
+
+
+# %% wrong: all scores at once
+# says: attend with tiled_attention|Attend with tiled_attention
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[2:]).triu(1).bool(), -math.inf)
+    out = s.softmax(-1) @ v
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: gradients as a mean
+# says: the gradient of q is not what one process gets
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group) / dist.get_world_size(group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: scores not divided
+# says: here they were not divided
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, 1.0)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: scaled by the heads' share
+# says: divided by the root of heads
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, (n * q.shape[1]) ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: the mask is left out
+# says: Later keys were seen
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal is None:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: a mask where none is wanted
+# says: No mask was asked for
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal is not None:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: without a graph
+# says: Autograd does not see
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x.detach(), to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: heads of keys dealt out in turn
+# says: and not h % kv_heads
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat(1, 1, share, 1) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: all ranks, whatever the group
+# says: not in the group|are in the group|group
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: an exchange for each head
+# says: One all-to-all for all heads
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = []
+    for token in x.chunk(16, -2 if x.shape[-2] >= 16 else -3):
+        token = token.contiguous()
+        got.append(torch.empty_like(token))
+        dist.all_to_all_single(got[-1], token, group=group)
+    return torch.cat(got, -2 if x.shape[-2] >= 16 else -3)
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: PyTorch's attention
+# says: what it does within is what you are to write
+import torch.nn.functional as F
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    gathered = []
+    for x in (q, k, v):
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x, group=group)
+        gathered.append(torch.cat(parts, 1).transpose(1, 2))
+    out = F.scaled_dot_product_attention(*gathered, is_causal=causal, enable_gqa=True)
+    return out.transpose(1, 2).tensor_split(dist.get_world_size(group), 1)[dist.get_rank(group)]
+
+
+# %% wrong: ours by reference
+# says: write your own
+from course_lib.context_parallel.ulysses import ulysses_attention
+
+
+# %% right: all_to_all_single with the ranks in front
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% right: messages to every other rank
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got, me = x.clone(), dist.get_rank(group)
+    works = []
+    for other in range(len(x)):
+        if other != me:
+            works.append(dist.isend(x[other], group=group, group_dst=other))
+            works.append(dist.irecv(got[other], group=group, group_src=other))
+    for work in works:
+        work.wait()
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% right: one exchange for queries, keys and values
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    heads = [x.shape[2] // n for x in (q, k, v)]
+    all_three = [x.unflatten(2, (n, -1)) for x in (q, k, v)]
+    all_three = Exchange.apply(torch.cat(all_three, 3).flatten(2, 3), to_heads, to_tokens, group)
+    q, k, v = all_three.split(heads, 2)
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)

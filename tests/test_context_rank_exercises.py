@@ -1,0 +1,141 @@
+"""The checks of ring_attention and ulysses_attention: the library passes, what is expected is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import launch
+from course_lib.checks.context_parallel.ring_lines import seen_flops
+from course_lib.checks.context_parallel.ring_whole import Spread, ring_mistakes
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine.find import find
+from course_lib.checks.engine.layers.lines import close
+from course_lib.checks.engine.spread.watching import Work
+from course_lib.context_parallel.balanced import zigzag
+from course_lib.context_parallel.ring import ring_attention
+from course_lib.context_parallel.ulysses import ulysses_attention
+from course_lib.runtime import wire
+from tests.test_mutants import judged as judged_mutant
+from tests.test_mutants import mutants
+
+ASSIGNMENT = "08_context_parallel"
+MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
+
+
+@pytest.mark.parametrize("function", [ring_attention, ulysses_attention])
+def test_the_librarys_own_functions_pass(
+    function: Callable, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Students may read the library afterwards: it is to be a right solution of what they were asked."""
+    name = f"{ASSIGNMENT}/{function.__name__}"
+    importable = replace(find(name), references=())
+    monkeypatch.setattr(judging, "find", lambda _: importable)
+    report = judging.judge(name, wire.dumps((function,)), seed, "visible")
+    assert report["score"] == 1, [line for line in report["lines"] if not line["passed"]]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "title"),
+    [
+        ("ring_attention", "keeps what came by"),
+        ("ring_attention", "keys of all ranks in a list, and autograd for the rest"),
+        ("ulysses_attention", "all scores at once"),
+    ],
+)
+def test_right_values_that_miss_the_point_are_half_at_most(
+    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    assert 0 < report.score <= 0.5, printed
+
+
+# ---- what is expected
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_blocks_merged_by_their_logarithms_are_the_whole(n: int, seed: int) -> None:
+    spread = Spread.draw(Draw(seed), n, 4 * n, causal=True, layout=zigzag(4 * n, n))
+    for k in range(n):
+        outs, lses = map(torch.stack, spread.blocks(k))
+        merged = ((lses - lses.logsumexp(0)).exp() * outs).sum(0)
+        assert close(merged, spread.part(spread.whole.y, k))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
+    """A hint that also fits what is right would be told of something else; on the last rank all is seen."""
+    spread = Spread.draw(Draw(seed), 3, 12, heads=4, causal=causal, layout=zigzag(12, 3))
+    for mistake in ring_mistakes(spread):
+        ranks = [spread.parts(spread.whole.wanted, k) for k in range(3)]
+        right = [
+            all(close(tensor, ranks[k][name]) for name, tensor in mistake.tensors(k).items())
+            for k in range(3)
+        ]
+        assert not all(right), mistake.says
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_under_zigzag_all_ranks_have_the_same_blocks_to_compute(n: int, seed: int) -> None:
+    """In succession rank r has r + 1 squares of c; in zigzag each 2n + 1 of c / 2."""
+    c, features = 4, 2 * 8
+    in_succession = Spread.draw(Draw(seed), n, c * n, causal=True, heads=2, head_dim=8)
+    paired = replace(in_succession, layout=zigzag(c * n, n), passed=True)
+    for k in range(n):
+        assert seen_flops(in_succession, k) == features * c**2 * (k + 1)
+        assert seen_flops(paired, k) == features * (c // 2) ** 2 * (2 * n + 1)
+
+
+# ---- what is watched
+
+
+def flops(seed: int) -> list[int]:
+    """Of products written in several ways."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
+    found = []
+    for way in (
+        lambda: a @ b.mT,
+        lambda: torch.einsum("bid,bjd->bij", a, b),
+        lambda: torch.addmm(a[0, :, :3], a[0], b[0].T),
+        lambda: torch.baddbmm(torch.zeros(2, 3, 3), a, b.mT),
+    ):
+        with Work([a, b]) as work:
+            way()
+        found.append(work.told()["flops"])
+    return found
+
+
+def test_flops_of_products_are_counted_however_they_are_written(seed: int) -> None:
+    one = 2 * 3 * 3 * 4
+    assert launch(flops, seed, world_size=1)[0] == [2 * one, 2 * one, one, 2 * one]
+
+
+def under_way(late: bool) -> int:
+    """Bytes that came to this rank while it multiplied."""
+    rank, x = dist.get_rank(), torch.ones(6)
+    got, square = torch.empty(6), torch.ones(3, 3)
+    with Work([x, square]) as work:
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+        )
+        if late:
+            torch.mm(square, square)
+        for one in works:
+            one.wait()
+        if not late:
+            torch.mm(square, square)
+    return work.told()["under_way"]
+
+
+@pytest.mark.parametrize(("late", "nbytes"), [(True, 24), (False, 0)])
+def test_a_message_is_under_way_until_it_is_waited_for(late: bool, nbytes: int) -> None:
+    assert list(launch(under_way, late, world_size=2)) == [nbytes, nbytes]
