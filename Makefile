@@ -37,10 +37,15 @@ $(READY): requirements.lock pyproject.toml tools/make_venv.py
 grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS=folder
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
 
+# Compiled once: where Python may not write it (PYTHONDONTWRITEBYTECODE), every rank would compile what it imports.
+COMPILED := $(PY) -m compileall -q course_lib autograder tests
+
 test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
+	@$(COMPILED)
 	@$(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
 test-all: $(READY) ## the same, with the tests that take long run whole and not in part
+	@$(COMPILED)
 	@COURSE_ALL_TESTS=1 $(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
 lab: $(READY) ## open JupyterLab on the student notebooks
