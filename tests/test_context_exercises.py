@@ -1,0 +1,166 @@
+"""The checks of notebook 08 against the library, and the closed forms in them against autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from course_lib import facts
+from course_lib.checks.context_parallel import layout as layouts
+from course_lib.checks.context_parallel import merge, prediction, whole
+from course_lib.checks.engine import judge as judging
+from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine.find import find
+from course_lib.checks.engine.functions.peak import Peak
+from course_lib.checks.engine.refusing import refused
+from course_lib.context_parallel.balanced import zigzag
+from course_lib.context_parallel.softmax import online_softmax_merge
+from course_lib.context_parallel.tiles import tiled_attention
+from course_lib.runtime import wire
+from tests.test_mutants import judged as judged_mutant
+from tests.test_mutants import mutants
+
+ASSIGNMENT = "08_context_parallel"
+MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
+PARTS = {"plain": merge.masked, "large": merge.large}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [online_softmax_merge, tiled_attention, zigzag],
+    ids=lambda one: one.__name__,
+)
+def test_the_librarys_own_functions_pass(
+    function: Callable[..., Any], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Students may read the library afterwards: it is to be a right solution of what they were asked."""
+    importable = replace(find(f"{ASSIGNMENT}/{function.__name__}"), references=())
+    monkeypatch.setattr(judging, "find", lambda _: importable)
+    report = judging.judge(importable.name, wire.dumps((function,)), seed, "hidden")
+    assert report["score"] == 1, [line for line in report["lines"] if not line["passed"]]
+
+
+@pytest.mark.parametrize(
+    "title", ["the whole matrix", "checkpointed, and backward makes all of it"]
+)
+def test_right_values_with_all_scores_at_once_are_half_at_most(
+    title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+    (mutant,) = (one for one in mutants(MUTANTS / "tiled_attention.py") if one.title == title)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
+    assert 0 < report.score <= 0.5, printed
+
+
+def test_hidden_cases_are_the_visible_ones_and_more(seed: int) -> None:
+    for name in ("online_softmax_merge", "tiled_attention", "zigzag", "predictions", "questions"):
+        one = find(f"{ASSIGNMENT}/{name}")
+        visible = [line.title for case in one.cases(Draw(seed)) for line in case.lines]
+        hidden = [line.title for case in one.cases(Draw(seed, hidden=True)) for line in case.lines]
+        assert set(visible) <= set(hidden), name
+
+
+# --- what is expected ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_of_full_attention_are_autograds(causal: bool, seed: int) -> None:
+    one = whole.Whole.draw(Draw(seed), 2, 7, 4, 2, 3, causal)
+    q, k, v = (x.clone().requires_grad_() for x in one.inputs.values())
+    keys, values = (x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v))
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, is_causal=causal)
+    y = y.transpose(1, 2)
+    y.backward(one.grad)
+    torch.testing.assert_close(one.y, y.detach())
+    for name, x in (("grad.q", q), ("grad.k", k), ("grad.v", v)):
+        torch.testing.assert_close(one.gradients()[name], x.grad)
+
+
+@pytest.mark.parametrize("which", PARTS)
+def test_the_gradients_of_a_merge_are_autograds(which: str, seed: int) -> None:
+    parts = PARTS[which](Draw(seed))
+    call = parts.call("one")
+    given = {name: x.clone().requires_grad_() for name, x in call.inputs.items()}
+    out, lse = online_softmax_merge(*given.values())
+    torch.autograd.backward([out, lse], list(parts.grads))
+    torch.testing.assert_close(out.detach(), call.wanted["out"])
+    torch.testing.assert_close(lse.detach(), call.wanted["lse"])
+    for name, x in given.items():
+        counts = ~call.anything[f"grad.{name}"]
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad[counts], call.wanted[f"grad.{name}"][counts])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_what_is_foretold_is_what_the_library_says(n: int) -> None:
+    """Of keys and values in 16 bits: 131,072 tokens, 8 heads of keys of 128 features."""
+    kv_bytes = 131_072 / n * 2 * 8 * 128 * 2
+    for direction in ("forward", "backward"):
+        sent = facts.ring_attention_bytes(n, 131_072, 8 * 128, 2, direction)
+        assert prediction.ring(n, kv_bytes, direction) == pytest.approx(sent)
+    assert sum(prediction.idle(r, n) for r in range(n)) / n == pytest.approx((n - 1) / (2 * n - 1))
+
+
+@pytest.mark.parametrize(("seq", "n"), [(16, 4), (29, 4), (3, 2), (7, 1), (101, 7)])
+def test_the_layout_that_is_expected_is_the_librarys(seq: int, n: int) -> None:
+    layout = [list(spans) for spans in zigzag(seq, n)]
+    assert layouts.held(layouts.pairs(seq, n)) == layouts.held(layout)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        None,
+        [3],
+        [[{"range": [0, 4]}]],
+        [[{"range": [0, 4, 0]}]],
+        [[{"range": [0, "4", 1]}]],
+        [[{"range": [0, 1 << 4000, 1]}]],
+        [[{"range": [0, 100_000, 1]}] * 2],
+        [[{"other": "range"}]],
+    ],
+)
+def test_what_is_no_layout_is_refused(forged: Any) -> None:
+    """A rank's code may answer in the recipe's name: whatever it says, the judge goes on."""
+    assert layouts.read(forged) is None
+
+
+# --- what is measured and refused ----------------------------------------------------------------
+
+
+def test_the_peak_is_what_was_alive_at_once() -> None:
+    x = torch.ones(1000, dtype=torch.float64, requires_grad=True)
+    with Peak([x]) as peak:
+        y = (x * 2).exp()  # two at a time; autograd keeps the result alone
+        for _ in range(10):
+            passing = x.detach() + 1
+            del passing
+    assert peak.highest == 16_000
+    gradient = torch.ones_like(y)
+    peak.start_again()
+    with peak:
+        y.backward(gradient)
+    assert 16_000 <= peak.highest <= 32_000
+
+
+def test_an_operation_is_refused_by_whatever_way_one_comes_to_it() -> None:
+    q = torch.ones(1, 1, 4, 8)
+    with (
+        Peak([], [("scaled_dot_product", "write it yourself")]),
+        pytest.raises(RuntimeError, match="yourself"),
+    ):
+        F.scaled_dot_product_attention(q, q, q)
+
+
+def test_a_refused_function_is_there_again_afterwards() -> None:
+    before = F.scaled_dot_product_attention
+    names = {"torch.nn.functional:scaled_dot_product_attention": "write it yourself"}
+    with refused(names), pytest.raises(RuntimeError, match="write it yourself"):
+        F.scaled_dot_product_attention(torch.ones(1), torch.ones(1), torch.ones(1))
+    assert F.scaled_dot_product_attention is before
