@@ -404,6 +404,19 @@ def test_a_send_buffer_changed_before_wait(numel: int) -> None:
     fails(body, RankError, "was changed before wait()", "rank 0 sends to rank 1", "clone()")
 
 
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_handle_waited_for_twice(waiting: int) -> None:
+    def body() -> None:
+        t, rank = torch.ones(4), dist.get_rank()
+        if rank < 2:
+            handle = dist.isend(t, 1) if rank == 0 else dist.irecv(t, 0)
+            handle.wait()
+            if rank == waiting:
+                handle.wait()
+
+    fails(body, RankError, "a second wait() never returns", f"rank {waiting}")
+
+
 @pytest.mark.parametrize("op", ["isend", "irecv", "batch"])
 def test_a_handle_never_waited_for(op: str) -> None:
     def body() -> None:

@@ -15,7 +15,7 @@ from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw, Observed
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.pipelines.watching import Kept, Watched
-from course_lib.checks.pipeline.running import drawn
+from course_lib.checks.pipeline.running import drawn, trouble
 from course_lib.checks.pipeline.running_values import counted, why
 from course_lib.checks.pipeline.running_whole import Run, any_order, case
 from course_lib.ledger.ledger import Ledger
@@ -165,6 +165,30 @@ def test_how_often_each_microbatch_counts_is_read_from_a_gradient(seed: int) -> 
         says = why(run, found, stage)
         assert ("microbatch 1 counts never and microbatch 2 counts 2 times" in says) == (stage == 0)
         assert ("4 times too small" in says) == (stage == 1)
+
+
+def test_a_sum_divided_by_the_microbatches_is_named(seed: int) -> None:
+    run = a_run(seed)
+    share = sum(run.counts) / len(run.batch)
+    found = shares_of(run, [share] * len(run.batch), 0)
+    assert "divided by the number of microbatches" in why(run, found, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("One of the differentiated Tensors does not require grad", "torch.autograd.backward"),
+        ("element 0 of tensors does not require grad", "must ask for a gradient"),
+        ("'NoneType' object has no attribute 'contiguous'", "Is x.grad None?"),
+        ("The size of tensor a (4) must match the size of tensor b (3)", "another microbatch"),
+        ("Expected input batch_size (8) to match target batch_size (3).", "another microbatch"),
+        ("the two ends of a message differ", "sender's order"),
+        ("ZeroDivisionError", ""),
+    ],
+)
+def test_what_usually_breaks_a_run_is_named(text: str, says: str, seed: int) -> None:
+    said = trouble(case("", [a_run(seed)], []), "error", text)
+    assert says in said and bool(says) == bool(said)
 
 
 def test_a_gradient_of_other_outputs_is_no_sum_of_microbatches(seed: int) -> None:

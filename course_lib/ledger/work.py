@@ -53,7 +53,16 @@ class RecordingWork(Work):
                 "Call wait() on the handle first, or send a clone()."
             )
 
+    def check_first(self) -> None:
+        """gloo's messages count what arrives: a second wait() would wait for one more, for ever."""
+        if self.waited and self.peer >= 0 and not self.device:
+            raise CommunicationError(
+                f"wait() was called before on this handle, of a message with rank {self.peer}: on gloo a "
+                "second wait() never returns. Wait once for each handle, where its tensor is needed."
+            )
+
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.check_first()
         rec = recorder()
         since = rec.begin_wait(self.row)
         try:

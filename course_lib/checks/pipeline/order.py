@@ -69,6 +69,15 @@ def counted_from_one(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
+def turned_round(sizes: Sizes, rows: Rows) -> str:
+    """Actions whose stage and microbatch have changed places: read so, each rank has its own stages."""
+    for rank, row in enumerate(rows):
+        named = {one.microbatch % sizes.stages for one in flat(row)}
+        if not row or named != {rank} or sizes.stages == 1:
+            return ""
+    return "Have stage and microbatch changed places? It is Action(stage, kind, microbatch)."
+
+
 def not_there(sizes: Sizes, rows: Rows) -> str:
     """Microbatches that there are not, where a rank runs further ahead than there are microbatches."""
     outside = any(one.microbatch >= sizes.microbatches for row in rows for one in flat(row))
@@ -89,7 +98,7 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
             return Sentence(
                 f"Rank {rank} does {words.counted(forwards, 'forward')} and "
                 f"{words.counted(backwards, 'backward')}. As many backwards stand at its end as forwards in "
-                f"its warm-up: {lost} are missing.",
+                f"its warm-up: {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
                 "A rank has as many backwards as forwards: those of its warm-up come back at its end.",
             )
     return ""
@@ -125,7 +134,9 @@ def behind_the_next(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
-IMPOSSIBLE = first_of(counted_from_one, not_there, not_come_back, orders_differ, behind_the_next)
+IMPOSSIBLE = first_of(
+    counted_from_one, turned_round, not_there, not_come_back, orders_differ, behind_the_next
+)
 
 
 # ---- how far each rank runs ahead, where a schedule says it

@@ -97,6 +97,8 @@ OTHER_DENOMINATOR = {
     "total": "That is the bubble over the ideal time, as the GPipe paper has it, and the lecture without "
     "saying so. Of the total, which has the bubble in it, it is (p-1)/(m+p-1).",
 }
+PERCENT = "A share is asked for, 0.25 and not 25."
+TIME_ALONE = "That is the bubble's time. Divide it by the time that the rank computes, m (F+B)."
 PEAK: Mapping[str, Formula] = {
     "That is 1F1B's. GPipe does no backward before its last forward: it holds all m.": (
         lambda s, p, m, rank, v=1: min(m, p - rank) if s == "gpipe" else peak(s, p, m, rank, v)
@@ -204,6 +206,9 @@ def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple])
     split = arguments[0][0] == LOOP
     slips = {OTHER_DENOMINATOR[which]: other}
     slips |= {says: over(idle) for says, idle in (SPLIT if split else PLAIN).items()}
+    slips[PERCENT] = of_ideal(lambda *given: 100 * formula(*given))
+    if which == "ideal":
+        slips[TIME_ALONE] = of_ideal(lambda name, p, m, v: 3 * m * ideal(name, p, m, v))
     otherwise = {
         "ideal": "The bubble of one rank over what it computes, m (F+B) with F = 1 and B = 2.",
         "total": "The bubble of one rank over bubble and computing together: r / (1 + r), where r is "

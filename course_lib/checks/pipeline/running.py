@@ -39,7 +39,8 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return (
             "What is received must be what was sent: torch.empty(stage.shape(inputs), dtype=stage.dtype), of "
             "the microbatch that the sender did. Messages between two ranks come in the order in which they "
-            "were sent."
+            "were sent: where stages do the microbatches in different orders, post each receive in the "
+            "sender's order, as it stands in simulate(actions).events."
         )
     if "only Tensors of floating point" in text:
         return "Tokens have no gradient: what the first stage gets needs no requires_grad_()."
@@ -56,6 +57,21 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return (
             "Is something sent to a rank that there is not? Before the first stage and behind the last there "
             "is nobody: stage.first and stage.last."
+        )
+    if "must match the size of tensor" in text or "to match target batch_size" in text:
+        return (
+            "Is that the tensor of another microbatch? Their sizes differ: keep what arrives by its kind "
+            "and its microbatch."
+        )
+    if "'NoneType' object has no attribute" in text:
+        return (
+            "Is x.grad None? What comes in from another stage must ask for a gradient before the module "
+            "sees it: x.requires_grad_(). The first stage's inputs have none, and nobody waits for one."
+        )
+    if "differentiated Tensors" in text:
+        return (
+            "torch.autograd.grad adds nothing to the parameters' gradients, and tokens have none: "
+            "torch.autograd.backward(output, gradient), and then x.grad."
         )
     if "does not require grad" in text:
         return "What comes in from another stage must ask for a gradient: x.requires_grad_()."

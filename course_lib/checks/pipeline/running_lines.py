@@ -19,7 +19,8 @@ NOT_TOLD = "rank {} did not tell what its stage did."
 CLOSE = 1e-6  # of a fingerprint: rounding is far below, another microbatch far above
 FREE = (
     "After a microbatch's backward nothing of it is needed any more: neither its graph (retain_graph), nor "
-    "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B."
+    "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B; what "
+    "is sent or returned is detached (output.detach())."
 )
 
 

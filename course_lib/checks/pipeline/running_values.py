@@ -24,8 +24,8 @@ NOTHING_CAME = (
     "sends the gradient of its input back (x.grad, after x.requires_grad_()); then output.backward(that)."
 )
 MIXED = (
-    "Is each gradient given to the output that it belongs to? Between two ranks messages come in the order "
-    "in which they were sent, whatever their microbatches are called."
+    "Is each gradient given to backward, and for the output that it belongs to? Between two ranks messages "
+    "come in the order in which they were sent, whatever their microbatches are called."
 )
 DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatches together"
 
@@ -124,6 +124,8 @@ def divided(run: Run, shares: Sequence[float]) -> str:
          "That is the mean of the microbatches' means. They have different numbers of targets, and a target "
          f"of a small one counts more. {DIVIDE}."),
         ([total] * m, f"The losses were summed up, not averaged. {DIVIDE}: stage.count(targets)."),
+        ([total / m] * m,
+         f"The sum of the losses was divided by the number of microbatches. {DIVIDE}: stage.count(targets)."),
         ([total / elements] * m,
          "Targets that do not count (-100) were counted: stage.count says how many do."),
         ([m] * m, f"That is {m} times too large, once for each microbatch: the sum is over all already."),

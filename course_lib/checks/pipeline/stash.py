@@ -110,9 +110,11 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if "modified by an inplace operation" in text:
         return (
             "The optimizer changes weights in place, and a microbatch that is under way still needs the old "
-            "ones: let its forward run on a version of its own (torch.func.functional_call, or a copy of the "
-            "module)."
+            "ones: let its forward run on copies of them (param.detach().clone(), by functional_call; or a "
+            "copy of the module)."
         )
+    if "does not require grad" in text:
+        return "Is the version cut off from autograd? param.detach().clone().requires_grad_()."
     if "only Tensors of floating point" in text:
         return "Tokens have no gradient: x.requires_grad_() is for floating-point inputs."
     if "backward through the graph a second time" in text:

@@ -164,6 +164,27 @@ class NoStep(Trained):
             super().step(k)
 
 
+class Never(Trained):
+    """No step that has a gradient."""
+
+    def step(self, k: int) -> None:
+        self.optimizer.zero_grad()
+
+
+class Late(Trained):
+    """The step comes before the gradient is handed over: each takes that of the backward before."""
+
+    before: Sequence[Tensor | None] = ()
+
+    def step(self, k: int) -> None:
+        parameters = list(self.module.parameters())
+        came = [param.grad for param in parameters]
+        for index, param in enumerate(parameters):
+            param.grad = self.before[index] if self.before else None
+        self.before = came
+        super().step(k)
+
+
 class NewOptimizer(Trained):
     """A new optimizer for each step."""
 
@@ -188,6 +209,9 @@ SLIPS: dict[str, type[Trained]] = {
     "lost: step the newest, with the old version's gradient.": FromOld,
     "The gradients of earlier backwards are still there: clear them after a step (zero_grad).": Accumulating,
     "The weights changed only at the end, as with a flush. PipeDream steps after each backward.": NoStep,
+    "The weights never change: after a backward the module's parameters get the version's gradients "
+    "(param.grad), and then the optimizer steps. A version needs requires_grad_() to have any.": Never,
+    "Each step took the gradient of the backward before it: hand the gradients over, then step.": Late,
     "The optimizer's momentum begins anew with each step: the optimizer that was given keeps it.": (
         NewOptimizer
     ),

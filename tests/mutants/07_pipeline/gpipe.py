@@ -41,7 +41,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: the backward of the last microbatch is forgotten
-# says: does \d+ forwards and \d+ backwards?.* 1 are missing
+# says: does \d+ forwards and \d+ backwards?.* 1 is missing
 from course_lib.pipeline import Action
 
 

@@ -71,6 +71,20 @@ def naive(stages, microbatches):
     return rows
 
 
+# %% wrong: stage and microbatch have changed places
+# says: Have stage and microbatch changed places
+from course_lib.pipeline import Action
+
+
+def naive(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        rows.append([])
+        for k in range(microbatches):
+            rows[-1] += [Action(k, "F", rank), Action(k, "B", rank)]
+    return rows
+
+
 # %% wrong: backward before its forward
 # says: it needs 0F0, which rank 0 does only later
 from course_lib.pipeline import Action

@@ -257,6 +257,57 @@ class PipeDreamStage:
         self.optimizer.step()
 
 
+# %% wrong: the step comes before the gradients are handed over
+# says: hand the gradients over, then step
+from torch.func import functional_call
+
+
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.kept = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        version = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        out = functional_call(self.module, version, (x,))
+        self.kept[microbatch] = x, out, version
+        return out.detach()
+
+    def backward(self, microbatch, gradient=None):
+        x, out, version = self.kept.pop(microbatch)
+        out.backward(gradient)
+        self.optimizer.step()
+        for n, p in self.module.named_parameters():
+            p.grad = version[n].grad
+        return x.grad
+
+
+# %% wrong: the gradients are never handed over
+# says: The weights never change
+import copy
+
+
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.net, self.update, self.waiting = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        twin = copy.deepcopy(self.net)
+        entry = x.detach().requires_grad_() if x.is_floating_point() else x
+        self.waiting[microbatch] = entry, twin(entry)
+        return self.waiting[microbatch][1].detach()
+
+    def backward(self, microbatch, gradient=None):
+        entry, result = self.waiting.pop(microbatch)
+        torch.autograd.backward([result], [gradient])
+        self.update.step()
+        return entry.grad
+
+
 # %% right: functional
 class PipeDreamStage:
     def __init__(self, module, optimizer):

@@ -697,6 +697,39 @@ def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
     return nbytes * (down + up)
 
 
+# %% wrong: percentages
+# says: 0.25 and not 25
+def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
+    shares = {
+        "naive": stages - 1,
+        "interleaved_one_f_one_b": (stages - 1) / (microbatches * chunks),
+        "zero_bubble_h1": (stages - 1) / (3 * microbatches),
+    }
+    return 100 * shares.get(schedule, (stages - 1) / microbatches)
+
+
+def bubble_of_total(schedule, stages, microbatches, chunks=1):
+    r = bubble_of_ideal(schedule, stages, microbatches, chunks) / 100
+    return 100 * r / (1 + r)
+
+
+def peak_activations(schedule, stages, microbatches, rank, chunks=1):
+    p, m, below = stages, microbatches, stages - 1 - rank
+    return {
+        "naive": 1,
+        "gpipe": m,
+        "one_f_one_b": min(m, below + 1),
+        "interleaved_one_f_one_b": min(m * chunks, 2 * below + (chunks - 1) * p + 1),
+        "zero_bubble_h1": min(m, below + 1),
+    }[schedule]
+
+
+def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
+    if stages == 1:
+        return 0
+    return microbatches * nbytes * (2 * chunks - (rank == 0) - (rank == stages - 1))
+
+
 # %% right: by time
 def times(schedule, p, m, v):
     work = 3 * m
