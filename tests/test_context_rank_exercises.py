@@ -75,7 +75,7 @@ def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
     """A hint that also fits what is right would be told of something else; on the last rank all is seen."""
     spread = Spread.draw(Draw(seed), 3, 12, heads=4, causal=causal, layout=zigzag(12, 3))
     for mistake in ring_mistakes(spread):
-        ranks = [spread.parts(spread.whole.wanted, k) for k in range(3)]
+        ranks = [spread.parts(spread.wanted, k) for k in range(3)]
         right = [
             all(close(tensor, ranks[k][name]) for name, tensor in mistake.tensors(k).items())
             for k in range(3)

@@ -101,7 +101,7 @@ def precise_line(spread: Spread, name: str, title: str) -> Line:
         if (found := differs(run, seen, [], (), None, "")) and "misfit" in found.cause:
             return found
         for rank in range(spread.n):
-            exact = spread.part(spread.whole.wanted[name], rank)
+            exact = spread.part(spread.wanted[name], rank)
             error = seen.tensors[rank][f"{run.name}.{name}"].double() - exact
             off = float(error.square().mean().sqrt())
             bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))

@@ -35,10 +35,10 @@ class Spread:
     @classmethod
     def draw(
         cls, draw: Draw, n: int, seq: int, *, batch: int = 1, heads: int = 2, kv_heads: int = 2,
-        head_dim: int = 8, causal: bool = False, layout: Layout | None = None, large: float = 1.0,
+        head_dim: int = 8, causal: bool = False, layout: Layout | None = None,
         name: str = "ring", dtype: torch.dtype = torch.float64, **settings: bool,
     ) -> Spread:  # fmt: skip
-        whole = Whole.draw(draw, batch, seq, heads, kv_heads, head_dim, causal, large, dtype)
+        whole = Whole.draw(draw, batch, seq, heads, kv_heads, head_dim, causal, dtype=dtype)
         passed = layout is not None
         return cls(whole, layout or contiguous(seq, n), causal, passed, name, settings)
 
@@ -50,6 +50,11 @@ class Spread:
     def places(self) -> list[Tensor]:
         """The positions of each rank's tokens, in the order in which it holds them."""
         return [positions(spans) for spans in self.layout]
+
+    @cached_property
+    def wanted(self) -> Mapping[str, Tensor]:
+        """Output and gradients of the whole: every line asks for its ranks' parts."""
+        return self.whole.wanted
 
     @cached_property
     def owner(self) -> Tensor:
@@ -77,7 +82,7 @@ class Spread:
         """The call: q, k, v and the output's gradient of each rank, and what it must have."""
         inputs = [self.parts(self.whole.inputs, k) for k in range(self.n)]
         wanted = [
-            self.parts(self.whole.wanted, k) | {f"after.{name}": x for name, x in inputs[k].items()}
+            self.parts(self.wanted, k) | {f"after.{name}": x for name, x in inputs[k].items()}
             for k in range(self.n)
         ]
         return Run(
@@ -204,7 +209,7 @@ def mask_mistakes(spread: Spread) -> list[Mistake]:
 
 
 def ring_mistakes(spread: Spread) -> list[Mistake]:
-    n, whole = spread.n, spread.whole.wanted
+    n, whole = spread.n, spread.wanted
     old = "The old out still has the weight that it had when it came: with each block that follows it loses "
     found = [
         Mistake(f"{old}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}),
