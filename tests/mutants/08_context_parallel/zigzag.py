@@ -12,7 +12,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: neighbours are paired
-# says: in succession again
+# says: parts in succession|in succession again
 def zigzag(seq, n):
     parts = torch.arange(seq).tensor_split(2 * n)
     spans = [range(int(p[0]), int(p[-1]) + 1) for p in parts if len(p)]
