@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,11 +227,6 @@ def changed(seen: Observed, call: Call) -> Finding | None:
                 cause=f"changed {name}",
             )
     return None
-
-
-def without_grad_line(text: str) -> bool:
-    """Whether an error's text says that autograd found nothing to go back through."""
-    return bool(re.search(r"does not require grad|inplace|in-place|leaf Variable", text))
 
 
 # ---- memory
