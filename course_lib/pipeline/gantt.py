@@ -8,6 +8,7 @@ cell, its forward above its backward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -22,6 +23,7 @@ from course_lib.pipeline.simulate import Simulation, Timed, Times
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.34, 0.62, 0.5  # inches
 LEFT, RIGHT = 0.07, 0.99  # of the width: where the rows begin and end
 LEAST_NUMBER = 0.11  # inches: a narrower cell has no number
+EDGE, EDGE_SHARE = 0.6, 0.12  # of a cell: points, and at most this share of its width
 COLOURS = {
     "F": colours.FORWARD,
     "B": colours.BACKWARD,
@@ -116,7 +118,10 @@ def _axes(
 def _cells(ax: Axes, times: Times, now: float | None) -> None:
     """The actions, one collection for each colour, and their numbers."""
     chunks = [_chunks(row) for row in times.schedule]
-    wide = LEAST_NUMBER / (WIDTH * (RIGHT - LEFT)) * ax.get_xlim()[1]
+    inch = ax.get_xlim()[1] / (WIDTH * (RIGHT - LEFT))
+    wide = LEAST_NUMBER * inch
+    # Edges as wide as narrow cells would cover them, and a busy rank would look idle.
+    edge = min(EDGE, EDGE_SHARE * 72 * median(one.end - one.start for one in times.events) / inch)
     shapes: dict[tuple[str, bool], list[Corners]] = {}
     waiting: list[Corners] = []
     for event in times.events:
@@ -133,8 +138,8 @@ def _cells(ax: Axes, times: Times, now: float | None) -> None:
     for (kind, pale), boxes in shapes.items():
         colour = colours.tint(COLOURS[kind]) if pale else COLOURS[kind]
         gid = f"{kind}{' pale' if pale else ''}"
-        _draw(ax, boxes, gid, facecolors=colour, edgecolors="white", lw=0.6, zorder=3)
-    _draw(ax, waiting, "to come", facecolors="none", edgecolors=colours.FAINT, lw=0.6, zorder=2)
+        _draw(ax, boxes, gid, facecolors=colour, edgecolors="white", lw=edge, zorder=3)
+    _draw(ax, waiting, "to come", facecolors="none", edgecolors=colours.FAINT, lw=edge, zorder=2)
 
 
 def _chunks(row: Sequence[Action | Pair]) -> list[int]:
