@@ -615,6 +615,7 @@ def test_no_row_is_wider_than_a_notebook():
         ("04_zero", 60),
         ("06_tensor_parallel", 60),
         ("07_pipeline", 60),
+        ("08_context_parallel", 60),
     ],
 )
 def test_the_points_of_an_assignment_add_up(assignment, points):
@@ -632,6 +633,7 @@ def test_the_points_of_an_assignment_add_up(assignment, points):
         "04_zero",
         "06_tensor_parallel",
         "07_pipeline",
+        "08_context_parallel",
     ],
 )
 def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
