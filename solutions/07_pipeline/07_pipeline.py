@@ -15,9 +15,9 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; predictions of their idle time, memory and bytes; the executor that runs any of them on real ranks; PipeDream's stage with versions of its weights |
+# | you will build | five schedules, as data; predictions of their idle time, memory and bytes; the executor that runs those with one stage a rank and whole backwards on real ranks; PipeDream's stage with versions of its weights |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
-# | time | two hours |
+# | time | a good two hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
@@ -28,9 +28,9 @@
 # | 3 1F1B: the same, in less memory | 15 | 8 | 2 |
 # | 4 Interleaving: a shorter way round | 20 | 8 | 3 |
 # | 5 Half of a backward can wait | 15 | 7 | 3 |
-# | 6 What you predicted | | 7 | 2 to 5 |
+# | 6 What you predicted | 5 | 7 | 2 to 5 |
 # | 7 On real ranks | 30 | 13 | 3 |
-# | 8 PipeDream: without a flush | 10 | 6 | 3 |
+# | 8 PipeDream: without a flush | 15 | 6 | 3 |
 # | 9 Was it wise to pipeline? | 5 | | all |
 # | 10 Questions | 5 | 4 | all |
 # | 11 Optional: DualPipe | 40 | 5 extra | 5 |
@@ -241,8 +241,8 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # backwards. Nothing else changes: gradients are added up over the microbatches, the weights change once, after the
 # last. That moment is the *flush*: the pipeline runs empty.
 #
-# **Predict.** In the chart with p = 4 there is a triangle of white at the beginning, one at the end, one between. How
-# long is the bubble of one rank? Does it depend on m, and on the rank?
+# **Predict.** Sketch it for p = 4: a triangle of white at the beginning, one at the end, one between. How long is the
+# bubble of one rank? Does it depend on m, and on the rank?
 #
 # <details><summary>Answer</summary>(p − 1)(F + B), on every rank: rank i waits i F for its first input, (p − 1 − i)(F
 # + B) between its last forward and its first gradient, and is done i B before rank 0. m does not occur. So the more
@@ -422,13 +422,14 @@ if schedule:
 #
 # The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank p−2 gets
 # a gradient, and so on up. So let every rank do **one forward, one backward** in turn, as soon as it can. A rank
-# further up has to wait longer for its first gradient, and does more forwards meanwhile: its *warm-up*. At the end
-# some backwards are left over.
+# further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does more forwards
+# meanwhile: its *warm-up*. At the end some backwards are left over.
 #
-# **Predict.** Rank i of p. How many forwards does it do before the first forward-backward turn, so that it never
-# waits for a gradient in the steady state? How many microbatches has it in flight, at most? And the bubble?
+# **Predict.** Rank i of p. How many forwards does it do before the first forward-backward turn, so that it never waits
+# for a gradient while the two alternate (the *steady state*)? How many microbatches has it in flight, at most? And the
+# bubble?
 #
-# <details><summary>Answer</summary>p − 1 − i of warm-up: none on the last rank, and one more for each rank below.
+# <details><summary>Answer</summary>p − 1 − i of warm-up: none on the last rank, and one more for each rank further up.
 # Then one more forward before each backward: p − i in flight, whatever m is (never more than m). The bubble is (p −
 # 1)(F + B), as GPipe's: the first input comes no earlier, and the last gradient no earlier either. Lecture 001's
 # advice to minimise bubbles by "using 1F1B" is wrong: what 1F1B saves is memory.</details>
@@ -489,8 +490,8 @@ drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
 # The same 33, the same bubble; 4 microbatches in flight where GPipe has 8. And p − i microbatches on 1/p of the
-# layers: rank 0 keeps as much as *one* microbatch leaves in the whole model, however many ranks there are. Tables:
-# formula and schedule.
+# layers: rank 0 keeps as much as *one* microbatch leaves in the whole model, however many ranks there are. Your
+# schedules and your formula, side by side:
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -562,8 +563,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
-# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk; and each rank below it two
-# more, because a gradient is a step further away, and an activation too.
+# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk; and each rank further
+# up two more, because a gradient is a step further away, and an activation too.
 #
 # **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
 # to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
@@ -677,10 +678,13 @@ if schedule:
 # on. When no forwards and I's are left, rank i has i W's to fill the white at the end.
 #
 # **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what happens to the
-# memory? After I most of what a microbatch left is free; W needs x and dy of each linear layer.
+# memory? W needs x and dy of each linear layer. With attention's scores
+# computed again or never stored that is 32 of the 34 sbh that a layer keeps (Qi et al., table 1): hardly anything is
+# free before W, so count a microbatch until its W.
 #
 # <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it where all are equal. Awaiting I are p − i on
-# rank i, as before. Awaiting W are up to i more. So no rank keeps more than rank 0 of 1F1B: p.</details>
+# rank i, as before. Awaiting W are up to i more. So every rank keeps up to p, what rank 0 of 1F1B keeps and no rank
+# more. (`peak_activations` counts those that await I.)</details>
 #
 # **Build.** m must be at least p. Kinds are `"F"`, `"I"` and `"W"`.
 
@@ -753,13 +757,13 @@ if schedule:
     for name, way in ways.items():
         found = simulate([way(row) for row in schedule])
         most = max(held(found.schedule, rank, weight=1) for rank in range(4))
-        print(f"W {name:10}: total {found.total}, at most {most} microbatches wait for their W")
+        print(f"W {name:10}: total {found.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
 # At once there is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's autograd
 # cannot do that by itself: it computes dx and dA of a layer one after the other, and a stage's input gradient is
 # there only when the whole stage is done. `course_lib/pipeline/halves.py` shows how to take it apart.) All at the
-# end, 8 microbatches wait, as many as in GPipe, and nothing is gained over "at once".
+# end, 8 microbatches are kept, as many as in GPipe, and nothing is gained over "at once".
 #
 # And the white that is left in your chart? At the beginning every rank but the first waits for its first input. There
 # is no work to put there, unless the rank begins later and ends later than the one before. ZB-H2 does that: twice the
@@ -772,6 +776,11 @@ if schedule:
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
 
 drawn(zero_bubble_h2, 4, 8)
+
+# %% [markdown]
+# The line below says 27, as for H1: it counts from the first rank's beginning to the last rank's end. But each rank
+# is busy for 24 without a gap, and what is white before and after belongs to the neighbouring steps. And the V, whose
+# actions take half as long; the paler ones are the second chunk:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
@@ -845,6 +854,7 @@ explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe
 # |---|---|
 # | you will write | nothing new: the functions in §2, if they do not know all five schedules yet |
 # | rests on | §2 to §5 |
+# | time | 5 minutes |
 # | points | 7 |
 #
 # First a look for yourself: your formulas against your schedules under the clock. A row without a mark agrees.
@@ -857,6 +867,7 @@ YOURS = {
     "interleaved_one_f_one_b": interleaved_one_f_one_b,
     "zero_bubble_h1": zero_bubble_h1,
 }
+print(f"{'p = 4, m = 12: bubble':24} {'of ideal':>10} {'of total':>10} {'rank 1 keeps':>13}")
 for name, generator in YOURS.items():
     schedule, chunks = made(generator, 4, 12), 2 if "interleaved" in name else 1
     if schedule:
@@ -868,7 +879,7 @@ for name, generator in YOURS.items():
             said(peak_activations, name, 4, 12, 1, chunks),
         ]
         marks = "" if seen == foretold else f"   predicted {foretold}"
-        print(f"{name:24}", *(f"{one:>10}" for one in seen), marks)
+        print(f"{name:24} {seen[0]:>10} {seen[1]:>10} {seen[2]:>13}{marks}")
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 7}
 report = check(
@@ -900,9 +911,9 @@ report.points(7)
 # | time | 30 minutes |
 # | points | 13 |
 #
-# So far no tensor has moved. Now a schedule is to be *done*: forwards and backwards of a real model, activations sent
-# down, gradients sent up. The order of the computing is given. What is not given is the order of the messages, and
-# this is where pipelines hang.
+# So far no tensor has moved. Now a schedule is to be *done*: forwards and whole backwards of a real model, one stage a
+# rank, activations sent down, gradients sent up. (Chunks and halves ask for the same idea and more bookkeeping.) The
+# order of the computing is given. What is not given is the order of the messages, and this is where pipelines hang.
 #
 # The obvious way: each rank goes through its own list; it receives what an action needs, and sends what it made. Here
 # without a model, tokens only. Once with `send`, which returns when the other side has taken the message (gloo's
@@ -1222,7 +1233,6 @@ gantts(charts, seconds=True) if charts else None
 # message that had to wait for the receiver. (With more ranks than cores every action takes longer, and the bubble
 # seems to shrink: ranks that wait lend their core to others.)
 #
-#
 # **Break it.** The classic mistake in the loss: each microbatch's own mean, as it stands in a loop without a
 # pipeline, and nobody divides by m. Gradients are m times too large. Two ranks, four equal microbatches, forty steps.
 # Which optimizer notices?
@@ -1263,7 +1273,8 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size: the factor hardly shows, until somebody clips gradients, or compares the
-# runs' norms. Check gradients, not losses. (A well-known teaching implementation of pipelines has this mistake, and
+# runs' norms. SGD takes steps four times as long: another curve, be it better or worse, and with a larger learning
+# rate none. Check gradients, not losses. (A well-known teaching implementation of pipelines has this mistake, and
 # AdamW hides it there.)
 #
 # **The two ends of the model.** Many GPTs tie the head to the embedding: one matrix, used on the first rank *and* on
@@ -1283,7 +1294,7 @@ if run:
 # %% [markdown]
 # Whoever forgets the sum trains two matrices that were meant to be one; nothing crashes. Megatron-LM has an
 # "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the step. (So does
-# `course_lib.pipeline.run_schedule`; your function is not asked to.)
+# the library's `course_lib.pipeline.run.run_schedule`; your function is not asked to.)
 #
 # **In production.** `torch.distributed.pipelining`: a `PipelineStage` around the module, and a schedule class whose
 # `step` is your function. And its runtime takes schedules as text, so it can run *yours*. The same stages and
@@ -1343,7 +1354,7 @@ for how, generator in cases if ours else ():
 # |---|---|
 # | you will write | `PipeDreamStage(module, optimizer)` |
 # | rests on | §3 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 6 |
 #
 # Why run empty at all? PipeDream (Narayanan et al. 2019) fills the pipeline once and never flushes: 1F1B over the
@@ -1579,11 +1590,11 @@ figure if curves else None
 # | time | 5 minutes |
 #
 # Lecture 004 ends its part on pipelines with Ilya Sutskever (NeurIPS 2024) on his own model of 2014: "Was it wise to
-# pipeline? As we now know pipelining is not wise." That model had a layer on each GPU, and ran 3.7 times as fast on 8
-# GPUs as on one (6,300 against 1,700 words a second: Sutskever et al. 2014, §3.5): 46 %. You know why, and you know
-# what has been found since. So ask again, with numbers: LLaMA 3 70B, sequences of 4,096 tokens, one to a microbatch;
-# nodes of 8 H100 share every layer (notebook 06, with sequence parallelism), p nodes are the pipeline. A GPU reaches
-# 40 % of its 989 TFLOP/s and has 80 GB.
+# pipeline? As we now know pipelining is not wise." That model had each of its four layers on a GPU of its own and the
+# softmax on four more, and ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words a second: Sutskever et
+# al. 2014, §3.5): 46 %. You know why, and you know what has been found since. So ask again, with numbers: LLaMA 3 70B,
+# sequences of 4,096 tokens, one to a microbatch; nodes of 8 H100 share every layer (notebook 06, with sequence
+# parallelism), p nodes are the pipeline. A GPU reaches 40 % of its 989 TFLOP/s and has 80 GB.
 #
 # Which schedule is best for which p, m and link? Everything is simulated, messages included; a schedule must fit into
 # memory: 16 bytes a parameter (DualPipe: twice), 34 s·b·h/t bytes for each microbatch and layer in flight, of which W
@@ -1661,7 +1672,7 @@ for p, counts in ((4, (8, 64)), (8, (8, 16, 64)), (16, (16, 64))):
             )
             line += f"{best[1]} {best[0]:.0%}".ljust(34)
         print(line)
-print("\np = 8, m = 16            GB a GPU   share of time at work")
+print("\np = 8, m = 16            GB a GPU   share of time at work, links as above")
 for name, *one in candidates(8, 16):
     shares = [
         1 - float(simulate(one[0], rank_times(8, seconds).split(one[1]), one[2]).of_total)
@@ -1672,9 +1683,10 @@ for name, *one in candidates(8, 16):
 # %% [markdown]
 # Read it by columns. *A fast wire*: halved backwards on a V are best, in the memory of 1F1B; with few microbatches (m
 # = p) many small chunks are. *A slower one*: chunks begin to cost. *A slow one*: what counts is how far ahead a rank
-# may run before it needs an answer; plain GPipe beats 1F1B there, whose steady state waits for two messages in every
-# turn (real executors let 1F1B run one microbatch further ahead for that, and pay with memory). Plain 1F1B at m = 2 p
-# idles 31 % of the time, as your formula says: whoever calls pipelining unwise has this one in mind, or the naive
+# may run before it needs an answer. ZB-H2, with twice the warm-up, is best where m is large enough for it and it fits,
+# else GPipe; 1F1B's steady state waits for two messages in every turn (real executors let it run one microbatch
+# further ahead for that, and pay with memory). Plain 1F1B at m = 2 p idles 31 % of the time even on the fast wire, of
+# which your formula says 30.4 %: whoever calls pipelining unwise has this one in mind, or the naive
 # one. "80-90 % typical" (lecture 001) wants m = 4 p, or one of the newer schedules.
 #
 # And the alternative? The same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
@@ -1765,9 +1777,9 @@ report.points(4)
 # stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the others through p to 2p − 1. p is even,
 # m even and at least 2p. A forward and a backward as one block are `Pair(forward, backward)`, the backward a whole B.
 #
-# One rank's list has eight phases. Let *near* be the stage whose first stage is closer (on rank 0 it is stage 0),
-# *far* the other one; `place` the distance to that end, min(i, p − 1 − i); `below` = p/2 − 1 − place, the ranks
-# between this one and the middle.
+# One rank's list has eight phases. Of the rank's two stages *near* is the one whose copy of the model begins closer
+# (on rank 0 it is stage 0), *far* the other one; `place` the distance to that end, min(i, p − 1 − i); `below` = p/2 −
+# 1 − place, the ranks between this one and the middle.
 #
 # | phase | times | what |
 # |---|---|---|
@@ -2029,8 +2041,9 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # none, idle work is the price.
 #
 # **You have built** five schedules from a rank at a time to halved backwards, the formulas of their idle time, memory
-# and bytes, an executor that runs any of them on gloo and on NCCL, and a stage that trains without ever running
-# empty.
+# and bytes, an executor for every order of whole forwards and backwards with one stage a rank, and a stage that
+# trains without ever running empty. (The library's executor, `course_lib.pipeline.run`, does chunks, halves and pairs
+# as well.)
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 has the bubble, and recomputation.
