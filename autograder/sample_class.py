@@ -2,10 +2,10 @@
 
 Each hands in the student version with the exercises filled in by the reference, but for what the
 student is here to show; extra credit is left alone by all but one. A new assignment joins the class by
-itself: one hands in all of it, one slips in it, one does its extra credit. What has nothing to do with an
-assignment's exercises is shown on the first `FEW`, and a typical mistake once, on the first assignment with
-a mutant of such a title: more of them would take long and show no more of the grading. The last three are
-broken or hostile, one of each kind; many more are in `autograder.faults`.
+itself: one hands in all of it, one does its extra credit. One slips in the first two. What has nothing to do
+with an assignment's exercises is shown on the first, and a typical mistake once, on the first assignment
+with a mutant of such a title: more of them would take long and show no more of the grading. The last three
+are broken or hostile, one of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -174,10 +174,9 @@ class Right:
 
 course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
 
-FEW = 1  # assignments
-OF_ALL = ("sample-perfect", "sample-partial")
 EXTRA = "sample-extra-credit"  # of the assignments that have some
 OF_MUTANTS = ("sample-deadlock", "sample-twice-the-bytes", "sample-built-in")
+OF_ALL = ("sample-perfect", EXTRA, *OF_MUTANTS)
 
 CHANGES: dict[str, Change] = {
     "sample-broken-file": broken_file,
@@ -201,6 +200,11 @@ STUDENTS: dict[str, Student] = {
 }
 
 
+def hands_in(student: str, place: int) -> bool:
+    """Whether the student looks at the course's assignment number `place`, from 0."""
+    return student in OF_ALL or place < (2 if student == "sample-partial" else 1)
+
+
 def make_sample_class(
     folder: Path,
     assignments: list[str],
@@ -222,7 +226,7 @@ def make_sample_class(
         reference = answers | {one: empty[one] for one in extra}
         released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
         for student, make in STUDENTS.items():
-            if place >= FEW and student not in (*OF_ALL, *OF_MUTANTS, EXTRA):
+            if not hands_in(student, place):
                 continue
             if student in OF_MUTANTS and (folder / student).exists():
                 continue  # it was shown before
