@@ -114,13 +114,16 @@ def until_told(mutant: Mutant) -> Iterator[None]:
 
 
 def drawing_once(exercise: Exercise) -> Exercise:
-    """The exercise, whose cases are drawn once from each seed, and what is expected of them computed once."""
+    """The exercise, whose cases are drawn once from each seed, and what is expected of them computed once.
+
+    They have twice the time: beside other tests a slow solution must not become one that never ends.
+    """
     drawn: dict[tuple[int, bool], list[Case]] = {}
 
     def cases(draw: Draw) -> Iterator[Case]:
         key = draw.generator.initial_seed(), draw.hidden
         if key not in drawn:
-            drawn[key] = list(exercise.cases(draw))
+            drawn[key] = [replace(one, timeout=2 * one.timeout) for one in exercise.cases(draw)]
         return iter(drawn[key])
 
     return replace(exercise, cases=cases)
