@@ -1,0 +1,1920 @@
+# %% [markdown]
+# # 08 · Context parallelism
+#
+# **How does attention work on a sequence that no rank holds?**
+#
+# Everything in a transformer but attention looks at one token at a time. So a sequence can be dealt out to ranks as
+# a batch is in data parallelism: embeddings, norms, MLPs and the head need nothing from elsewhere. Attention does:
+# every query meets every key before it, wherever it lies. This notebook is about that one layer.
+#
+# It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention. What
+# makes that possible, a softmax that can be computed in pieces and put together, makes the rest possible too: the
+# pieces may come from another rank.
+#
+# | | |
+# |---|---|
+# | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
+# | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
+# | time | two hours |
+# | points | 60 |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+#
+# | section | minutes | points | rests on |
+# |---|---|---|---|
+# | 1 Why another axis | 5 | | notebooks 04, 06, 07 |
+# | 2 A softmax in pieces | 15 | 7 | |
+# | 3 Attention in tiles | 30 | 12 | 2 |
+# | 4 The ring | 30 | 15 | 2 |
+# | 5 Who idles | 10 | 5 | 4 |
+# | 6 Ulysses: tokens for heads | 15 | 9 | 3 |
+# | 7 When it hides, and what you predicted | 10 | 7 | 4 to 6 |
+# | 8 How long a sequence fits | 5 | | 3, 4 |
+# | 9 PyTorch's | 5 | | 4 |
+# | 10 Questions | 5 | 5 | all |
+
+# %% [markdown]
+# ### Words and letters
+#
+# | | |
+# |---|---|
+# | N | ranks that share a sequence; in code `n` |
+# | N×N | the matrix of scores of all *tokens* with all tokens, which the literature calls so; here it is `seq` × `seq` |
+# | c | tokens that one rank holds |
+# | s, h, a, b | in formulas: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022) |
+# | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads` |
+# | lse | of a query: log Σ exp(its scores) |
+# | block | a rank's keys and values; also the scores of some queries with some keys |
+# | layout | for each rank the positions that it holds, as a list of ranges (*spans*) |
+# | contiguous | the layout in which ranks hold the sequence in succession |
+
+# %%
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from matplotlib.patches import Rectangle
+from torch.autograd.graph import saved_tensors_hooks
+
+from course_lib import RankError, check, device, launch
+from course_lib.context_parallel import contiguous, deal, striped
+from course_lib.context_parallel.layouts import chunks, without_empty
+from course_lib.data import batch, library_text
+from course_lib.ledger.colours import FORWARD, INK, QUIET, RANKS, picture
+from course_lib.models import GPT, PRESETS, GPTConfig, next_token_loss
+from course_lib.scorecard import Row, Scorecard, costs
+
+Group = dist.ProcessGroup | None  # None is the group of all ranks
+
+# %% [markdown]
+# Tools. `full_attention` is what everything else is compared with: it makes the N×N matrix. `drawn` makes q, k, v and
+# a gradient of the output, the same on every rank. `try_it` runs something that may go wrong.
+
+
+# %%
+def full_attention(q, k, v, causal=False):
+    """softmax(q k^T / sqrt(head_dim)) v with the whole matrix of scores; returns q's shape."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
+def drawn(seq, heads=4, kv_heads=2, head_dim=16, dtype=torch.float64):
+    """q, k, v, and a gradient of the output: the same numbers on every rank."""
+    generator = torch.Generator().manual_seed(seq)
+    sizes = (heads, kv_heads, kv_heads, heads)
+    made = [torch.randn(1, seq, size, head_dim, generator=generator, dtype=dtype) for size in sizes]
+    return [x.to(device()) for x in made]
+
+
+def gradients(attend, *given, **options):
+    """The output of attend(q, k, v) and the gradients of the three."""
+    *inputs, grad = given
+    q, k, v = (x.detach().clone().requires_grad_() for x in inputs)
+    out = attend(q, k, v, **options)
+    out.backward(grad)
+    return [out.detach(), q.grad, k.grad, v.grad]
+
+
+def try_it(body, *args, world_size=4, **kwargs):
+    """Run something that may go wrong; the run, or None after printing why there is none."""
+    try:
+        return launch(body, *args, world_size=world_size, **kwargs)
+    except RankError as error:
+        missing = "NotImplementedError" in str(error)
+        print("not written yet" if missing else f"{type(error).__name__}: {error}")
+
+
+def furthest(found, exact):
+    """The largest difference, over the largest number; of several tensors the worst."""
+    pairs = zip(found, exact, strict=True)
+    return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
+
+
+def said(prediction, *args, form=",.0f"):
+    """What a prediction of yours says, as text."""
+    try:
+        return format(prediction(*args), form)
+    except (NotImplementedError, KeyError):
+        return "?"
+
+
+# %% [markdown]
+# ## 1 · Why another axis
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | notebooks 04, 06, 07 |
+# | time | 5 minutes |
+#
+# A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al. 2022,
+# table 2). The second term is 5·a·b·s²: scores, their softmax, dropout. It is the only one that grows with the
+# *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64; one sequence, one layer, before anything is shared:
+
+# %% tags=["skip-in-grading"]
+WIDTH, HEADS, LAYERS = 8192, 64, 80
+print("  tokens   34 s b h    5 a s² b   GB for each layer")
+for seq in (4096, 32768, 131072, 1048576):
+    print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
+
+# %% [markdown]
+# FlashAttention removes the second column: it makes the scores again in backward. (Lecture 001: "O(N) instead of
+# O(N²)". Right; it does *more* FLOPs for it, and is faster all the same, because fewer bytes go to the GPU's main
+# memory and back.) §3 builds it. The first column stays, and at 131,072 tokens, the context of Llama 3, it is 36.5 GB
+# in each of 80 layers. What do the other axes make of that?
+#
+# | axis | what it does to one long sequence |
+# |---|---|
+# | data parallelism, ZeRO | nothing: a rank has at least one whole sequence |
+# | tensor and sequence parallelism, t = 8 | an eighth: 4.6 GB a layer, 365 GB in all. Beyond 8 ranks it leaves the node, and has more ranks than heads of keys |
+# | pipeline, 1F1B | nothing: rank 0 holds a p-th of the layers, for p microbatches at once (notebook 07) |
+# | recomputing everything | 2 s b h a layer. With t = 8: 21 GB, and one layer whole. It fits, for a third more computing; eight times the tokens do not |
+#
+# And there is time. A batch has so many *tokens*, say 16 million; in sequences of 131,072 these are 128. More than 128
+# replicas have nothing to do. Llama 3 405B was trained for its long context on 16,384 GPUs: 8 for tensor
+# parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The new factor, 16,
+# divides activations and time of one sequence.
+
+# %% [markdown]
+# ## 2 · A softmax in pieces
+#
+# | | |
+# |---|---|
+# | you will write | `online_softmax_merge(out, lse, block_out, block_lse)` |
+# | rests on | nothing |
+# | time | 15 minutes |
+# | points | 7 |
+#
+# Softmax divides by a sum over all keys, so it seems to need all keys at once. On paper, for one query with the
+# scores s₁, s₂, ... and the values v₁, v₂, ...:
+#
+# > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
+#
+# Now cut the keys into a part A and a part B, and do attention to each alone. What you get is out_A and out_B, each
+# divided by its own sum. If Z_A and Z_B were kept, the division can be undone:
+#
+# > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
+#
+# An average, weighted by the sums. From Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 comes (4 + 24) / 4 = 7. The result is
+# again a pair (out, Z), so a third part can be merged into it, and a fourth, in any order. It does not matter where they
+# come from: from the next tile, or from another machine.
+#
+# Sums of exponentials leave the range of numbers soon: exp(89) is infinite in float32. So one keeps the logarithm,
+# **lse** = log Z ("log-sum-exp"). And the weights come from differences:
+#
+# > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
+#
+# This helper does attention of some queries to some keys alone, and returns out and lse. You will use it in §3 and
+# §4 too, so read it: `scores_of` makes the scores, in float32 at least, with −inf where the key stands after the query.
+# Where they stand in the *whole* sequence is given by two ranges. Queries that share a head of keys are rows of one
+# product (`by_head`; `by_token` is the way back). `SEEN` notes what was asked for, for pictures below.
+
+
+# %%
+SEEN = []  # (began, ended, queries, keys) of each call of block_attention
+
+
+def by_head(x, kv_heads):
+    """(batch, tokens, heads, d) to (batch, kv_heads, heads / kv_heads * tokens, d)."""
+    return x.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+
+def by_token(x, tokens):
+    """`by_head` undone: (batch, tokens, heads, d)."""
+    return x.unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def scores_of(q, k, queries, keys, causal):
+    """q k^T / sqrt(head_dim), (batch, kv_heads, heads / kv_heads * queries, keys), in float32 at least.
+
+    queries, keys: ranges, where the tokens of q and k stand in the sequence. -inf where a mask hides the key.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k = (by_head(x.to(dtype), k.shape[2]) for x in (q, k))
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    if causal and queries[0] < keys[-1]:
+        at, of = (torch.tensor(span, device=q.device) for span in (queries, keys))
+        scores.unflatten(2, (-1, len(queries))).masked_fill_(at[:, None] < of, -torch.inf)
+    return scores
+
+
+def block_attention(q, k, v, queries, keys, causal=False):
+    """(out, lse) of attention to these keys alone: (batch, tokens, heads, head_dim), (batch, tokens, heads).
+
+    Where a query sees none of the keys, its out is 0 and its lse -inf.
+    """
+    began = time.perf_counter()
+    scores = scores_of(q, k, queries, keys, causal)
+    lse = scores.logsumexp(-1, keepdim=True)
+    p = (scores - lse.clamp_min(torch.finfo(lse.dtype).min)).exp()
+    out = p @ by_head(v.to(p.dtype), v.shape[2])
+    SEEN.append((began, time.perf_counter(), queries, keys))
+    return by_token(out, len(queries)), by_token(lse, len(queries))[..., 0]
+
+
+# %% [markdown]
+# **Predict.** Three keys with scores 0, 0 and log 2, values 1, 2 and 8. What are out and lse of the first two keys; of
+# the third; of all?
+#
+# <details><summary>Answer</summary>Z = 2, out = 1.5, lse = log 2. Z = 2, out = 8, lse = log 2. All: Z = 4, out = (3 +
+# 16) / 4 = 4.75, lse = log 4.</details>
+#
+# **Build.** Three things to look out for:
+#
+# - `lse` has no last dimension where `out` has its features: a weight needs `[..., None]`.
+# - No `exp` of a score: take differences first, or `torch.logaddexp`.
+# - A block of which a mask hides everything has lse = −inf and must count nothing. But −inf − (−inf) is nan, and in
+#   *backward* a nan times a gradient of 0 is still nan. Put a lowest finite number in the place of −inf *before* you
+#   subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If neither part saw anything, lse is −inf again at the end.
+
+
+# %% nbgrader={"grade_id": "online_softmax_merge", "solution": true}
+def online_softmax_merge(out, lse, block_out, block_lse):
+    """(out, lse) of attention to the keys of both parts.
+
+    out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the sum of the
+    exponentials of its scores, (...), -inf where no key was seen. Returns new tensors; gradients pass to all
+    four, and are 0, not nan, where nothing was seen.
+    """
+    ### BEGIN SOLUTION
+    lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
+    old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
+    out = (old - new).sigmoid()[..., None] * out + (new - old).sigmoid()[..., None] * block_out
+    merged = torch.logaddexp(old, new)
+    return out, merged.masked_fill(merged <= lowest, -torch.inf)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the weights</summary>With both clamped, <code>(old - new).sigmoid()</code> for the one and
+# <code>(new - old).sigmoid()</code> for the other; each with <code>[..., None]</code>.</details>
+# <details><summary>Hint: the new lse</summary><code>torch.logaddexp(old, new)</code>; then -inf again where it is not
+# above the lowest number: <code>masked_fill</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "online_softmax_merge_check", "points": 7}
+report = check("08_context_parallel/online_softmax_merge", online_softmax_merge)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/online_softmax_merge", online_softmax_merge, cases="hidden")
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Measure.** Twelve queries and twelve keys, in blocks of three keys, in two orders, against attention to all keys at
+# once.
+
+
+# %% tags=["skip-in-grading"]
+def in_blocks(merge, q, k, v, starts, size):
+    """Attention to the keys in blocks of `size`, merged in the order of `starts`."""
+    parts = [
+        block_attention(q, k[:, j : j + size], v[:, j : j + size], range(q.shape[1]), range(j, j + size))
+        for j in starts
+    ]  # fmt: skip
+    out, lse = parts[0]
+    for block in parts[1:]:
+        out, lse = merge(out, lse, *block)
+    return out
+
+
+def written(function, *args):
+    """What it returns, or None after saying that it is not written yet."""
+    try:
+        return function(*args)
+    except NotImplementedError:
+        print("not written yet")
+
+
+q, k, v, _ = drawn(12)
+for starts in ((0, 3, 6, 9), (9, 0, 6, 3)):
+    out = written(in_blocks, online_softmax_merge, q, k, v, starts, 3)
+    if out is not None:
+        right = furthest([out], [full_attention(q, k, v)]) < 1e-12
+        print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
+
+# %% [markdown]
+# **Break it.** The classic mistake: the new block gets its right weight, and the old out keeps the one it had when it
+# came. All scores 0, all values 1, four blocks of the same size: attention is an average of ones, 1. What will come out
+# here? (The weight of the second block is 1/2, of the third 1/3, ...)
+
+
+# %% tags=["skip-in-grading"]
+def not_rescaled(out, lse, block_out, block_lse):
+    merged = torch.logaddexp(lse, block_lse)
+    return out + (block_lse - merged).exp()[..., None] * block_out, merged
+
+
+q, ones = torch.zeros(1, 1, 1, 4), torch.ones(1, 12, 1, 4)
+for size in (12, 6, 3, 1):
+    out = in_blocks(not_rescaled, q, ones, ones, range(0, 12, size), size)
+    print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
+
+# %% [markdown]
+# 1 + 1/2 + 1/3 + 1/4 = 2.08: right with one block, and worse with every block more. Values of ones are a good test of any
+# attention: whatever the scores, 1 must come out.
+#
+# **In production.** These five lines are in every attention that is done in parts: in FlashAttention, in ring attention,
+# in decoding with a long cache (Flash-Decoding). Kernels return lse for it: it is the second result of
+# `aten::_scaled_dot_product_flash_attention`.
+
+# %% [markdown]
+# ## 3 · Attention in tiles
+#
+# | | |
+# |---|---|
+# | you will write | `tiled_attention(q, k, v, block=256, causal=False)`, forward and backward |
+# | rests on | §2 |
+# | time | 30 minutes |
+# | points | 12 |
+#
+# One rank, a long sequence. 131,072 tokens have 17 billion scores for each head: 34 GB in 16 bits, where the head's q, k,
+# v and out have 34 MB each (128 features). So go through the scores in tiles of `block` × `block`: make a tile, use it,
+# forget it. For a tile of queries all tiles of keys pass by, and what they give is merged.
+#
+# *Forward* you have all of it: `block_attention` for a tile, `online_softmax_merge` for the next one.
+#
+# *Backward* is the harder half. Autograd would keep every tile. (That is how one gets a "memory-efficient" attention
+# with an N×N matrix in small pieces.) So the scores are made **again**, and this time it is easier, because lse is
+# known: p = exp(s − lse) is the finished softmax, tile by tile, in any order. The chain rule, with g the gradient of out:
+#
+# | from | follows |
+# |---|---|
+# | out = p v | dv += pᵀ g and dp = g vᵀ |
+# | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
+# | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
+#
+# δ seems to need all tiles before the first. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. One
+# number for each query, known when backward begins. (Dao 2023, FlashAttention-2, §3.1.2.)
+#
+# **Predict.** What has to be kept for backward, in units of one of q, k, v (all heads alike)? How many products of
+# matrices does a tile need forward, how many backward? Under a causal mask, which share of the tiles is needed?
+#
+# <details><summary>Answer</summary>q, k, v, out: 4 units, and lse, one number for each query and head. 2 forward, 5
+# backward (the scores again, dv, dp, dq, dk): backward costs 2.5 times as much instead of twice. A little more than
+# half: a tile above the diagonal is not computed at all.</details>
+#
+# **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two.
+#
+# - `tiles(spans, block)` cuts ranges of positions into tiles, and says of each where it lies in the tensor (a slice)
+#   and where it stands in the sequence (a range). Here there is one span, `[range(seq)]`; a rank of §4 may have two.
+# - Under a causal mask: `queries[-1] < keys[0]` means that nobody sees anything. Go on to the next tile.
+# - Sums are in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
+#   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
+# - `save_for_backward` the five tensors, and nothing of a tile.
+
+
+# %%
+def tiles(spans, block=None):
+    """(where it lies in the tensor, where it stands in the sequence) of each tile: a slice and a range.
+
+    spans: ranges of positions, in the order in which the tensor has them. block: tokens in a tile; None: each
+    span is one tile.
+    """
+    before = 0
+    for span in spans:
+        size = block or len(span)
+        for start in range(0, len(span), size):
+            tile = span[start : start + size]
+            yield slice(before + start, before + start + len(tile)), tile
+        before += len(span)
+
+
+def in_float32(x):
+    """x in float32, or as it is where it has more digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# %% tags=["skip-in-grading"]
+for where, positions in tiles([range(10)], block=4):
+    print(where, positions)
+
+
+# %% nbgrader={"grade_id": "tiled_attention", "solution": true}
+# Your torch.autograd.Function:
+### BEGIN SOLUTION
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        ctx.tiles = _pairs(q.shape[1], k.shape[1], block, causal)
+        out = torch.zeros_like(in_float32(q))
+        lse = out.new_full(q.shape[:-1], -torch.inf)
+        for rows, columns, queries, keys in ctx.tiles:
+            tile = block_attention(q[:, rows], k[:, columns], v[:, columns], queries, keys, causal)
+            out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows], *tile)
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v, out := out.to(q.dtype), lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        delta = (in_float32(out) * grad).sum(-1)
+        dq, dk, dv = (torch.zeros_like(in_float32(x)) for x in (q, k, v))
+        for rows, columns, queries, keys in ctx.tiles:
+            scores = scores_of(q[:, rows], k[:, columns], queries, keys, ctx.causal)
+            tile = (q[:, rows], grad[:, rows], k[:, columns], v[:, columns])
+            qt, gt, kt, vt = (by_head(in_float32(x), k.shape[2]) for x in tile)
+            lse_tile, delta_tile = (by_head(x[:, rows, :, None], k.shape[2]) for x in (lse, delta))
+            p = scores.sub_(lse_tile).exp_()
+            ds = (gt @ vt.mT).sub_(delta_tile).mul_(p).mul_(q.shape[-1] ** -0.5)
+            dv[:, columns] += by_token(p.mT @ gt, len(keys))
+            dk[:, columns] += by_token(ds.mT @ qt, len(keys))
+            dq[:, rows] += by_token(ds @ kt, len(queries))
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None
+
+
+def _pairs(seq, keys, block, causal):
+    """Each tile of queries with each tile of keys of which it sees something."""
+    return [
+        (rows, columns, queries, of)
+        for rows, queries in tiles([range(seq)], block)
+        for columns, of in tiles([range(keys)], block)
+        if not causal or queries[-1] >= of[0]
+    ]
+
+
+### END SOLUTION
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    """Attention of one rank in tiles of block x block scores, forward and backward.
+
+    q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Returns q's shape and dtype.
+    Keeps q, k, v, out and lse for backward; no N x N matrix is there at any moment.
+    """
+    ### BEGIN SOLUTION
+    return _TiledAttention.apply(q, k, v, block, causal)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf: a part that
+# has seen nothing, which merges with anything. Then for each tile of queries and each tile of keys
+# <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows], *block_attention(...))</code>.</details>
+# <details><summary>Hint: shapes in backward</summary><code>scores_of</code> has (batch, kv_heads, rows, keys). Bring the
+# tile's q, k, v and gradient into that form with <code>by_head(x, kv_heads)</code>, lse and δ with
+# <code>by_head(lse[:, rows, :, None], kv_heads)</code>; then the table's lines are products with <code>@</code> and
+# <code>.mT</code>, and <code>by_token</code> brings the results back.</details>
+# <details><summary>Hint: the factor</summary><code>scores_of</code> has divided by √d already. dq and dk need the factor
+# once more, because k and q are as they came.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "tiled_attention_check", "points": 12}
+report = check("08_context_parallel/tiled_attention", tiled_attention)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/tiled_attention", tiled_attention, cases="hidden")
+### END HIDDEN TESTS
+report.points(12)
+
+# %% [markdown]
+# **Measure.** The most bytes that are alive in a forward and a backward, beside the inputs: full attention, and yours.
+# Two heads of 64 features, float32.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def peaks(attend, lengths):
+    """MB alive at most on this rank, for sequences of these lengths."""
+    found = []
+    for seq in lengths:
+        given = drawn(seq, 2, 2, 64, torch.float32)
+        with costs() as spent:
+            gradients(attend, *given, causal=True)
+        found.append(spent.peak_bytes / 1e6)
+    return found
+
+
+LENGTHS = (512, 1024, 2048, 4096)
+memory = {}
+for name, attend in (("full attention", full_attention), ("yours", tiled_attention)):
+    run = try_it(peaks, attend, LENGTHS[: 3 if attend is full_attention else 4], world_size=1)
+    if run:
+        memory[name] = run[0]
+        print(f"{name:15}", *(f"{peak:8.1f}" for peak in run[0]), "MB")
+figure = picture(5.5, 2.4)
+axes = figure.subplots()
+for (name, found), colour, mark in zip(memory.items(), RANKS, "os", strict=False):
+    axes.loglog(LENGTHS[: len(found)], found, mark + "-", color=colour, label=name, ms=4)
+axes.set(xlabel="tokens", ylabel="MB alive at most")
+axes.set_xticks(LENGTHS, [f"{seq:,}" for seq in LENGTHS])
+axes.minorticks_off()
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False, fontsize=8)
+figure if memory else None
+
+# %% [markdown]
+# One line is steeper: twice the tokens, four times the bytes. Yours has twice.
+#
+# **Break it.** The same loops without a Function of one's own: autograd goes through them by itself, and results and
+# gradients are right. What is kept for backward, 512 tokens in tiles of 64, two heads of 16 features? In units of one of
+# q, k, v:
+
+
+# %% tags=["skip-in-grading"]
+def kept_bytes(attend, *given, **options):
+    """Bytes that a forward keeps for backward, each piece of memory once."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in given[:3])
+    alive = {}
+
+    def pack(tensor):
+        alive[tensor.untyped_storage().data_ptr()] = tensor.detach()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        attend(q, k, v, **options)
+    return sum(one.untyped_storage().nbytes() for one in alive.values())
+
+
+def left_to_autograd(q, k, v, block):
+    """Tiles and merges as in your forward."""
+    found = []
+    for rows, queries in tiles([range(q.shape[1])], block):
+        out, lse = torch.zeros_like(q[:, rows]), q.new_full(q[:, rows].shape[:-1], -torch.inf)
+        for columns, keys in tiles([range(k.shape[1])], block):
+            tile = block_attention(q[:, rows], k[:, columns], v[:, columns], queries, keys)
+            out, lse = online_softmax_merge(out, lse, *tile)
+        found.append(out)
+    return torch.cat(found, dim=1)
+
+
+given = drawn(512, 2, 2, 16)
+for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_autograd)):
+    nbytes = written(partial(kept_bytes, attend, *given, block=64))
+    if nbytes is not None:
+        print(f"{name:17} {nbytes / given[0].nbytes:6.1f} units")
+
+# %% [markdown]
+# The matrix is back, in pieces: scores and their exponentials of every tile, 512 × 512 for each head, where the head has
+# 512 × 16 numbers in q. Tiles save memory only if backward makes them again.
+#
+# **In production.** `F.scaled_dot_product_attention`: PyTorch chooses a kernel by device, dtype and shape, and on a CPU,
+# too, there is one in tiles. Its tiles lie in the processor's caches (on a GPU in the fast memory of one multiprocessor),
+# and *that* is where the speed comes from. The same numbers, forward and backward, 2,048 tokens, one thread:
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def sdpa(q, k, v, causal=False):
+    """PyTorch's attention, which wants (batch, heads, seq, head_dim)."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def compared(attends, seq=2048, repeats=3):
+    """(seconds, largest difference from the first one's results) of each."""
+    torch.set_num_threads(1)
+    given, results, found = drawn(seq, 2, 2, 64, torch.float32), [], []
+    for attend in attends:
+        taken = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            results.append(gradients(attend, *given, causal=True))
+            taken.append(time.perf_counter() - began)
+        found.append((min(taken), furthest(results[-1], results[0])))
+    return found
+
+
+run = try_it(compared, [sdpa, tiled_attention, full_attention], world_size=1)
+for name, (seconds, apart) in zip(
+    ("PyTorch's", "yours", "full"), run[0] if run else (), strict=False
+):
+    print(f"{name:10} {1e3 * seconds:7.0f} ms, largest difference {apart:.0e}")
+
+# %% [markdown]
+# Lecture 001 gives 2 to 4 times for FlashAttention against attention with the matrix, on a GPU. It is called with
+# `attn_implementation="flash_attention_2"` in Transformers; in PyTorch you get it without asking.
+
+# %% [markdown]
+# ## 4 · The ring
+#
+# | | |
+# |---|---|
+# | you will write | `ring_attention(q, k, v, causal=False, group=None, *, layout=None)`, forward and backward; the first of your predictions |
+# | rests on | §2 |
+# | time | 30 minutes |
+# | points | 15, and the predictions' in §7 |
+#
+# Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys would put
+# the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the parts go **round**:
+# in step i rank r has the keys and values that belong to rank r − i; it merges what its queries get from them, and
+# *meanwhile* passes them on to rank r + 1 and receives the next ones from rank r − 1.
+#
+# | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
+# |---|---|---|---|---|
+# | 0 | 0 | 1 | 2 | 3 |
+# | 1 | 3 | 0 | 1 | 2 |
+# | 2 | 2 | 3 | 0 | 1 |
+# | 3 | 1 | 2 | 3 | 0 |
+#
+# Four steps, three transfers: after the last one nobody needs the keys. (Lecture 004 numbers its four iterations 0, 1,
+# 3, 4. There are N of them, 0 to N − 1.)
+#
+# *Backward* the keys go round once more; they were not kept, and that is the point. With lse and δ known, each block
+# gives a share of dq, which stays, and a share of dk and dv, which belong to the rank whose keys these are. So a *sum*
+# travels after the keys. It starts where they start, on their own rank; every rank adds its share and passes it on; and
+# when all have added, it stands on rank r − 1, one place before home. One transfer more brings it there: **N** of
+# them, where the keys had N − 1. (N − 1 would do if a rank kept the share of its own queries at home until the rest
+# comes. PyTorch and `ring-flash-attention` send N times, too.)
+#
+# **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits. Sums of
+# gradients travel in float32: twice as many bytes. The other three functions are for §5, §6 and §7: come back to them.
+
+
+# %% nbgrader={"grade_id": "predictions", "solution": true}
+def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> float:
+    """Bytes that each of n ranks sends in one ring attention, inputs in 16 bits.
+
+    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward".
+    """
+    ### BEGIN SOLUTION
+    if n == 1:
+        return 0
+    sent = (n - 1) * kv_bytes
+    return sent if direction == "forward" else sent + n * 2 * kv_bytes
+    ### END SOLUTION
+
+
+def causal_idle_share(rank: int, n: int) -> float:
+    """Share of the time that a rank of n idles under a causal mask, long parts in succession (§5)."""
+    ### BEGIN SOLUTION
+    return (n - 1 - rank) / (n - 1 / 2)
+    ### END SOLUTION
+
+
+def ulysses_bytes_sent(
+    n: int, tokens: float, width: int, kv_width: int, itemsize: int = 2
+) -> float:
+    """Bytes that each of n ranks sends in one Ulysses attention, forward as backward (§6).
+
+    tokens: of the whole sequence. width: heads * head_dim, of q and the output; kv_width: of k and of v.
+    itemsize: bytes of a number.
+    """
+    ### BEGIN SOLUTION
+    return (n - 1) / n * tokens / n * (2 * width + 2 * kv_width) * itemsize
+    ### END SOLUTION
+
+
+def hiding_block(
+    flops_per_second: float,
+    bytes_per_second: float,
+    width: int,
+    kv_width: int,
+    causal: bool = False,
+) -> float:
+    """Tokens on each rank from which on a ring hides its messages, forward, in 16 bits (§7).
+
+    bytes_per_second: that a rank sends while it receives as many. causal: half of the scores are needed, as
+    zigzag has them in every step. A message's latency is left out.
+    """
+    ### BEGIN SOLUTION
+    block = flops_per_second / bytes_per_second * kv_width / width
+    return 2 * block if causal else block
+    ### END SOLUTION
+
+
+# %% [markdown]
+# **Build.** A `torch.autograd.Function` again. What is not the point is given: `block_attention` from §2, and
+# `block_gradients`, the table of §3 for one block. A rank has no more than one block of scores at a time.
+#
+# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask goes by
+#   positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for keys
+#   `tiles(layout[owner])`. Where a causal mask leaves nothing of a pair of spans, skip it; do not compute and mask it.
+#   (A mask over all that a rank has gives the same values, and saves nothing.) The keys travel on all the same.
+# - `layout=None` means in succession: `contiguous(n * q.shape[1], n)`.
+# - Parts may differ in length: what arrives in step i has as many tokens as its owner's spans.
+# - Keys and values in one tensor, `torch.stack((k, v))`, are one message. Post its send and the receive together
+#   with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it. Peers are ranks of the group:
+#   `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each handle once: with gloo a send's handle
+#   that is waited for twice never returns.
+# - `out`, `lse` and all sums in float32 at least (`in_float32`): merged in bf16, the error grows with the ring.
+# - Keep q, k, v, out and lse for backward. With one rank nothing is sent.
+
+
+# %%
+def block_gradients(q, k, v, grad, lse, delta, queries, keys, causal=False):
+    """(dq, dk, dv) of one block, in float32 at least: what these queries contribute with these keys.
+
+    grad: of out. lse, delta: of each query, (batch, tokens, heads), over *all* keys that it sees anywhere.
+    """
+    kv_heads, scale = k.shape[2], q.shape[-1] ** -0.5
+    scores = scores_of(q, k, queries, keys, causal)
+    q, k, v, grad = (by_head(x.to(scores.dtype), kv_heads) for x in (q, k, v, grad))
+    lse, delta = (by_head(x[..., None], kv_heads) for x in (lse, delta))
+    p = scores.sub_(lse.clamp_min(torch.finfo(lse.dtype).min)).exp_()
+    ds = (grad @ v.mT).sub_(delta).mul_(p).mul_(scale)
+    at, of = len(queries), len(keys)
+    return by_token(ds @ k, at), by_token(ds.mT @ q, of), by_token(p.mT @ grad, of)
+
+
+# %% nbgrader={"grade_id": "ring_attention", "solution": true}
+# Your torch.autograd.Function:
+### BEGIN SOLUTION
+def _pass_on(tensor, spans, group):
+    """Begin to send `tensor` to the next rank and to receive one with the tokens of `spans` from the last."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    arriving = tensor.new_empty(*tensor.shape[:2], sum(map(len, spans)), *tensor.shape[3:])
+    both = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
+    ]
+    return arriving, dist.batch_isend_irecv(both)
+
+
+def _wait(works):
+    for work in works:
+        work.wait()
+
+
+def _seen(mine, theirs, causal):
+    """Of each pair of spans of which anything is seen: where they lie, and where they stand."""
+    for rows, queries in tiles(mine):
+        for columns, keys in tiles(theirs):
+            if not causal or queries[-1] >= keys[0]:
+                yield rows, columns, queries, keys
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        out = torch.zeros_like(in_float32(q))
+        lse = out.new_full(q.shape[:-1], -torch.inf)
+        kv = torch.stack((k, v))
+        for step in range(n):
+            owner = (rank - step) % n
+            arriving, works = kv, []
+            if step < n - 1:
+                arriving, works = _pass_on(kv, layout[owner - 1], group)
+            for rows, columns, queries, keys in _seen(layout[rank], layout[owner], causal):
+                block = block_attention(q[:, rows], *kv[:, :, columns], queries, keys, causal)
+                out[:, rows], lse[:, rows] = online_softmax_merge(
+                    out[:, rows], lse[:, rows], *block
+                )
+            _wait(works)
+            kv = arriving
+        ctx.rest = causal, group, layout
+        ctx.save_for_backward(q, k, v, out := out.to(q.dtype), lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        delta = (in_float32(out) * grad).sum(-1)
+        dq = torch.zeros_like(in_float32(q))
+        kv, before, bringing = torch.stack((k, v)), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            arriving, works = kv, []
+            if step < n - 1:
+                arriving, works = _pass_on(kv, layout[owner - 1], group)
+            dkv = torch.zeros_like(in_float32(kv))
+            for rows, columns, queries, keys in _seen(layout[rank], layout[owner], causal):
+                given = (q[:, rows], *kv[:, :, columns], grad[:, rows], lse[:, rows])
+                for_q, for_k, for_v = block_gradients(*given, delta[:, rows], queries, keys, causal)
+                dq[:, rows] += for_q
+                dkv[0][:, columns] += for_k
+                dkv[1][:, columns] += for_v
+            _wait(bringing)
+            dkv += before
+            before, bringing = _pass_on(dkv, layout[owner - 1], group)
+            _wait(works)
+            kv = arriving
+        _wait(bringing)
+        dk, dv = before.to(k.dtype)
+        return dq.to(q.dtype), dk, dv, None, None, None
+
+
+### END SOLUTION
+
+
+def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
+    """Attention of this rank's queries to the keys of all ranks of `group`.
+
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
+    rank the spans of its tokens; None: in succession, equally many on each. Returns q's shape and dtype.
+    Sends keys and values N-1 times forward; N-1 times, and their gradients N times, backward.
+    """
+    ### BEGIN SOLUTION
+    n = dist.get_world_size(group)
+    layout = contiguous(n * q.shape[1], n) if layout is None else layout
+    return _RingAttention.apply(q, k, v, causal, group, layout)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a step of forward</summary><pre>owner = (rank - step) % n
+# # unless it is the last step: post the send of kv to rank + 1, and the receive
+# #     of the keys of rank owner - 1 from rank - 1
+# for rows, queries in tiles(layout[rank]):
+#     for columns, keys in tiles(layout[owner]):
+#         if causal and queries[-1] &lt; keys[0]:
+#             continue
+#         ...   # block_attention, merged into out[:, rows] and lse[:, rows]
+# # wait; kv is what has arrived</pre></details>
+# <details><summary>Hint: both messages</summary><pre>arriving = kv.new_empty(2, batch, tokens, kv_heads, head_dim)
+# works = dist.batch_isend_irecv([
+#     dist.P2POp(dist.isend, kv, group=group, group_peer=(rank + 1) % n),
+#     dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
+# ])</pre></details>
+# <details><summary>Hint: the sums of backward</summary>In each step: make the block's dk and dv while the sum of those
+# who had these keys before is on its way here; wait for it; add; pass the sum on. What arrives after the last step is
+# for the rank's own keys.</details>
+# <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
+# dkv = torch.zeros_like(in_float32(kv))
+# ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
+# # wait for the sum that is on its way here, and add it to dkv
+# # post the send of dkv to rank + 1, and the receive of the sum for the keys of rank owner - 1
+# # wait for the next keys</pre>
+# After the last step wait once more, and round what has come to the dtype of k.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "ring_attention_check", "points": 15}
+report = check("08_context_parallel/ring_attention", ring_attention)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/ring_attention", ring_attention, cases="hidden")
+### END HIDDEN TESTS
+report.points(15)
+
+# %% [markdown]
+# **Measure.** Sixteen tokens on four ranks, once without a mask and once under a causal one. `attended` runs any
+# attention on dealt-out tokens; the kernel puts the parts together and compares them with one process. `sent` reads from
+# the ledger what a rank sent forward and backward.
+
+
+# %% tags=["skip-in-grading"]
+def attended(
+    attend, seq=16, make_layout=None, causal=False, heads=4, kv_heads=2, dtype=torch.float64
+):
+    """This rank's part of the output and the gradients, and what block_attention was asked for."""
+    n = dist.get_world_size()
+    layout = (make_layout or contiguous)(seq, n)
+    options = {"layout": layout} if make_layout else {}
+    *inputs, grad = (deal(x, layout) for x in drawn(seq, heads, kv_heads, dtype=dtype))
+    q, k, v = (x.requires_grad_() for x in inputs)
+    SEEN.clear()
+    dist.barrier()
+    out = attend(q, k, v, causal=causal, **options)
+    seen = [(queries, keys) for _, _, queries, keys in SEEN]
+    dist.barrier()
+    out.backward(grad)
+    dist.barrier()
+    return {"parts": [out.detach(), q.grad, k.grad, v.grad], "seen": seen}
+
+
+def sent(run, rank=0):
+    """(forward, backward): bytes that a rank sent between the last three barriers."""
+    operations = run.ledger.operations(rank)
+    at = [i for i, one in enumerate(operations) if one.op == "barrier"][-3:]
+    return tuple(
+        sum(one.bytes_sent for one in operations[begin:end])
+        for begin, end in ((at[0], at[1]), (at[1], at[2]))
+    )
+
+
+def whole(parts, layout):
+    """The tensor whose part rank r has in parts[r], in the order of the sequence."""
+    order = torch.tensor([at for spans in layout for span in spans for at in span])
+    together = torch.cat(parts, dim=1)
+    result = torch.empty_like(together)
+    result[:, order] = together
+    return result
+
+
+def compared_with_one(run, seq=16, make_layout=contiguous, causal=False, heads=4, kv_heads=2):
+    """Says whether output and gradients are those of full attention in one process."""
+    layout = make_layout(seq, len(run))
+    found = [
+        whole(list(parts), layout) for parts in zip(*(one["parts"] for one in run), strict=True)
+    ]
+    exact = gradients(full_attention, *drawn(seq, heads, kv_heads), causal=causal)
+    names, wrong = ("the output", "dq", "dk", "dv"), []
+    for name, one, other in zip(names, found, exact, strict=True):
+        if not furthest([one], [other]) < 1e-10:
+            wrong.append(name)
+    return f"NOT those of one process: {', '.join(wrong)}" if wrong else "equal to one process"
+
+
+full = try_it(attended, ring_attention)
+masked = try_it(attended, ring_attention, causal=True)
+for name, run, causal in (("full", full, False), ("causal", masked, True)):
+    if run:
+        print(f"{name}: output and gradients", compared_with_one(run, causal=causal))
+run = full and try_it(attended, ring_attention, causal=True, dtype=torch.bfloat16)
+if run:
+    kv_bytes = 2 * 4 * 2 * 16 * 2  # k and v of 4 tokens, 2 heads, 16 features, 2 bytes
+    for direction, number in zip(("forward", "backward"), sent(run), strict=True):
+        foretold = said(ring_bytes_sent, 4, kv_bytes, direction)
+        print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
+
+# %% [markdown]
+# The mask changes nothing in what is sent: keys that nobody on a rank sees have to pass it all the same.
+#
+# The lecture's picture, from your own two runs. Rows are ranks with their queries, columns the keys by the rank that
+# they belong to. The run without a mask tells which keys a rank had in which step, the masked one which of them it
+# computed with. A dashed frame is a block that came and was skipped: in this step the rank idles. Between the steps is
+# what the ledger counted.
+
+
+# %% tags=["skip-in-grading"]
+def step_by_step(full, masked, seq=16):
+    """n pictures of the n x n blocks, with the transfers between them."""
+    n = len(full)
+    owner = {at: r for r, spans in enumerate(contiguous(seq, n)) for span in spans for at in span}
+    came = [list(dict.fromkeys(owner[keys[0]] for _, keys in one["seen"])) for one in full]
+    used = [{owner[keys[0]] for _, keys in one["seen"]} for one in masked]
+    forward = [one for one in masked.ledger.operations() if one.op == "send"]
+    ends = {r: masked.ledger.operations(r, "barrier")[1].issued for r in range(n)}
+    forward = [one for one in forward if one.issued < ends[one.rank]]
+    figure = picture(2.3 * n, 2.6)
+    for step in range(n):
+        axes = figure.add_subplot(1, n, step + 1)
+        for rank in range(n):
+            for keys in range(n):
+                shade = "#F2F2F2" if keys > rank else "white"
+                axes.add_patch(Rectangle((keys, rank), 1, 1, fc=shade, ec="#C8C8C8", lw=0.6))
+            keys = came[rank][step]
+            done = keys in used[rank]
+            look = {"fc": RANKS[keys % len(RANKS)]} if done else {"fc": "none", "ls": "--"}
+            axes.add_patch(Rectangle((keys + 0.08, rank + 0.08), 0.84, 0.84, ec=INK, lw=1, **look))
+        working = sum(came[rank][step] in used[rank] for rank in range(n))
+        axes.set_title(f"iteration {step}: {working} of {n} work", fontsize=9)
+        sends = [
+            one for r in range(n) for one in [s for s in forward if s.rank == r][step : step + 1]
+        ]
+        text = "nothing is sent"
+        if sends:
+            text = f"then {len(sends)} × {sends[0].nbytes:,} B, r to r + 1"
+        axes.set_xlabel(text, fontsize=8)
+        axes.set(xlim=(-0.05, n + 0.05), ylim=(n + 0.05, -0.05), aspect="equal")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        if step == 0:
+            axes.set_yticks(
+                [r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)], fontsize=8
+            )
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    figure.subplots_adjust(wspace=0.15)
+    steps, transfers = {len(one) for one in came}, {len(forward) // n}
+    print(f"iterations: {steps.pop()}, transfers: {transfers.pop()}")
+    return figure
+
+
+step_by_step(full, masked) if full and masked and all(one["seen"] for one in full) else None
+
+# %% [markdown]
+# Colour is whose keys they are: a colour walks down the rows, and from the last rank to the first. Every block of the
+# lower triangle is coloured in exactly one of the pictures. And the rows are not equally busy: §5.
+#
+# (Lecture 004 says of every iteration that each GPU "computes attention with its portion of queries". Under a causal
+# mask rank r has work in r + 1 of the N iterations.)
+#
+# **Break it.** A mask by *local* positions: every rank numbers its queries and the keys that have come from 0, as code
+# for one rank does. Your function does it, if it is told that all ranks hold the same positions. 16 tokens on 4 ranks.
+# Before you run it: for how many of them will the output be right, and for which?
+
+
+# %% tags=["skip-in-grading"]
+def local_positions(seq, n):
+    return [[range(seq // n)]] * n
+
+
+def by_local_positions():
+    q, k, v, _ = (deal(x, contiguous(16, 4)) for x in drawn(16))
+    return ring_attention(q, k, v, causal=True, layout=local_positions(16, 4))
+
+
+run = try_it(by_local_positions)
+if run:
+    q, k, v, _ = drawn(16)
+    off = (torch.cat(list(run), dim=1) - full_attention(q, k, v, causal=True)).abs().amax((0, 2, 3))
+    right = [token for token in range(16) if off[token] < 1e-10]
+    print(f"right: {right}; token 0 is off by {off[0]:.2f}")
+
+# %% [markdown]
+# One: the last, which may see everything. The token at place i of its part saw the places 0 to i of *every* part: the
+# early ones looked into the future, the late ones missed most of their past. A model trained so learns to use what is not
+# there when it writes text. No shape is wrong, and on one rank all tests pass.
+#
+# **In production.** Megatron-LM's context parallelism (with FlashAttention as its block), `ring-flash-attention`, and
+# PyTorch's own: §9.
+
+# %% [markdown]
+# ## 5 · Who idles
+#
+# | | |
+# |---|---|
+# | you will write | `zigzag(seq, n)`; your second prediction |
+# | rests on | §4 |
+# | time | 10 minutes |
+# | points | 5, and the prediction's in §7 |
+#
+# In the pictures of §4 rank 0 works in one iteration of four, rank 3 in all. The others may run a little ahead, but the
+# layer is done when rank 3 is. So the ring takes as long as without a mask, though only half of the scores are needed.
+#
+# **Predict.** Long parts of equal length, in succession. Count in blocks; on the diagonal only half of one is needed.
+# How long does the ring take, what does rank r do of it, and what share of the time does it idle? That is
+# `causal_idle_share`, in §4. And how many times as long is it as with work shared equally?
+#
+# <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2 of them, and
+# idles (N − 1 − r) / (N − 1/2): with 4 ranks 86 %, 57 %, 29 % and 0. The mean is N/2, so it takes 2 − 1/N times as
+# long: the more ranks, the nearer to twice.</details>
+#
+# The ring need not change. Tokens may lie anywhere, as long as the mask knows their positions. 16 tokens on 4 ranks, by
+# the rank that holds them:
+#
+# | layout | |
+# |---|---|
+# | contiguous | 0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3 |
+# | striped | 0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3 |
+# | zigzag | 0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 |
+#
+# *Striped* (Brandon et al. 2023) gives everybody some of everything: in each iteration every block is half masked. Only
+# a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2) pairs a chunk from the
+# beginning, which sees little, with one from the end, which sees much. With another rank's keys there are four pairs of
+# chunks: two are seen whole, two not at all. Always, for all ranks.
+#
+# **Build.** Cut into 2N chunks; rank r gets chunk r and chunk 2N − 1 − r, in this order. Given: `chunks(length, n)`, n
+# ranges in succession, the first ones one longer where n does not divide; `without_empty(spans)`, as short sequences
+# leave chunks without a token.
+
+
+# %% tags=["skip-in-grading"]
+print(chunks(10, 4), without_empty([range(0, 1), range(1, 1)]))
+
+
+# %% nbgrader={"grade_id": "zigzag", "solution": true}
+def zigzag(seq: int, n: int) -> list:
+    """For each of n ranks its spans: of 2n chunks in succession the r-th, and the r-th from the end.
+
+    Cut as `chunks` does; chunks without tokens are left out.
+    """
+    ### BEGIN SOLUTION
+    cut = chunks(seq, 2 * n)
+    return [without_empty([cut[rank], cut[-1 - rank]]) for rank in range(n)]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>The r-th from the end is <code>cut[-1 - r]</code>.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "zigzag_check", "points": 5}
+report = check("08_context_parallel/zigzag", zigzag)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/zigzag", zigzag, cases="hidden")
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# **Measure.** Your ring in the three layouts, 64 tokens on 4 ranks, causal. Counted are the scores that a query may see
+# in the blocks that your run asked for. In the figure all ranks begin an iteration together: blue is work, white is
+# waiting, one unit is a block.
+
+
+# %% tags=["skip-in-grading"]
+def seen_scores(run, layout):
+    """[step][rank]: scores that are not masked, of the blocks that each rank made in each step."""
+    n = len(run)
+    owner = {at: r for r, spans in enumerate(layout) for span in spans for at in span}
+    found = [[0] * n for _ in range(n)]
+    for rank, one in enumerate(run):
+        for queries, keys in one["seen"]:
+            visible = torch.tensor(queries)[:, None] >= torch.tensor(keys)
+            found[(rank - owner[keys[0]]) % n][rank] += int(visible.sum())
+    return found
+
+
+def slowdown(scores):
+    """The busiest rank of each step, over the mean of all."""
+    return sum(map(max, scores)) / (sum(map(sum, scores)) / len(scores))
+
+
+def idle_shares(scores):
+    total = sum(map(max, scores))
+    return [1 - sum(step[rank] for step in scores) / total for rank in range(len(scores))]
+
+
+def idle_picture(table, block):
+    """Ranks are rows, time runs right."""
+    figure = picture(8.5, 1.15 * len(table) + 0.4)
+    for row, (name, scores) in enumerate(table.items()):
+        axes = figure.add_subplot(len(table), 1, row + 1)
+        begin = 0.0
+        for step in scores:
+            for rank, work in enumerate(step):
+                axes.barh(rank, work / block, left=begin, height=0.8, color=FORWARD, ec="white")
+            begin += max(step) / block
+            axes.axvline(begin, color=QUIET, lw=0.5)
+        axes.set(xlim=(0, 4), ylim=(len(scores) - 0.45, -0.55))
+        names = [f"rank {rank}" for rank in range(len(scores))]
+        axes.set_yticks(range(len(scores)), names, fontsize=7)
+        axes.set_title(
+            f"{name}: {slowdown(scores):.2f} times as long as equal work", fontsize=9, loc="left"
+        )
+        axes.tick_params(length=0, labelbottom=row == len(table) - 1)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("blocks" if row == len(table) - 1 else "", fontsize=8)
+    figure.subplots_adjust(hspace=0.6)
+    return figure
+
+
+table = {}
+for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", zigzag)):
+    run = try_it(attended, ring_attention, 64, make, causal=True)
+    if run:
+        right = compared_with_one(run, 64, make, causal=True)
+        table[name] = seen_scores(run, make(64, 4))
+        print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
+if "contiguous" in table:
+    for rank, share in enumerate(idle_shares(table["contiguous"])):
+        foretold = said(causal_idle_share, rank, 4, form=".2f")
+        print(f"contiguous, rank {rank} idles {share:.2f} of the time, predicted {foretold}")
+idle_picture(table, 16 * 16) if table else None
+
+# %% [markdown]
+# The same results, the same bytes, 1.74 against 1.00. (1.75 for long parts: of 16 tokens the diagonal has a little more
+# than half.)
+#
+# And in seconds? Two ranks, a core each, 2,048 tokens, forward and backward. Your blocks are computed whole also on the
+# diagonal, so "computed" is counted like that: the scores of the busiest rank in each step.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def timed(make_layouts, seq=2048, repeats=4):
+    """{name: (seconds, scores computed in each step)} of a causal ring on this rank."""
+    torch.set_num_threads(1)
+    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
+    for name, make in make_layouts.items():
+        layout = make(seq, n)
+        given = [deal(x, layout) for x in drawn(seq, 2, 2, 64, torch.float32)]
+        owner = {at: r for r, spans in enumerate(layout) for span in spans for at in span}
+        taken, computed = [], [0] * n
+        for _ in range(repeats):
+            SEEN.clear()
+            dist.barrier()
+            began = time.perf_counter()
+            gradients(ring_attention, *given, causal=True, layout=layout)
+            dist.barrier()
+            taken.append(time.perf_counter() - began)
+        for _, _, queries, keys in SEEN:
+            computed[(rank - owner[keys[0]]) % n] += len(queries) * len(keys)
+        found[name] = min(taken), computed
+    return found
+
+
+LAYOUTS = {"contiguous": contiguous, "striped": striped, "zigzag": zigzag}
+run = try_it(timed, LAYOUTS, world_size=2) if "zigzag" in table else None
+for name in LAYOUTS if run else ():
+    milliseconds = 1e3 * max(one[name][0] for one in run)
+    busiest = sum(map(max, zip(*(one[name][1] for one in run), strict=True)))
+    print(
+        f"{name:10} {milliseconds:6.0f} ms; computed one after the other: {busiest / 1024**2:.2f} blocks"
+    )
+
+# %% [markdown]
+# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. Striped gains nothing with blocks
+# like ours, as announced: each of them is half masked and wholly computed.
+#
+# **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for its
+# rotation or its embedding. *Targets* are shifted before they are dealt out: the one after a rank's last token is
+# another rank's. And every rank has all parameters and part of the tokens, so gradients are summed as for replicas, and
+# the loss is divided by the count of all tokens. `ContextParallelGPT` does these three with any attention, so: yours.
+# SGD, 25 steps, one rank against four.
+#
+# **Break it**, in the same cell: the last transfer of backward is forgotten, so that rank r has the gradients of the keys
+# of rank r + 1. Shapes fit. Will the loss fall?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+CONFIG = PRESETS["0.1M"]
+
+
+def learn(attention, make_layout, steps=25):
+    """Losses of a GPT; attention None: one rank."""
+    from course_lib.context_parallel.gpt import ContextParallelGPT
+
+    torch.manual_seed(0)
+    model, text, losses = GPT(CONFIG).to(device()), library_text(), []
+    spread = ContextParallelGPT(model, attention, make_layout) if attention else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    for step in range(steps):
+        tokens, targets = (one.to(device()) for one in batch(text, step, batch_size=8, length=64))
+        loss_of = spread.loss if spread else next_token_loss
+        loss = loss_of((spread or model)(tokens), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if spread:
+            spread.sum_gradients()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def from_the_next_rank(grad):
+    """What is here if the gradients of the next rank's keys never went their last step."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    other = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
+    for work in dist.batch_isend_irecv([dist.P2POp(call, one, peer) for call, one, peer in ends]):
+        work.wait()
+    return other
+
+
+def left_behind(q, k, v, layout):
+    k.register_hook(from_the_next_rank)
+    v.register_hook(from_the_next_rank)
+    return ring_attention(q, k, v, causal=True, layout=layout)
+
+
+plans = {"one rank": (None, 1), "your ring on 4": (partial(ring_attention, causal=True), 4)}
+plans["its gradients left behind"] = (left_behind, 4)
+curves = {}
+for name, (attention, ranks) in plans.items():
+    run = try_it(learn, attention, zigzag, world_size=ranks) if "zigzag" in table else None
+    if run:
+        curves[name] = run[0]
+        apart = max(abs(a - b) for a, b in zip(run[0], curves["one rank"], strict=True))
+        print(f"{name:26} last loss {run[0][-1]:.3f}, at most {apart:.0e} from one rank's")
+figure = picture(6.5, 2.6)
+axes = figure.subplots()
+for (name, losses), colour, dashes in zip(curves.items(), RANKS, ("-", "--", ":"), strict=False):
+    axes.plot(losses, dashes, color=colour, label=name)
+axes.set(xlabel="step", ylabel="loss, nats a byte")
+axes.grid(True, alpha=0.3)
+if curves:
+    axes.legend(frameon=False, fontsize=8, handlelength=3)
+figure if curves else None
+
+# %% [markdown]
+# It falls. Most of what a small model learns at first does not pass through attention, and the queries' gradients are
+# right. Nothing in the curve alone says that something is wrong: compare *gradients* with one process, before you train.
+#
+# **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on. So did Llama 3, with
+# 2 × 16 chunks. (It did not go round: with 8 heads of keys for 128 of queries, keys are small, and an all-gather of
+# them made other masks simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
+
+# %% [markdown]
+# ## 6 · Ulysses: tokens for heads
+#
+# | | |
+# |---|---|
+# | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction |
+# | rests on | §3; notebook 02: all-to-all |
+# | time | 15 minutes |
+# | points | 9, and the prediction's in §7 |
+#
+# Another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So change what is shared: each
+# rank gives away its tokens of most heads, and gets all tokens of a few. Then it attends alone, with any kernel. Then
+# back.
+#
+# | | has | after an all-to-all |
+# |---|---|---|
+# | q | (b, c, heads, d) | (b, N c, heads / N, d) |
+# | k, v | (b, c, kv_heads, d) | (b, N c, kv_heads / N, d) |
+# | out | (b, N c, heads / N, d) | (b, c, heads, d) |
+#
+# Under a causal mask all ranks have the same work, with tokens in succession: each has the whole sequence.
+#
+# **Predict.** What does a rank send, and how does it change with N? Write `ulysses_bytes_sent` in §4. What limits N?
+#
+# <details><summary>Answer</summary>(N−1)/N of what it has of each of the four, and it has an N-th of each: less with
+# every rank more, where in a ring a rank sends (N−1)/N of *all* keys, however many ranks there are. N must divide the
+# heads of queries and those of keys, so it is at most the number of the latter.</details>
+#
+# **Build.**
+#
+# - One all-to-all for each of q, k, v and out; backward is the same the other way round. A `torch.autograd.Function`
+#   whose forward exchanges and whose backward exchanges back does for both directions.
+# - Rank r attends with the heads r·heads/N and following. Query heads and their key heads go to the same rank by
+#   themselves.
+# - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0: stack the pieces. (gloo has no
+#   all-to-all of lists.)
+# - Send k and v with the heads that they have, and repeat none.
+# - Where N does not divide `heads` or `kv_heads`, raise a `ValueError` that names the numbers, before anything is sent.
+# - Attend with your `tiled_attention`: each rank has the whole sequence now, and no N×N matrix.
+
+
+# %% nbgrader={"grade_id": "ulysses_attention", "solution": true}
+# Your torch.autograd.Function:
+### BEGIN SOLUTION
+def _exchange(x, cut, join, group):
+    """Each rank's piece of x along dimension `cut` to it; what comes, one after the other along `join`."""
+    pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
+    arriving = torch.empty_like(pieces)
+    dist.all_to_all_single(arriving, pieces, group=group)
+    return torch.cat(arriving.unbind(), join)
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, join, group):
+        ctx.back = join, cut, group
+        return _exchange(x, cut, join, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _exchange(grad, *ctx.back), None, None, None
+
+
+### END SOLUTION
+
+
+def ulysses_attention(q, k, v, causal=False, group: Group = None):
+    """Attention of this rank's queries to the keys of all ranks of `group`, tokens in succession.
+
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), equally many tokens
+    on each rank. Returns q's shape and dtype. Sends (N-1)/N of q, k, v and the output, in four all-to-alls, and
+    backward as much. Raises ValueError where the ranks do not divide the heads.
+    """
+    ### BEGIN SOLUTION
+    n, heads, kv_heads = dist.get_world_size(group), q.shape[2], k.shape[2]
+    if heads % n or kv_heads % n:
+        raise ValueError(
+            f"{heads} heads and {kv_heads} of keys on {n} ranks: each rank needs equally many of both"
+        )
+    q, k, v = (_AllToAll.apply(x, 2, 1, group) for x in (q, k, v))
+    out = tiled_attention(q, k, v, causal=causal)
+    return _AllToAll.apply(out, 1, 2, group)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for rank 0, 1,
+# ... along dimension 0. After the all-to-all <code>torch.cat(arriving.unbind(), dim=1)</code>: the tokens of rank 0 come
+# first. On the way back the two dimensions change places.</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "ulysses_attention_check", "points": 9}
+report = check("08_context_parallel/ulysses_attention", ulysses_attention)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/ulysses_attention", ulysses_attention, cases="hidden")
+### END HIDDEN TESTS
+report.points(9)
+
+# %% [markdown]
+# **Measure.** Four ranks, 8 heads and 4 of keys, against one process, in float64; bytes against your formula. Then
+# LLaMA 3 70B with 131,072 tokens, by your two formulas: MB that a rank sends for one layer.
+
+
+# %% tags=["skip-in-grading"]
+run = try_it(attended, ulysses_attention, causal=True, heads=8, kv_heads=4)
+if run:
+    print("output and gradients", compared_with_one(run, causal=True, heads=8, kv_heads=4))
+    foretold = said(ulysses_bytes_sent, 4, 16, 8 * 16, 4 * 16, 8)
+    for direction, number in zip(("forward", "backward"), sent(run), strict=True):
+        print(f"    {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
+
+
+def megabytes(n, kv_heads):
+    """MB that a rank sends in a ring's forward, in its backward, and in each of Ulysses; 64 heads of 128."""
+    tokens, kv_width = 131072, 128 * kv_heads
+    kv_bytes = 2 * 2 * tokens / n * kv_width
+    ring = [ring_bytes_sent(n, kv_bytes, direction) for direction in ("forward", "backward")]
+    return [number / 1e6 for number in (*ring, ulysses_bytes_sent(n, tokens, 8192, kv_width, 2))]
+
+
+for kv_heads in (64, 8):
+    print(f"\n{kv_heads:2} heads of keys     ring forward    ring backward    Ulysses, each")
+    for n in (2, 4, 8, 16, 32, 64):
+        row = written(megabytes, n, kv_heads)
+        if row is None:
+            break
+        note = "" if kv_heads % n == 0 else "   more ranks than heads of keys"
+        print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
+
+# %% [markdown]
+# With as many heads of keys as of queries Ulysses sends far less. With grouped queries a ring carries few keys round,
+# while q and the output, which Ulysses has to exchange, stay as large: up to 8 ranks the ring sends less forward.
+# Backward its sums in float32 make it more. (And what a ring sends can hide behind computing. An all-to-all stands
+# between two operations that wait for it.)
+#
+# **Break it.** Two heads of keys on four ranks.
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+_ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
+
+# %% [markdown]
+# What now? Repeat keys until there are enough heads (and send them repeatedly). Or both: groups of u ranks trade
+# tokens for heads, and r such groups make a ring, N = u · r. The all-to-all stays inside a node, the ring goes across.
+# It is in the library, and takes the same arguments:
+
+
+# %% tags=["skip-in-grading"]
+def both_ways(q, k, v, causal):
+    from course_lib.context_parallel.combined import two_groups, ulysses_ring_attention
+
+    return ulysses_ring_attention(q, k, v, causal, *two_groups(2))
+
+
+run = try_it(attended, both_ways, heads=8, kv_heads=2, causal=True)
+if run:
+    print("2 x 2 ranks:", compared_with_one(run, causal=True, heads=8, kv_heads=2))
+
+# %% [markdown]
+# **In production.** `DistributedAttention` in DeepSpeed; "USP" (Fang and Zhao 2024) for both at once;
+# `--cp-comm-type a2a`, `p2p` or `a2a+p2p` in Megatron-LM.
+
+# %% [markdown]
+# ## 7 · When it hides, and what you predicted
+#
+# | | |
+# |---|---|
+# | you will write | `hiding_block`, in §4 |
+# | rests on | §4 to §6 |
+# | time | 10 minutes |
+# | points | 7 |
+#
+# In each step of the ring a rank computes a block and sends one. Both take time, side by side. The message hides where
+# the block takes longer. With c tokens on each rank, forward, in 16 bits:
+#
+# > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
+#
+# One grows with c², the other with c: **long enough parts always hide it.**
+#
+# **Predict.** From which c on? With as many heads of keys as of queries; with fewer; under a causal mask in zigzag,
+# where half of each block's scores are needed? An A100 has 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write
+# `hiding_block`, where you have `ring_bytes_sent`.)
+#
+# <details><summary>Answer</summary>4 c² w / F = 4 c kv_w / B, so c = F/B · kv_w/w. 312e12 / 300e9 = 1,040 tokens: simply
+# FLOPs for a byte. Fewer heads of keys, fewer bytes: less by that share. Causal: half the computing, twice as many
+# tokens. (Backward: 2.5 times the computing, three times the bytes, 1.2 times as many tokens.)</details>
+#
+# **Check.**
+
+# %% nbgrader={"grade_id": "predictions_check", "points": 7}
+report = check(
+    "08_context_parallel/predictions",
+    ring_bytes_sent,
+    ulysses_bytes_sent,
+    causal_idle_share,
+    hiding_block,
+)
+### BEGIN HIDDEN TESTS
+report = check(
+    "08_context_parallel/predictions",
+    ring_bytes_sent,
+    ulysses_bytes_sent,
+    causal_idle_share,
+    hiding_block,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Measure.** This machine: seconds for a block of c queries and c keys, one thread, float32; and messages as the
+# ping-pong of notebook 00 sees them. Numbers have 4 bytes here, so for your formula the link is half as fast.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+from course_lib import doctor
+
+PARTS = (32, 64, 128, 256, 512, 1024, 2048)
+OWN_WIDTH = 2 * 64
+
+
+def block_seconds(lengths, repeats=5):
+    """Seconds for attention of c queries to c keys, the best of a few, for each length."""
+    torch.set_num_threads(1)
+    found = []
+    for c in lengths:
+        q, k, v, _ = drawn(c, 2, 2, 64, torch.float32)
+        taken = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            block_attention(q, k, v, range(c), range(c))
+            taken.append(time.perf_counter() - began)
+        found.append(min(taken))
+    return found
+
+
+computing = launch(block_seconds, PARTS, world_size=1)[0]
+link = doctor.measure_link()
+flops = 4 * PARTS[-1] ** 2 * OWN_WIDTH / computing[-1]
+message = [2 * c * OWN_WIDTH * 4 for c in PARTS]  # keys and values
+print(
+    f"{flops / 1e9:.1f} GFLOP/s in attention, {link.bandwidth / 1e9:.2f} GB/s, α {1e6 * link.alpha:.0f} µs"
+)
+block = written(hiding_block, flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
+figure = picture(6.5, 2.8)
+axes = figure.subplots()
+axes.loglog(
+    PARTS, [1e3 * one for one in computing], "o-", color=FORWARD, ms=4, label="a block computed"
+)
+axes.loglog(
+    PARTS,
+    [1e3 * link.seconds(one) for one in message],
+    "--",
+    color=QUIET,
+    label="α + β · its bytes",
+)
+if block is not None:
+    print(f"your formula: hidden from {block:,.0f} tokens a rank on")
+    axes.axvline(block, color=INK, lw=0.8, ls=":")
+axes.set(xlabel="tokens on a rank", ylabel="milliseconds")
+axes.set_xticks(PARTS, [str(c) for c in PARTS])
+axes.minorticks_off()
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False, fontsize=8)
+figure
+
+# %% [markdown]
+# A CPU computes so slowly that few tokens hide the *bytes*. What they do not hide is α, which the formula leaves out: the
+# lines cross where a block takes as long as one message of any size. And your ring on two ranks: of one forward, how long
+# was rank 0 blocked in messages?
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def rings(lengths):
+    """A forward of the ring for each length, between two barriers."""
+    torch.set_num_threads(1)
+    for c in lengths:
+        q, k, v, _ = (deal(x, contiguous(2 * c, 2)) for x in drawn(2 * c, 2, 2, 64, torch.float32))
+        dist.barrier()
+        ring_attention(q, k, v)
+        dist.barrier()
+
+
+run = try_it(rings, (PARTS[0], *PARTS), world_size=2)  # the first makes connections
+if run:
+    operations = run.ledger.operations(0)
+    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    for c, begin, end in list(zip((PARTS[0], *PARTS), at[::2], at[1::2], strict=True))[1:]:
+        seconds = operations[end].issued - operations[begin].completed
+        blocked = sum(one.blocked for one in operations[begin + 1 : end])
+        print(
+            f"{c:5} tokens a rank: {1e3 * seconds:7.1f} ms, {blocked / seconds:4.0%} of it blocked"
+        )
+
+# %% [markdown]
+# (A rank is also blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose cores
+# have other work it can be most of it.)
+#
+# The hardware of the ring-attention paper (Liu et al. 2023, table 2), in thousands of tokens. Its second column is six
+# times the block: a rank has its queries and its output, keys and values, and those that arrive.
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import RING_HOSTS
+
+print("                      block   printed    six of them   printed")
+for host in RING_HOSTS:
+    block = written(hiding_block, host.flops, host.each_way, 1, 1)
+    if block is None:
+        break
+    shown = [f"{block / 1e3:.1f}", f"{6 * block / 1e3:.1f}"]
+    printed = [f"{host.printed_block / 1e3:.1f}", f"{host.printed_sequence / 1e3:.1f}"]
+    note = "" if shown == printed else "   <- differs"
+    print(f"{host.name:18}{shown[0]:>9}{printed[0]:>10}{shown[1]:>15}{printed[1]:>10}{note}")
+
+# %% [markdown]
+# One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that 149,760. The
+# paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5 is 147.
+#
+# Today: H100 (989 TFLOP/s), a port of 50 GB/s for each, the heads of Llama 3 405B (128 of queries, 8 of keys), causal.
+
+# %% tags=["skip-in-grading"]
+print(said(hiding_block, 989e12, 50e9, 16384, 1024, True), "tokens; Llama 3 had", 131072 // 16)
+
+# %% [markdown]
+# At the data sheet's speed; a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
+# where tensor parallelism (notebook 06) could not: c is in its favour, and the longer the sequence the more. The faster
+# wires inside the node are left to those who cannot hide.
+
+# %% [markdown]
+# ## 8 · How long a sequence fits
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | §3, §4 |
+# | time | 5 minutes |
+#
+# **Predict.** With N times the ranks, how many times as long may a sequence be? With tiles; and with the N×N matrix?
+#
+# <details><summary>Answer</summary>N times: what is kept is linear in the tokens, and shared. With the matrix √N times,
+# as N ranks share something that grows with the square.</details>
+#
+# **Measure.** What your ring keeps for backward on each rank, 1,024 tokens in float32, beside the formula: q, k, v and
+# out, and lse. Keys that came by are not among it.
+
+
+# %% tags=["skip-in-grading"]
+def kept_by_the_ring(seq=1024):
+    layout = contiguous(seq, dist.get_world_size())
+    given = [deal(x, layout) for x in drawn(seq, 4, 2, 16, torch.float32)]
+    return kept_bytes(ring_attention, *given, causal=True)
+
+
+for n in (1, 2, 4):
+    run = try_it(kept_by_the_ring, world_size=n)
+    if run is None:
+        break
+    foretold = 1024 / n * ((2 * 4 + 2 * 2) * 16 * 4 + 4 * 4)
+    print(f"{n} ranks: {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
+
+# %% [markdown]
+# And a whole model: LLaMA 3 70B by the formula of §1, where a "rank" is a node of 8 GPUs that share every layer (notebook
+# 06) and have 40 GB each left for activations.
+
+# %% tags=["skip-in-grading"]
+from course_lib.facts import longest_sequence
+
+WAYS = {
+    "with the N×N matrix": {"flash": False},
+    "tiles": {},
+    "tiles, all recomputed in backward": {"recompute": True},
+}
+NODES = (1, 2, 4, 8, 16, 32, 64)
+figure = picture(6.5, 2.8)
+axes = figure.subplots()
+for (name, options), colour, mark in zip(WAYS.items(), RANKS, "os^", strict=False):
+    longest = [longest_sequence(8 * 40e9, WIDTH, HEADS, LAYERS, n, **options) for n in NODES]
+    axes.loglog(NODES, longest, mark + "-", color=colour, ms=4, label=name)
+    print(f"{name:34} 1 node {longest[0]:9,.0f} tokens, 16 nodes {longest[4]:11,.0f}")
+axes.set(xlabel="nodes that share a sequence", ylabel="tokens")
+axes.set_xticks(NODES, [str(n) for n in NODES])
+axes.minorticks_off()
+axes.grid(True, alpha=0.3)
+axes.legend(frameon=False, fontsize=8)
+figure
+
+# %% [markdown]
+# Two of the lines rise by N, one by √N. Memory, then, is no limit any more: whoever has the machines has the sequence.
+# What grows with the square is the computing: s²/N for each rank. A sequence eight times as long on eight times the
+# ranks takes eight times as long.
+
+# %% [markdown]
+# ## 9 · PyTorch's
+#
+# | | |
+# |---|---|
+# | you will write | nothing |
+# | rests on | §4 |
+# | time | 5 minutes |
+#
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place, and within its
+# `with` exchanges `scaled_dot_product_attention` for one that spans the ranks. Your model needs no change. It deals out in
+# zigzag by default, on the assumption of a causal mask. By default it does not go round, either: it gathers keys and
+# values (`set_rotate_method` chooses).
+#
+# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs by the plain kernel (`SDPBackend.MATH`) alone,
+# which has no lse to merge by, and without a causal mask. So: without one, two ranks, beside yours. (The import takes
+# some seconds.)
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+def theirs(causal=False):
+    """PyTorch's output and gradient of q on this rank, and yours with the same layout."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    n = dist.get_world_size()
+    mesh = init_device_mesh(device().type, (n,))
+    given = drawn(32, 4, 4)
+    heads_first = [x.transpose(1, 2).contiguous() for x in given]
+    q, k, v, grad = heads_first
+    with context_parallel(mesh, buffers=heads_first, buffer_seq_dims=[2] * 4):
+        try:
+            for x in (q, k, v):
+                x.requires_grad_()
+            dist.barrier()
+            with sdpa_kernel(SDPBackend.MATH):
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            dist.barrier()
+            out.backward(grad)
+            dist.barrier()
+            found = [out.detach().transpose(1, 2), q.grad.transpose(1, 2)]
+        finally:  # before they are made whole again
+            for x in (q, k, v):
+                x.grad = None
+                x.requires_grad_(False)
+    layout = zigzag(32, n)
+    mine = gradients(ring_attention, *(deal(x, layout) for x in given), layout=layout)
+    return furthest(found, mine[:2])
+
+
+run = try_it(theirs, world_size=2)
+if run:
+    print(f"output and dq differ from yours by {max(run):.0e}")
+    operations = run.ledger.operations(0)
+    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    for name, begin, end in (("forward", at[0], at[1]), ("backward", at[1], at[2])):
+        done = [f"{one.op} ({one.bytes_sent:,.0f} B)" for one in operations[begin + 1 : end]]
+        print(f"theirs, {name}: {', '.join(done)}")
+
+# %% [markdown]
+# The same numbers, and where yours has messages theirs has gathers: as many bytes as a ring's forward, all at once, and
+# the keys of all ranks in memory while they are used. Backward it gathers again, and a reduce-scatter brings home the
+# gradients: N − 1 shares of them, in the inputs' dtype, where your ring sends N in float32. With a causal mask on a CPU
+# it ends in an error:
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+try:
+    launch(theirs, True, world_size=2)
+except RankError as error:
+    print([line for line in str(error).splitlines() if "Error" in line][-1])
+
+# %% [markdown]
+# ## 10 · Questions
+#
+# | | |
+# |---|---|
+# | rests on | all of it |
+# | time | 5 minutes |
+# | points | 5 |
+#
+# A number may be written as arithmetic.
+#
+# 1. 8 ranks, a causal mask, long parts in succession. How many **times** as long does a ring take as with work shared
+#    equally?
+# 2. 16 ranks. How many **times** does each of them pass keys and values on in a forward?
+# 3. A100, 312 TFLOP/s in 16 bits, 100 Gb/s (12.5 GB/s each way), as many heads of keys as of queries, no mask. How many
+#    **tokens** must a rank hold for the ring's messages to hide, forward?
+# 4. 32 heads of queries, 8 of keys and values. How many **ranks** at most can share a sequence by Ulysses, without
+#    repeating keys?
+# 5. Zigzag in place of succession, under a causal mask. What gets smaller: `"the time of the slowest rank"`,
+#    `"the bytes sent"` or `"the number of scores that all ranks compute"`?
+
+# %% nbgrader={"grade_id": "questions", "solution": true}
+answer_1 = ...  # times
+answer_2 = ...  # times
+answer_3 = ...  # tokens
+answer_4 = ...  # ranks
+answer_5 = ...  # "the time of the slowest rank", "the bytes sent" or "the number of scores that all ranks compute"
+### BEGIN SOLUTION
+answer_1 = 2 - 1 / 8
+answer_2 = 15
+answer_3 = 312e12 / 12.5e9
+answer_4 = 8
+answer_5 = "the time of the slowest rank"
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "questions_check", "points": 5}
+report = check("08_context_parallel/questions", answer_1, answer_2, answer_3, answer_4, answer_5)
+### BEGIN HIDDEN TESTS
+report = check(
+    "08_context_parallel/questions",
+    answer_1,
+    answer_2,
+    answer_3,
+    answer_4,
+    answer_5,
+    cases="hidden",
+)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# ## Scorecard
+#
+# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 128 tokens in
+# all, on 4 ranks. M are the bytes of its parameters. Replicas and ZeRO-3 get a sequence each, ranks that share layers
+# all four; context parallelism gives every rank a quarter of each sequence.
+
+
+# %% tags=["nbval-ignore-output", "skip-in-grading"]
+CARD = GPTConfig(context=128, layers=4, heads=4, width=256)
+
+
+def step_of(make, shares_data=False):
+    torch.manual_seed(0)
+    forward, parameters, loss_of, finish = make(GPT(CARD).to(device()))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    own = {} if shares_data else {"rank": rank, "world_size": n}
+    inputs, targets = (
+        one.to(device()) for one in batch(library_text(), 0, batch_size=4, length=128, **own)
+    )
+    optimizer = torch.optim.AdamW(parameters, foreach=False)
+    dist.barrier()
+    with costs(inputs, targets, *parameters) as cost:
+        loss_of(forward(inputs), targets).backward()
+        finish()
+        optimizer.step()
+    return cost
+
+
+def replicas(model):
+    from course_lib.data_parallel import NaiveDataParallel
+
+    wrapped = NaiveDataParallel(model)
+    finish = wrapped.finish_gradient_synchronization
+    return wrapped, list(model.parameters()), next_token_loss, finish
+
+
+def zero_3(model):
+    from course_lib.zero import Zero3Module
+
+    wrapped = Zero3Module(model)
+    return wrapped, list(wrapped.parameters()), next_token_loss, lambda: None
+
+
+def tensor_and_sequence(model):
+    from course_lib import tensor_parallel
+
+    model = tensor_parallel.parallelize_gpt(model, sequence="regather")
+    loss_of = tensor_parallel.vocab_parallel_cross_entropy
+    return model, list(model.parameters()), loss_of, lambda: None
+
+
+def spread(attention, make_layout):
+    def made(model):
+        from course_lib.context_parallel.gpt import ContextParallelGPT
+
+        wrapped = ContextParallelGPT(model, attention, make_layout)
+        return wrapped, list(model.parameters()), wrapped.loss, wrapped.sum_gradients
+
+    return made
+
+
+def by_heads(q, k, v, layout):
+    return ulysses_attention(q, k, v, causal=True)
+
+
+card = {
+    "replicas": try_it(step_of, replicas),
+    "ZeRO-3": try_it(step_of, zero_3),
+    "tensor and sequence parallel": try_it(step_of, tensor_and_sequence, True),
+    "ring, contiguous": try_it(
+        step_of, spread(partial(ring_attention, causal=True), contiguous), True
+    ),
+    "ring, zigzag": try_it(step_of, spread(partial(ring_attention, causal=True), zigzag), True),
+    "Ulysses": try_it(step_of, spread(by_heads, contiguous), True),
+}
+
+
+def row_of(name, run):
+    """One line of the card; the bytes are those after the last barrier."""
+    sent = []
+    for rank in range(len(run)):
+        operations = run.ledger.operations(rank)
+        begin = [i for i, one in enumerate(operations) if one.op == "barrier"][-1]
+        sent.append(sum(one.bytes_sent for one in operations[begin:]))
+    return Row(
+        strategy=name,
+        ranks=len(run),
+        flops=sum(one.flops for one in run),
+        peak_bytes=max(one.peak_bytes for one in run),
+        bytes_sent=max(sent),
+    )
+
+
+parameters_alone = sum(p.nbytes for p in GPT(CARD).parameters())
+alone_run = launch(step_of, replicas, world_size=1)
+rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in card.items() if run]
+Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
+
+# %% [markdown]
+# *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the scores again,
+# and blocks on the diagonal are computed whole. *Memory*: weights, gradients, m
+# and v are whole on every rank (ZeRO or tensor parallelism divides them, and goes together with it); activations are
+# divided, which for 128 tokens is little, and for 131,072 everything. *Bytes*: the sum of gradients, 2 (N−1)/N of M, and
+# what attention sends. The card cannot see what zigzag is for: idle time.
+#
+# **You have built** attention that never has its matrix, on one rank and on many; a ring forward and backward; the layout
+# that keeps all of its ranks busy; and the exchange of tokens for heads. You can say what each sends, when that hides,
+# and who waits.
+#
+# **Read on.**
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form; four pages.
+# - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*: the tiles, and why bytes count more than FLOPs.
+# - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*: table 2, and the MLP in blocks as well.
+# - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*: zigzag.
+# - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*: both at once.
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2, context parallelism by all-gather, and table 4.
+# - `course_lib/context_parallel/`: read it after you have written yours; `ring.py` first.
