@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import linecache
 import math
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -19,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from autograder.mutants import Mutant, read_mutants
+from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine import witness
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.judge import judge
@@ -32,9 +36,11 @@ from course_lib.runtime.sandbox.spec import Sandbox
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 HERE = Path(__file__).parent
+RING = HERE / "mutants" / "02_collectives" / "ring_all_reduce.py"
 CHEATS = [(file, cell) for file in sorted((HERE / "cheats").glob("*/*.py"))
           for cell in read_mutants(file)]  # fmt: skip
 TIMES = 3
+PROBES = "/proc/sys/net/ipv4/tcp_early_retrans"
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +169,37 @@ def test_who_sums_sparse_tensors_is_not_accused(sandbox: Sandbox, seed: int) -> 
     report = judge("03_data_parallel/topk_all_reduce", wire.dumps(objects), seed, sandbox=sandbox)
     assert not report["tampered"] and report["score"] > 0
     assert all(line["passed"] for line in report["lines"] if line["aspect"] == "value")
+
+
+@pytest.mark.parametrize(("again", "tampered"), [(1, False), (judging.TRIES, True)])
+def test_what_is_sent_twice_by_chance_accuses_nobody(
+    again: int, tampered: bool, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case in which more went over the network once is run again; always more is no chance."""
+    cell = next(cell for cell in read_mutants(RING) if cell.right)
+    run, left = judging.run_ranks, [again]
+
+    def more(*args: Any, **kwargs: Any) -> Outcome:
+        outcome = run(*args, **kwargs)
+        if not left[0] or outcome.wire_bytes is None or kwargs["world_size"] < 3:
+            return outcome
+        left[0] -= 1
+        return replace(outcome, wire_bytes=outcome.wire_bytes + 1_000_000)
+
+    monkeypatch.setattr(judging, "run_ranks", more)
+    report = judge(
+        "02_collectives/ring_all_reduce", wire.dumps((typed(cell)["ring_all_reduce"],)), seed,
+        sandbox=sandbox,
+    )  # fmt: skip
+    assert left == [0]
+    assert report["tampered"] is tampered and report["score"] == (0 if tampered else 1)
+
+
+def test_the_kernel_sends_nothing_twice_of_its_own(sandbox: Sandbox) -> None:
+    if not os.access(PROBES, os.W_OK):
+        pytest.skip("this machine does not let the grader say when TCP sends again")
+    outcome = inside(sandbox, lambda: Path(PROBES).read_text(), world_size=2)
+    assert [int(wire.loads(reply[1])) for reply in outcome.replies if reply] == [0, 0]
 
 
 def operation(rank: int, op: str, nbytes: int, *, waited: bool = True) -> Operation:

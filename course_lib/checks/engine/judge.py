@@ -12,13 +12,14 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from course_lib.checks.engine import faults, refusing, replies, traffic, witness, words
-from course_lib.checks.engine.case import ANY, Case, Draw, Exercise, Finding, Line, Observed, wrong
+from course_lib.checks.engine.case import Case, Draw, Exercise, Finding, Observed, wrong
+from course_lib.checks.engine.conclude import Judged, conclude, is_value
 from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine, refusal
+from course_lib.checks.engine.report import WAITS, Report, refusal
 from course_lib.checks.engine.sentence import at
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
@@ -27,24 +28,12 @@ from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
 from course_lib.runtime.sandbox.spec import Sandbox
 
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
+TRIES = 2  # of a case whose record and network disagree
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
 OUTPUT_LINES, OUTPUT_WIDTH = 4, 90
 QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 HEADER = 4 << 20  # bytes of an answer beside its tensors
-HALF = 0.5
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
-COUNTS_LATER = "(counts once another value is right)"
-
-
-@dataclass
-class Judged:
-    """A line with what was found, in the order of the cases."""
-
-    case: Case
-    line: Line
-    finding: Finding
-    output: list[str] = field(default_factory=list)
-    note: str = ""
 
 
 @dataclass
@@ -111,7 +100,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
         return [Judged(case, line, session.last) for line in case.lines]
     if time.monotonic() >= session.deadline:
         return [Judged(case, line, OVER_TIME) for line in case.lines]
-    outcome = run(session, case)
+    outcome = agreed(session, case)
     shown = [] if session.hidden else printed(outcome)
     stop = whole_case(session, case, outcome, first)
     if stop is not None:
@@ -125,6 +114,18 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
             Judged(case, line, seen, shown if i == 0 else []) for i, line in enumerate(case.lines)
         ]
     return judge_lines(case, seen, shown)
+
+
+def agreed(session: Session, case: Case) -> Outcome:
+    """The case's run; once more where its network contradicts its record, which must not happen by chance.
+
+    TCP may send a packet again by itself on a busy machine. Judged is the last run alone.
+    """
+    for _ in range(TRIES - 1):
+        outcome = run(session, case)
+        if contradicted(case, outcome) is None:
+            return outcome
+    return run(session, case)
 
 
 def run(session: Session, case: Case) -> Outcome:
@@ -186,12 +187,16 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     called = traffic.used(operations_of(outcome.ledger), case.forbidden)
     if called is not None:
         return called
-    counted = outcome.backend == "gloo"  # NCCL has ways between GPUs that no network sees
-    if failure is None and counted:
-        return witness.contradicted(outcome.ledger, outcome.wire_bytes, case.unrecorded)
     if failure is None:
-        return None
+        return contradicted(case, outcome)
     return faults.told(session.exercise, case, failure, session.hidden)
+
+
+def contradicted(case: Case, outcome: Outcome) -> Finding | None:
+    """What the network says against the record of a run that ended well."""
+    if outcome.failure is not None or outcome.backend != "gloo":
+        return None  # NCCL has ways between GPUs that no network sees
+    return witness.contradicted(outcome.ledger, outcome.wire_bytes, case.unrecorded)
 
 
 def operations_of(ledger: Ledger) -> list[list]:
@@ -214,7 +219,7 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
     return judged
 
 
-# ---- from findings to a report
+# ---- what the ranks printed
 
 
 def printed(outcome: Outcome) -> list[str]:
@@ -235,65 +240,3 @@ def printed(outcome: Outcome) -> list[str]:
 def cut(text: str) -> str:
     """A line that is too long for the table ends where it is cut in three dots."""
     return text if len(text) <= OUTPUT_WIDTH else f"{text[: OUTPUT_WIDTH - 4]} ..."
-
-
-def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
-    good = any(one.finding.ok for one in judged if is_value(one) and not one.line.trivial)
-    only_trivial = all(one.line.trivial for one in judged if is_value(one))
-    for one in judged:
-        if one.line.trivial and one.finding.ok and not good and not only_trivial:
-            one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
-    tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
-    if tampered is not None:  # small cases do not show it: none of them proves anything now
-        for one in judged:
-            one.finding, one.note = tampered.finding, ""
-    possible = sum(one.line.weight for one in judged)
-    earned = sum(one.line.weight for one in judged if one.finding.ok)
-    all_right = all(one.finding.ok for one in judged)
-    score = 1.0 if all_right else round(earned / possible, 6)
-    return Report(
-        name,
-        min(score, without_the_point(exercise, judged)),
-        report_lines(judged),
-        possible=exercise.points,
-        seed=seed,
-        cases=cases,
-        tampered=tampered is not None,
-        extra=exercise.extra,
-    )
-
-
-def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
-    """The largest score that can be had: HALF where a finding misses the point; the first of them says so."""
-    missed = next((one for one in judged if exercise.point and one.finding.misses_point), None)
-    if missed is None:
-        return 1.0
-    told = f"The exercise is about {exercise.point}: without that at most half of its points are earned."
-    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, told))
-    return HALF
-
-
-def is_value(one: Judged) -> bool:
-    return one.line.aspect in ("value", "shape")
-
-
-def report_lines(judged: list[Judged]) -> list[ReportLine]:
-    """In the order of the table: by aspect; of equal causes only the first is told."""
-    order = {"value": 0, "shape": 1, "communication": 2, "memory": 3}
-    known: set[str] = set()
-    lines: list[ReportLine] = []
-    for one in sorted(judged, key=lambda j: order[j.line.aspect]):
-        line, finding = one.line, one.finding
-        title = finding.title or line.title
-        made = ReportLine(
-            title, finding.ok, line.aspect, line.weight, line.short, one.case.hidden, one.note
-        )
-        if not finding.ok and not one.note:
-            if finding.cause in known or (finding.cause == ANY and known):
-                made.note = SAME
-            else:
-                made.say(finding.sentences)
-                made.output = one.output
-            known.add(finding.cause)
-        lines.append(made)
-    return lines

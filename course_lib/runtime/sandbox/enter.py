@@ -53,6 +53,7 @@ def leave_host(sandbox: Sandbox) -> None:
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     if sandbox.has(spec.NETWORK):
         kernel.loopback_up()
+        kernel.no_loss_probes()
 
 
 def map_to_itself(user: int, group: int) -> None:

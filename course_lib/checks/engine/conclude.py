@@ -1,0 +1,85 @@
+"""From what was found in the lines of all cases to a score and a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from course_lib.checks.engine import witness
+from course_lib.checks.engine.case import ANY, Case, Exercise, Finding, Line, wrong
+from course_lib.checks.engine.report import SAME, Report, ReportLine
+
+HALF = 0.5
+COUNTS_LATER = "(counts once another value is right)"
+
+
+@dataclass
+class Judged:
+    """A line with what was found, in the order of the cases."""
+
+    case: Case
+    line: Line
+    finding: Finding
+    output: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
+    good = any(one.finding.ok for one in judged if is_value(one) and not one.line.trivial)
+    only_trivial = all(one.line.trivial for one in judged if is_value(one))
+    for one in judged:
+        if one.line.trivial and one.finding.ok and not good and not only_trivial:
+            one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
+    tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
+    if tampered is not None:  # small cases do not show it: none of them proves anything now
+        for one in judged:
+            one.finding, one.note = tampered.finding, ""
+    possible = sum(one.line.weight for one in judged)
+    earned = sum(one.line.weight for one in judged if one.finding.ok)
+    all_right = all(one.finding.ok for one in judged)
+    score = 1.0 if all_right else round(earned / possible, 6)
+    return Report(
+        name,
+        min(score, without_the_point(exercise, judged)),
+        report_lines(judged),
+        possible=exercise.points,
+        seed=seed,
+        cases=cases,
+        tampered=tampered is not None,
+        extra=exercise.extra,
+    )
+
+
+def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
+    """The largest score that can be had: HALF where a finding misses the point; the first of them says so."""
+    missed = next((one for one in judged if exercise.point and one.finding.misses_point), None)
+    if missed is None:
+        return 1.0
+    told = f"The exercise is about {exercise.point}: without that at most half of its points are earned."
+    missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, told))
+    return HALF
+
+
+def is_value(one: Judged) -> bool:
+    return one.line.aspect in ("value", "shape")
+
+
+def report_lines(judged: list[Judged]) -> list[ReportLine]:
+    """In the order of the table: by aspect; of equal causes only the first is told."""
+    order = {"value": 0, "shape": 1, "communication": 2, "memory": 3}
+    known: set[str] = set()
+    lines: list[ReportLine] = []
+    for one in sorted(judged, key=lambda j: order[j.line.aspect]):
+        line, finding = one.line, one.finding
+        title = finding.title or line.title
+        made = ReportLine(
+            title, finding.ok, line.aspect, line.weight, line.short, one.case.hidden, one.note
+        )
+        if not finding.ok and not one.note:
+            if finding.cause in known or (finding.cause == ANY and known):
+                made.note = SAME
+            else:
+                made.say(finding.sentences)
+                made.output = one.output
+            known.add(finding.cause)
+        lines.append(made)
+    return lines
