@@ -39,8 +39,9 @@ def online_softmax_merge(
     lse, block_lse: the logarithm of the sum of the exponentials of its scores, (batch, seq, heads), or (...);
         -inf where no key was seen, and there out is 0.
 
-    Returns new tensors; gradients pass to all four, and are 0, not nan, where nothing was seen. Keep out and
-    lse in float32 at least: each merge in bf16 would round once more.
+    Returns new tensors. Gradients pass to all four, and none is nan: a part that saw nothing gets 0 where the
+    other saw something; where neither did, lse gets 0, and each out half of what comes, though both are 0
+    whatever q, k and v are. Keep out and lse in float32 at least: each merge in bf16 would round once more.
     """
     lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
     old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
