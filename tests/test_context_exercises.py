@@ -18,6 +18,7 @@ from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.functions.peak import Peak
+from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.refusing import refused
 from course_lib.context_parallel.balanced import zigzag
 from course_lib.context_parallel.softmax import online_softmax_merge
@@ -64,6 +65,37 @@ def test_hidden_cases_are_the_visible_ones_and_more(seed: int) -> None:
         visible = [line.title for case in one.cases(Draw(seed)) for line in case.lines]
         hidden = [line.title for case in one.cases(Draw(seed, hidden=True)) for line in case.lines]
         assert set(visible) <= set(hidden), name
+
+
+def test_an_error_is_placed_in_the_students_code_or_nowhere() -> None:
+    """PyTorch's line tells a student nothing: autograd raises far from what they wrote."""
+
+    def own() -> None:
+        torch.zeros(3, 1).unflatten(1, (2, -1))
+
+    def placed(call: Callable[[], object]) -> str:
+        with pytest.raises((RuntimeError, NotImplementedError)) as raised:
+            call()
+        return describe(raised.value.with_traceback(raised.tb.tb_next))[2]
+
+    assert placed(own).endswith(": torch.zeros(3, 1).unflatten(1, (2, -1))")
+    x = torch.ones(1, requires_grad=True)
+    without_backward = type("F", (torch.autograd.Function,), {"forward": lambda ctx, x: x + 1})
+    assert placed(without_backward.apply(x).backward) == ""
+
+
+def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
+    """What usually makes gradients wrong is no help to someone whose output is."""
+
+    def swapped(out, lse, block_out, block_lse):
+        share = (lse - block_lse).sigmoid()[..., None]
+        return (1 - share) * out + share * block_out, torch.logaddexp(lse, block_lse)
+
+    payload = wire.dumps((swapped,))
+    report = judging.judge(f"{ASSIGNMENT}/online_softmax_merge", payload, seed)
+    said = str(report["lines"])
+    assert "each other's weight" in said
+    assert merge.GRAPH not in said and merge.NAN_BEHIND not in said and merge.TOO_LARGE not in said
 
 
 # --- what is expected ----------------------------------------------------------------------------

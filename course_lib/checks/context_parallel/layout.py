@@ -116,6 +116,10 @@ def judge(sizes: Sequence[tuple[int, int]], start: int) -> Callable[[Observed], 
     """Of calls number `start` and on, with these sizes: the first that is wrong."""
 
     def judged(seen: Observed) -> Finding:
+        errors = [seen.answer(start + i).get("error") for i in range(len(sizes))]
+        told = [one for one in errors if isinstance(one, list) and one[0] == "NotImplementedError"]
+        if len(told) == len(sizes):
+            return wrong("zigzag is not written yet.", at(str(told[0][2])), cause="stub")
         read_so_far: list[tuple[int, int, Layout]] = []
         for index, (seq, n) in enumerate(sizes, start=start):
             answer = seen.answer(index)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
-from course_lib.checks.engine.case import Case, Draw, Line, exercise
-from course_lib.checks.engine.functions.calls import About, Call, Slip, case, values_line
+from course_lib.checks.engine.case import Case, Draw, Finding, Line, Observed, exercise
+from course_lib.checks.engine.functions.calls import About, Call, Slip, case, got, values_line
 
 NAMES = ("out", "lse", "block_out", "block_lse")
 GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
@@ -59,6 +59,9 @@ ABOUT = About(
     misfit=misfit,
     own_errors=(THEIRS,),
 )
+
+
+LOWEST = (torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -1e9)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,11 @@ class Parts:
              lambda: {"lse": torch.maximum(la, lb)}),
             ("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
             ("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
+            *(
+                ("The lowest number that stands in for -inf is still there: where neither part saw a key, "
+                 "lse is -inf again at the end.", lambda low=low: {"lse": self.merged[1].clamp_min(low)})
+                for low in LOWEST
+            ),
             ("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
             *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
         ]  # fmt: skip
@@ -201,9 +209,20 @@ def values_of(
 
 
 def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
-    return values_line(
-        call, ABOUT, title, names=GRADIENTS, otherwise=otherwise or GRAPH, weight=weight
+    """otherwise: the usual cause where a gradient is nan or infinite."""
+    plain, behind = (
+        values_line(call, ABOUT, title, names=GRADIENTS, otherwise=says, weight=weight)
+        for says in (GRAPH, otherwise or GRAPH)
     )
+
+    def judge(seen: Observed) -> Finding:
+        return (plain if finite(seen, call) else behind).judge(seen)
+
+    return Line(title, judge, weight)
+
+
+def finite(seen: Observed, call: Call) -> bool:
+    return all(bool(got(seen, call, name).isfinite().all()) for name in GRADIENTS)
 
 
 def masked(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:

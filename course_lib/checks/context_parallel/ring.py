@@ -33,6 +33,22 @@ def trouble(case: Case, kind: str, text: str) -> str:
             "In each step every rank sends to one neighbour and receives from the other: post both together "
             "with dist.batch_isend_irecv, on every rank, also where it has nothing to compute."
         )
+    if "backward or vjp" in text:
+        return (
+            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
+        )
+    if "inplace operation" in text:
+        return (
+            "Is backward left to autograd? It knows nothing of messages: write a torch.autograd.Function, "
+            "whose backward lets the keys go round again."
+        )
+    if "'NoneType' object is not" in text:
+        return "layout=None means in succession: contiguous(n * q.shape[1], n)."
+    if "returned an invalid gradient" in text:
+        return (
+            "backward returns the gradients of the rank's own q, k and v. Sums that are one transfer short "
+            "of home belong to another rank's keys, of which there can be fewer or more."
+        )
     if ("differ" in text and "message" in text) or "must match" in text:
         return (
             "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges."

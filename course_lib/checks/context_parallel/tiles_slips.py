@@ -68,6 +68,15 @@ def masks(block: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor] 
         lambda i, j: i % block >= j % block,
     )
     yield (
+        "The mask counts positions within each tile, also in tiles that are seen whole: compare positions in "
+        "the sequence, the ranges that `tiles` gives.",
+        lambda i, j: (i // block >= j // block) & (i % block >= j % block),
+    )
+    yield (
+        "That is the last tile of keys alone that a query sees: merge it with those before.",
+        lambda i, j: (i // block == j // block) & (i >= j),
+    )
+    yield (
         "The tile on the diagonal is not masked: within it, too, keys come after queries.",
         lambda i, j: i // block >= j // block,
     )

@@ -26,7 +26,7 @@ COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WORLD_RANKS = (
     "In torch.distributed `src` and `dst` are ranks of the whole world, also in a group: translate "
-    "with dist.get_global_rank(group, r), or pass group_src= and group_dst= instead."
+    "with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= of a dist.P2POp)."
 )
 RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
     (

@@ -44,7 +44,13 @@ _Tensor, _as_strided, _clone, _detach = (
     torch.Tensor.detach,
 )
 _extract_frames = traceback.extract_tb
-HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARIES = (
+    PACKAGE,
+    os.path.dirname(os.path.dirname(torch.__file__)),
+    os.path.dirname(os.__file__),
+    "<frozen",
+)
 LONGEST = 1_000  # entries of a list or characters of a text that go back
 
 Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[str, Any]]]
@@ -178,12 +184,13 @@ def evaluate(
 
 
 def describe(error: Exception) -> list[str]:
-    """[type, text, "line n: source"] of an exception."""
+    """[type, text, "line n: source"] of an exception; no place where none of it is the student's code."""
     try:
         text = str(error)[:300]
     except Exception as second:  # a student's __str__ may raise
         text = f"(its text could not be made: {type(second).__name__})"
-    frames = [f for f in _extract_frames(error.__traceback__) if not f.filename.startswith(HERE)]
+    frames = _extract_frames(error.__traceback__)
+    frames = [f for f in frames if not f.filename.startswith(LIBRARIES)]
     place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
     return [type(error).__name__, text, place]
 

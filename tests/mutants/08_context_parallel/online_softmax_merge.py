@@ -96,6 +96,17 @@ def online_softmax_merge(out, lse, block_out, block_lse):
     return weight * out + (1 - weight) * block_out, torch.logaddexp(lse, block_lse)
 
 
+# %% wrong: the lowest number stays
+# says: stands in for -inf is still there
+def online_softmax_merge(out, lse, block_out, block_lse):
+    lowest = torch.finfo(lse.dtype).min
+    old, new = lse.clamp_min(lowest), block_lse.clamp_min(lowest)
+    merged = torch.logaddexp(old, new)
+    return (old - new).sigmoid()[..., None] * out + (new - old).sigmoid()[
+        ..., None
+    ] * block_out, merged
+
+
 # %% wrong: nan only in backward
 # says: nan times 0 is nan
 def online_softmax_merge(out, lse, block_out, block_lse):

@@ -185,6 +185,43 @@ def tiled_attention(q, k, v, block=256, causal=False):
     return answer
 
 
+# %% wrong: a Function without backward
+# says: has no backward yet
+class Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+        return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    return Tiled.apply(q, k, v)
+
+
+# %% wrong: the last tile that a query sees
+# says: the last tile of keys alone that a query sees
+def tiled_attention(q, k, v, block=256, causal=False):
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        at = torch.arange(q.shape[1], device=q.device)
+        seen = (at[:, None] >= at) & (at[:, None] // block == at // block)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
+# %% wrong: positions within tiles that are seen
+# says: also in tiles that are seen whole
+def tiled_attention(q, k, v, block=256, causal=False):
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        at = torch.arange(q.shape[1], device=q.device)
+        seen = (at[:, None] // block >= at // block) & (at[:, None] % block >= at % block)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+
+
 # %% wrong: no delta in backward
 # says: delta is missing
 class NoDelta(torch.autograd.Function):

@@ -144,7 +144,7 @@ def told_of(seen: Observed, call: Call) -> dict:
 
 
 def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
-    if error == "NotImplementedError":
+    if error == "NotImplementedError" and not text:
         return wrong(f"{about.function} is not written yet for this.", at(place), cause="stub")
     if text in about.own_errors:
         return wrong(text, at(place), cause="refused", misses_point=True)
@@ -180,8 +180,15 @@ def wrong_one(
     if close(found, wanted):
         return None
     here = {one: got(seen, call, one) for one in call.wanted}
-    says = next((one.says for one in slips if fits(one, name, here)), "") or otherwise
-    return wrong(difference(about, subject, found, wanted), says, cause=says or name)
+    says = next((one.says for one in slips if fits(one, name, here)), "")
+    said = difference(about, subject, found, wanted)
+    if not says and name.startswith("grad.") and not forward_is_right(here, call):
+        return wrong(said, "Forward is not right yet: look there first.", cause=ANY)
+    return wrong(said, says or otherwise, cause=says or otherwise or name)
+
+
+def forward_is_right(here: Tensors, call: Call) -> bool:
+    return all(close(here[one], call.wanted[one]) for one in call.outputs if one in call.wanted)
 
 
 def got(seen: Observed, call: Call, name: str) -> torch.Tensor:
