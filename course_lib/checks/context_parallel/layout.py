@@ -24,6 +24,11 @@ from course_lib.checks.engine.case import (
 from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 Layout = list[list[range]]
+NOBODYS = "is nobody's", "are nobody's"
+TWICE = "is held twice, or does not exist", "are held twice, or do not exist"
+ALL_RANKS = (
+    "No ranks run here: zigzag tells of all n of them at once, and asks none which one it is."
+)
 MOST = 100_000  # positions in an answer that is looked at
 FORM = (
     "For each rank a list of its ranges of positions is expected, such as [[range(0, 2), range(6, 8)], "
@@ -112,8 +117,13 @@ def held(layout: Layout) -> list[list[int]]:
     return [sorted(position for one in spans for position in one) for spans in layout]
 
 
-def judge(sizes: Sequence[tuple[int, int]], start: int) -> Callable[[Observed], Finding]:
-    """Of calls number `start` and on, with these sizes: the first that is wrong."""
+def judge(
+    sizes: Sequence[tuple[int, int]], start: int, others: Sequence[tuple[int, int]]
+) -> Callable[[Observed], Finding]:
+    """Of calls number `start` and on, with these sizes: the first that is wrong.
+
+    others: the sizes of all calls. In few tokens several mistakes look alike: told is what fits the most.
+    """
 
     def judged(seen: Observed) -> Finding:
         errors = [seen.answer(start + i).get("error") for i in range(len(sizes))]
@@ -132,7 +142,7 @@ def judge(sizes: Sequence[tuple[int, int]], start: int) -> Callable[[Observed], 
             read_so_far.append((seq, n, layout))
         for seq, n, layout in read_so_far:
             if held(layout) != held(pairs(seq, n)):
-                return other_tokens(seq, n, layout)
+                return other_tokens(seq, n, layout, usual_slip(seen, others, seq, n, layout))
             if any(not one or one.step != 1 for spans in layout for one in spans):
                 return wrong(
                     "there are ranges without tokens, or with gaps.",
@@ -147,16 +157,29 @@ def judge(sizes: Sequence[tuple[int, int]], start: int) -> Callable[[Observed], 
 def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Finding:
     if error == "NotImplementedError":
         return wrong("zigzag is not written yet for all sizes.", at(place), cause="stub")
+    hint = ALL_RANKS if "process group" in text else ""
     said = Sentence(
         f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}."
     )
-    return wrong(said, at(place), cause=f"raised {place}")
+    return wrong(said, at(place), hint, cause=f"raised {place}")
 
 
-def other_tokens(seq: int, n: int, layout: Layout) -> Finding:
+def usual_slip(
+    seen: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
+) -> str:
+    """Of the mistakes that give this layout the one that gives most of all that came; "" without any."""
+    came = [(size, read(seen.answer(i).get("value"))) for i, size in enumerate(others)]
+
+    def fits(make: Callable[[int, int], Layout]) -> int:
+        return sum(one is not None and held(make(*size)) == held(one) for size, one in came)
+
+    found = [says for says, make in SLIPS.items() if held(make(seq, n)) == held(layout)]
+    return max(found, key=lambda says: fits(SLIPS[says]), default="")
+
+
+def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
     """Who holds what they should not, and the usual cause."""
     came, right = held(layout), held(pairs(seq, n))
-    says = next((says for says, make in SLIPS.items() if held(make(seq, n)) == came), "")
     everything = sorted(position for one in came for position in one)
     if everything == list(range(seq)):
         rank = next(r for r in range(n) if came[r] != right[r])
@@ -164,11 +187,12 @@ def other_tokens(seq: int, n: int, layout: Layout) -> Finding:
         general = "some ranks hold other tokens than they should"
     else:
         missing = sorted(set(range(seq)) - set(everything))
-        what = "are nobody's" if missing else "are held twice, or do not exist"
         strange = [
             one for one, count in Counter(everything).items() if count > 1 or not 0 <= one < seq
         ]
-        told = f"tokens {listed(missing or sorted(strange))} {what}"
+        named = missing or sorted(strange)
+        one, many = NOBODYS if missing else TWICE
+        told = f"{'token' if len(named) == 1 else 'tokens'} {listed(named)} {words.verb(named, one, many)}"
         general = "tokens are left out, held twice, or do not exist"
     said = Sentence(f"zigzag({seq}, {n}): {told}.", f"{general}.")
     return wrong(
@@ -194,9 +218,10 @@ def zigzag(draw: Draw) -> Iterator[Case]:
     ]  # fmt: skip
     if draw.hidden:
         table.append(("longer ones", [(draw.integer(500, 900), draw.integer(6, 9))], 0.5, False))
+    every = [size for _, sizes, _, _ in table for size in sizes]
     calls: list[list] = []
     lines: list[Line] = []
     for title, sizes, weight, trivial in table:
-        lines.append(Line(title, judge(sizes, len(calls)), weight, trivial=trivial))
+        lines.append(Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
         calls += [[0, list(one)] for one in sizes]
     yield Case("layouts", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)

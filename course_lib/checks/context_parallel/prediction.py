@@ -75,9 +75,8 @@ RING: Mapping[str, Formula] = {
     "After N - 1 transfers the gradients are one rank short of home: N times.": rounds(
         less, less, less
     ),
-    "Backward the keys go round again: forward did not keep those of others.": (
-        rounds(less, lambda n: 0, same)
-    ),
+    "Backward the keys go round again, N - 1 times in 16 bits, and their gradients N times in 32: that is "
+    "the gradients alone, or both in 16 bits.": (rounds(less, lambda n: 0, same)),
     "(N-1)/N is a collective's share of the whole. Here each rank sends a part N - 1 times.": (
         rounds(lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: 1)
     ),
@@ -109,6 +108,7 @@ ULYSSES: Mapping[str, Formula] = {
     "That is q and the output alone: keys and values are traded, too.": parts(2, 0, others),
     "Keys and values have kv_width: with fewer heads of keys they are smaller.": parts(4, 0, others),
     "Keys *and* values: two tensors of kv_width.": parts(2, 1, others),
+    "There are two of each: q and the output, keys and values.": parts(1, 1, others),
     "What a rank keeps of its own part is not sent: (N-1)/N.": parts(2, 2, lambda n: 1),
     "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
     "That is what all ranks send together: one rank's bytes are asked for.": (
@@ -166,6 +166,7 @@ HIDING: Mapping[str, Formula] = {
     "There are two products, q k^T and p v, of 2 c^2 width FLOPs each.": times(4),
     "That is six blocks, the paper's *sequence*, which must fit in memory: the block hides.": times(6),
     "The rate is in bytes a second, not in bits.": times(1 / 8),
+    "The rate is in bytes a second already: nothing is to be converted.": times(8),
 }  # fmt: skip
 
 

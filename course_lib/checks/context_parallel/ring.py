@@ -42,6 +42,11 @@ def trouble(case: Case, kind: str, text: str) -> str:
             "Is backward left to autograd? It knows nothing of messages: write a torch.autograd.Function, "
             "whose backward lets the keys go round again."
         )
+    if case.title == "group" and "list index out of range" in text:
+        return (
+            "layout has an entry for each rank of the group: ask dist.get_rank(group) and "
+            "dist.get_world_size(group)."
+        )
     if "'NoneType' object is not" in text:
         return "layout=None means in succession: contiguous(n * q.shape[1], n)."
     if "returned an invalid gradient" in text:

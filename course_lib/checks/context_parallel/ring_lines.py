@@ -42,6 +42,7 @@ NAN = (
     "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
 )
 MERGED = "Each block's out and lse are merged with what came before: out by its share exp(lse - merged lse)."
+FORWARD_FIRST = "Forward is not right yet: look there first."
 BACKWARD_STEP = (
     "Autograd knows nothing of messages: a Function's backward adds for each block p = exp(s - lse), "
     "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays, dk and dv go on."
@@ -60,36 +61,39 @@ def value_lines(
     *,
     short: bool = False,
     mistakes: Sequence[Mistake] | None = None,
+    otherwise: tuple[str, str] = (MERGED, BACKWARD_STEP),
 ) -> list[Line]:
-    """The output, its gradients, and that nothing was written into the inputs."""
+    """The output, its gradients, and that nothing was written into the inputs.
+
+    otherwise: said of forward, and of backward, where no known mistake fits.
+    """
     slips = tuple(ring_mistakes(spread) if mistakes is None else mistakes)
     run = spread.run()
     return [
-        values(run, slips, f"{title}: forward", ["y"], weight, short),
-        values(run, slips, f"{title}: backward", [*GRADS], weight, short),
+        values(run, slips, f"{title}: forward", ["y"], weight, short, otherwise[0]),
+        values(run, slips, f"{title}: backward", [*GRADS], weight, short, otherwise[1]),
     ]
 
 
 def values(
-    run: Run, slips: Sequence[Mistake], title: str, names: Sequence[str], weight: float, short: bool
+    run: Run,
+    slips: Sequence[Mistake],
+    title: str,
+    names: Sequence[str],
+    weight: float,
+    short: bool,
+    otherwise: str,
 ) -> Line:
     def judge(seen: Observed) -> Finding:
         found = differs(run, seen, names, slips, None, "")
         if found is not None and not finite(run, seen, names):
             return wrong(*found.sentences, NAN, cause="nan")
         if found is not None and found.cause in {f"{run.name} {name}" for name in names}:
-            return wrong(*found.sentences, unexplained(run, seen, names), cause=ANY)
+            first = "y" not in names and differs(run, seen, ["y"], (), None, "") is not None
+            return wrong(*found.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
         return found or left_alone(run, seen)
 
     return Line(title, judge, weight, short=short)
-
-
-def unexplained(run: Run, seen: Observed, names: Sequence[str]) -> str:
-    """What to look at where values are wrong, and as no known mistake makes them."""
-    if "y" in names:
-        return MERGED
-    forward = differs(run, seen, ["y"], (), None, "")
-    return BACKWARD_STEP if forward is None else "Forward is not right yet: look there first."
 
 
 def finite(run: Run, seen: Observed, names: Sequence[str]) -> bool:

@@ -23,6 +23,12 @@ from course_lib.checks.engine.spread.runs import alive_line, calls_line
 from course_lib.ledger.operation import Operation
 
 HEADS = "heads that the ranks do not divide"
+OTHERWISE = (
+    "Pieces are cut along the heads, and what comes is joined along the tokens, in the order of the ranks; "
+    "on the way back the other way round. x.reshape(n, ...) cuts along what is first in memory: neither.",
+    "Backward, gradients go the opposite way of what they belong to: cut where forward joined, join where "
+    "it cut.",
+)
 EXCHANGES = 4  # of q, k, v and the output
 
 
@@ -33,6 +39,10 @@ def trouble(case: Case, kind: str, text: str) -> str:
             "Look first whether the ranks divide the heads of q and those of k and v, and raise a ValueError "
             "that names both numbers."
         )
+    if "returned an invalid gradient" in text:
+        return OTHERWISE[1]
+    if case.title == "group" and kind not in ("deadlock", "timeout"):
+        return "Is the group asked everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
     if "alltoall" in text.lower() or ("all_to_all" in text and "support" in text):
         return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
     if "not contiguous" in text:
@@ -87,7 +97,8 @@ def exchange_mistakes(spread: Spread) -> list[Mistake]:
 
 
 def lines_of(spread: Spread, title: str, weight: float, *, short: bool = False) -> list[Line]:
-    return value_lines(spread, title, weight, short=short, mistakes=exchange_mistakes(spread))
+    mistakes = exchange_mistakes(spread)
+    return value_lines(spread, title, weight, short=short, mistakes=mistakes, otherwise=OTHERWISE)
 
 
 def bytes_lines(spread: Spread) -> list[Line]:

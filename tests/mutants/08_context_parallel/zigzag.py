@@ -39,7 +39,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: off by one at the end
-# says: are nobody's|do not exist
+# says: nobody's|not exist
 def zigzag(seq, n):
     c = seq // (2 * n)
     return [
