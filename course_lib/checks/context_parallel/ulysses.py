@@ -25,7 +25,8 @@ from course_lib.ledger.operation import Operation
 HEADS = "heads that the ranks do not divide"
 OTHERWISE = (
     "Pieces are cut along the heads, and what comes is joined along the tokens, in the order of the ranks; "
-    "on the way back the other way round. x.reshape(n, ...) cuts along what is first in memory: neither.",
+    "on the way back the other way round. x.reshape(n, ...) cuts along what is first in memory: neither. "
+    "And is tiled_attention right, by its own check?",
     "Backward, gradients go the opposite way of what they belong to: cut where forward joined, join where "
     "it cut.",
 )
