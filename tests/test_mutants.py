@@ -16,7 +16,6 @@ import io
 import linecache
 import math
 import os
-import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report
 
 MUTANTS = Path(__file__).parent / "mutants"
-MOST = 12  # wrong ones of an exercise in a run
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
 FILES = sorted(MUTANTS.glob("*/*.py"))
 CELL = re.compile(r"^# %%[ \t]*(wrong|right):[ \t]*(.+)$", re.MULTILINE)
@@ -131,15 +129,6 @@ def drawing_once(exercise: Exercise) -> Exercise:
     return replace(exercise, cases=cases)
 
 
-def drawn(cells: list[Mutant], seed: int) -> list[Mutant]:
-    """The right ones and at most MOST of the wrong ones, in their order."""
-    wrong = [cell for cell in cells if not cell.right]
-    if os.environ.get("COURSE_ALL_TESTS") or len(wrong) <= MOST:
-        return cells
-    chosen = random.Random(seed).sample(wrong, MOST)
-    return [cell for cell in cells if cell.right or cell in chosen]
-
-
 @pytest.fixture(autouse=True)
 def hints_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "hints_may_fail", False)
@@ -153,7 +142,7 @@ def test_the_check_tells_right_from_wrong(
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)
     failures = []
-    for mutant in drawn(mutants(file), seed):
+    for mutant in mutants(file):
         report, printed = judged(name, mutant, seed)
         if mutant.right and report.score < 1:
             failures.append(f"right, but lost points: {mutant.title}\n{printed}")

@@ -1882,11 +1882,11 @@ def dualpipe(stages: int, microbatches: int) -> list:
     Returns for each rank the list of its Actions and Pairs. Rank i holds stages i and 2p-1-i.
     """
     ### BEGIN SOLUTION
-    counted(stages, microbatches, least=2 * stages, unit=2)
     if stages % 2:
         raise ValueError(
             f"stages={stages}: DualPipe needs an even number, as its two ends meet in the middle"
         )
+    counted(stages, microbatches, least=2 * stages, unit=2)
     half = microbatches // 2
     rows = []
     for rank in range(stages):

@@ -15,7 +15,7 @@
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | two hours |
+# | time | two hours; ten minutes more for §8 and §9, which ask for nothing |
 # | points | 60 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
@@ -258,8 +258,8 @@ def online_softmax_merge(out, lse, block_out, block_lse):
     """(out, lse) of attention to the keys of both parts.
 
     out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the sum of the
-    exponentials of its scores, (...), -inf where no key was seen. Returns new tensors; gradients pass to all
-    four, and are 0, not nan, where nothing was seen.
+    exponentials of its scores, (...), -inf where no key was seen, and there out is 0. Returns new tensors.
+    Gradients pass to all four: 0 to a part that saw nothing, and a finite number where neither did, never nan.
     """
     ### BEGIN SOLUTION
     lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
@@ -529,7 +529,8 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# One line is steeper: twice the tokens, four times the bytes. Yours has twice.
+# One line is steeper: twice the tokens, almost four times the bytes. Yours comes near to twice: the few MB of one tile,
+# which do not grow, weigh less and less.
 #
 # **Break it.** The same loops without a Function of one's own: autograd goes through them by itself, and results and
 # gradients are right. What is kept for backward, 512 tokens in tiles of 64, two heads of 16 features? In units of one of
@@ -570,8 +571,9 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
         print(f"{name:17} {nbytes / given[0].nbytes:6.1f} units")
 
 # %% [markdown]
-# The matrix is back, in pieces: scores and their exponentials of every tile, 512 × 512 for each head, where the head has
-# 512 × 16 numbers in q. Tiles save memory only if backward makes them again.
+# The matrix is back, in pieces. It has 512 × 512 numbers for each head, where the head has 512 × 16 in q: 32 units. Kept
+# are the scores *and* their exponentials of every tile, 64 units; the rest is what each product and merge keeps of its
+# inputs. Tiles save memory only if backward makes them again.
 #
 # **In production.** `F.scaled_dot_product_attention`: PyTorch chooses a kernel by device, dtype and shape, and on a CPU,
 # too, there is one in tiles. Its tiles lie in the processor's caches (on a GPU in the fast memory of one multiprocessor),
@@ -651,7 +653,7 @@ for name, (seconds, apart) in zip(
 def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> float:
     """Bytes that each of n ranks sends in one ring attention, inputs in 16 bits.
 
-    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward".
+    kv_bytes: of one rank's keys and values together. direction: "forward" or "backward". One rank sends nothing.
     """
     ### BEGIN SOLUTION
     if n == 1:
@@ -715,6 +717,8 @@ def hiding_block(
 #   that is waited for twice never returns.
 # - `out`, `lse` and all sums in float32 at least (`in_float32`): merged in bf16, the error grows with the ring.
 # - Keep q, k, v, out and lse for backward. With one rank nothing is sent.
+# - You may write your own in place of `block_attention`; no check asks for it. But the pictures of this section and of §5
+#   are drawn from what it notes. So let yours, too, do `SEEN.append((began, time.perf_counter(), queries, keys))`.
 
 
 # %%
@@ -943,8 +947,8 @@ if run:
 #
 # The lecture's picture, from your own two runs. Rows are ranks with their queries, columns the keys by the rank that
 # they belong to. The run without a mask tells which keys a rank had in which step, the masked one which of them it
-# computed with. A dashed frame is a block that came and was skipped: in this step the rank idles. Between the steps is
-# what the ledger counted.
+# computed with. A dashed frame is a block that came and was skipped: in this step the rank idles. Below each step is what
+# the ledger counted.
 
 
 # %% tags=["skip-in-grading"]
@@ -957,6 +961,9 @@ def step_by_step(full, masked, seq=16):
     forward = [one for one in masked.ledger.operations() if one.op == "send"]
     ends = {r: masked.ledger.operations(r, "barrier")[1].issued for r in range(n)}
     forward = [one for one in forward if one.issued < ends[one.rank]]
+    part = sum(one.nbytes for one in full[0]["parts"][2:])  # dk and dv are as large as k and v
+    transfers = sum(one.nbytes for one in forward) / (n * part)
+    onwards = "+" if forward and (forward[0].peer - forward[0].rank) % n == 1 else "-"
     figure = picture(2.3 * n, 2.6)
     for step in range(n):
         axes = figure.add_subplot(1, n, step + 1)
@@ -970,12 +977,9 @@ def step_by_step(full, masked, seq=16):
             axes.add_patch(Rectangle((keys + 0.08, rank + 0.08), 0.84, 0.84, ec=INK, lw=1, **look))
         working = sum(came[rank][step] in used[rank] for rank in range(n))
         axes.set_title(f"iteration {step}: {working} of {n} work", fontsize=9)
-        sends = [
-            one for r in range(n) for one in [s for s in forward if s.rank == r][step : step + 1]
-        ]
-        text = "nothing is sent"
-        if sends:
-            text = f"then {len(sends)} × {sends[0].nbytes:,} B, r to r + 1"
+        text = (
+            f"then {n} × {part:,} B, r to r {onwards} 1" if step < transfers else "nothing is sent"
+        )
         axes.set_xlabel(text, fontsize=8)
         axes.set(xlim=(-0.05, n + 0.05), ylim=(n + 0.05, -0.05), aspect="equal")
         axes.set_xticks([])
@@ -987,16 +991,26 @@ def step_by_step(full, masked, seq=16):
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     figure.subplots_adjust(wspace=0.15)
-    steps, transfers = {len(one) for one in came}, {len(forward) // n}
-    print(f"iterations: {steps.pop()}, transfers: {transfers.pop()}")
+    print(f"iterations: {max(map(len, came))}, transfers: {transfers:g}")
     return figure
 
 
-step_by_step(full, masked) if full and masked and all(one["seen"] for one in full) else None
+def noted_all(run, seq=16):
+    """Whether every rank of a run without a mask noted blocks with the keys of all positions."""
+    return all({at for _, keys in one["seen"] for at in keys} == set(range(seq)) for one in run)
+
+
+NOT_NOTED = """SEEN does not have the blocks of all positions, so there is nothing to draw. Let what computes a block
+note it, as block_attention does, with the ranges where its tokens stand in the whole sequence."""
+noted = full and masked and noted_all(full)
+if full and masked and not noted:
+    print(NOT_NOTED)
+step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# Colour is whose keys they are: a colour walks down the rows, and from the last rank to the first. Every block of the
-# lower triangle is coloured in exactly one of the pictures. And the rows are not equally busy: §5.
+# Colour is whose keys they are: a colour walks down the rows. From the last rank its keys go on to the first, which may
+# not see them: there the frame is dashed. Every block of the lower triangle is coloured in exactly one of the pictures.
+# And the rows are not equally busy: §5.
 #
 # (Lecture 004 says of every iteration that each GPU "computes attention with its portion of queries". Under a causal
 # mask rank r has work in r + 1 of the N iterations.)
@@ -1042,7 +1056,8 @@ if run:
 # | points | 5, and the prediction's in §7 |
 #
 # In the pictures of §4 rank 0 works in one iteration of four, rank 3 in all. The others may run a little ahead, but the
-# layer is done when rank 3 is. So the ring takes as long as without a mask, though only half of the scores are needed.
+# layer is done when rank 3 is. So the ring takes nearly as long as without a mask, though only half of the scores are
+# needed.
 #
 # **Predict.** Long parts of equal length, in succession. Count in blocks; on the diagonal only half of one is needed.
 # How long does the ring take, what does rank r do of it, and what share of the time does it idle? That is
@@ -1152,13 +1167,17 @@ def idle_picture(table, block):
     return figure
 
 
-table = {}
+table, dealt = {}, []
 for name, make in (("contiguous", contiguous), ("striped", striped), ("zigzag", zigzag)):
     run = try_it(attended, ring_attention, 64, make, causal=True)
     if run:
         right = compared_with_one(run, 64, make, causal=True)
-        table[name] = seen_scores(run, make(64, 4))
+        dealt.append(name)
+        if all(one["seen"] for one in run):
+            table[name] = seen_scores(run, make(64, 4))
         print(f"{name}: {right}; a rank sent {sent(run)[0]:,.0f} bytes forward")
+if dealt and not table:
+    print(NOT_NOTED)
 if "contiguous" in table:
     for rank, share in enumerate(idle_shares(table["contiguous"])):
         foretold = said(causal_idle_share, rank, 4, form=".2f")
@@ -1170,7 +1189,9 @@ idle_picture(table, 16 * 16) if table else None
 # than half.)
 #
 # And in seconds? Two ranks, a core each, 2,048 tokens, forward and backward. Your blocks are computed whole also on the
-# diagonal, so "computed" is counted like that: the scores of the busiest rank in each step.
+# diagonal, so "computed" is counted like that: the scores of the busiest rank in each step. And the ledger tells how long
+# each rank was blocked, in messages or at the end until the other one was done. Before you run it: how long, in
+# succession, is rank 0?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1196,18 +1217,33 @@ def timed(make_layouts, seq=2048, repeats=4):
     return found
 
 
+def blocked_shares(run, rank):
+    """For each pair of barriers the share of the time between them that a rank was blocked."""
+    operations = run.ledger.operations(rank)
+    at = [i for i, one in enumerate(operations) if one.op == "barrier"]
+    return [
+        sum(one.blocked for one in operations[begin + 1 : end + 1])
+        / (operations[end].completed - operations[begin].completed)
+        for begin, end in zip(at[::2], at[1::2], strict=True)
+    ]
+
+
 LAYOUTS = {"contiguous": contiguous, "striped": striped, "zigzag": zigzag}
-run = try_it(timed, LAYOUTS, world_size=2) if "zigzag" in table else None
-for name in LAYOUTS if run else ():
+run = try_it(timed, LAYOUTS, world_size=2) if "zigzag" in dealt else None
+for i, name in enumerate(LAYOUTS if run else ()):
     milliseconds = 1e3 * max(one[name][0] for one in run)
     busiest = sum(map(max, zip(*(one[name][1] for one in run), strict=True)))
+    shares = [sorted(blocked_shares(run, rank)[4 * i : 4 * i + 4])[1] for rank in range(2)]
+    blocks = f"computed one after the other: {busiest / 1024**2:.2f} blocks; " if busiest else ""
     print(
-        f"{name:10} {milliseconds:6.0f} ms; computed one after the other: {busiest / 1024**2:.2f} blocks"
+        f"{name:10} {milliseconds:6.0f} ms; {blocks}blocked: rank 0 {shares[0]:.0%}, rank 1 {shares[1]:.0%}"
     )
 
 # %% [markdown]
-# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. Striped gains nothing with blocks
-# like ours, as announced: each of them is half masked and wholly computed.
+# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. In succession rank 0 has one block of
+# rank 1's two. It waits for less than half of the time: both begin with a masked block, and on a CPU laying the mask
+# takes about as long as the rest of the block; the one that rank 1 alone has is not masked. Striped gains nothing with
+# blocks like ours, as announced: all of them are half masked, and wholly computed.
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for its
 # rotation or its embedding. *Targets* are shifted before they are dealt out: the one after a rank's last token is
@@ -1264,7 +1300,7 @@ plans = {"one rank": (None, 1), "your ring on 4": (partial(ring_attention, causa
 plans["its gradients left behind"] = (left_behind, 4)
 curves = {}
 for name, (attention, ranks) in plans.items():
-    run = try_it(learn, attention, zigzag, world_size=ranks) if "zigzag" in table else None
+    run = try_it(learn, attention, zigzag, world_size=ranks) if "zigzag" in dealt else None
     if run:
         curves[name] = run[0]
         apart = max(abs(a - b) for a, b in zip(run[0], curves["one rank"], strict=True))
@@ -1283,9 +1319,9 @@ figure if curves else None
 # It falls. Most of what a small model learns at first does not pass through attention, and the queries' gradients are
 # right. Nothing in the curve alone says that something is wrong: compare *gradients* with one process, before you train.
 #
-# **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on. So did Llama 3, with
-# 2 × 16 chunks. (It did not go round: with 8 heads of keys for 128 of queries, keys are small, and an all-gather of
-# them made other masks simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
+# **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
+# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (It did not go round: with 8 heads of keys for 128
+# of queries, keys are small, and an all-gather of them made other masks simpler, such as those that keep documents apart. Llama 3, §3.3.2.)
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads
@@ -1531,6 +1567,8 @@ print(
     f"{flops / 1e9:.1f} GFLOP/s in attention, {link.bandwidth / 1e9:.2f} GB/s, α {1e6 * link.alpha:.0f} µs"
 )
 block = written(hiding_block, flops, link.bandwidth / 2, OWN_WIDTH, OWN_WIDTH)
+longer = [c for c, one, m in zip(PARTS, computing, message, strict=True) if one > link.seconds(m)]
+print("measured: a block takes longer than its message with", longer, "tokens a rank")
 figure = picture(6.5, 2.8)
 axes = figure.subplots()
 axes.loglog(
@@ -1554,9 +1592,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# A CPU computes so slowly that few tokens hide the *bytes*. What they do not hide is α, which the formula leaves out: the
-# lines cross where a block takes as long as one message of any size. And your ring on two ranks: of one forward, how long
-# was rank 0 blocked in messages?
+# The dotted line is your formula's. A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn.
+# The formula leaves out what does not grow with c, which is all there is on the left, where both lines are flat: α for a
+# message, and for a block what Python needs to start a few operations. If the lines cross there, that decides it; on a
+# GPU, with short parts, too. And your ring on two ranks: of one forward, how long was rank 0 blocked in messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1582,8 +1621,9 @@ if run:
         )
 
 # %% [markdown]
-# (A rank is also blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose cores
-# have other work it can be most of it.)
+# With few tokens most of the time is neither a block's nor a message's, but what Python does around them. (A rank is also
+# blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose cores have other work it
+# can be most of it.)
 #
 # The hardware of the ring-attention paper (Liu et al. 2023, table 2), in thousands of tokens. Its second column is six
 # times the block: a rank has its queries and its output, keys and values, and those that arrive.
@@ -1608,7 +1648,8 @@ for host in RING_HOSTS:
 # Today: H100 (989 TFLOP/s), a port of 50 GB/s for each, the heads of Llama 3 405B (128 of queries, 8 of keys), causal.
 
 # %% tags=["skip-in-grading"]
-print(said(hiding_block, 989e12, 50e9, 16384, 1024, True), "tokens; Llama 3 had", 131072 // 16)
+needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
+print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
 # At the data sheet's speed; a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
@@ -1645,7 +1686,8 @@ for n in (1, 2, 4):
     if run is None:
         break
     foretold = 1024 / n * ((2 * 4 + 2 * 2) * 16 * 4 + 4 * 4)
-    print(f"{n} ranks: {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
+    ranks = "1 rank: " if n == 1 else f"{n} ranks:"
+    print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
 
 # %% [markdown]
 # And a whole model: LLaMA 3 70B by the formula of §1, where a "rank" is a node of 8 GPUs that share every layer (notebook
@@ -1675,8 +1717,8 @@ figure
 
 # %% [markdown]
 # Two of the lines rise by N, one by √N. Memory, then, is no limit any more: whoever has the machines has the sequence.
-# What grows with the square is the computing: s²/N for each rank. A sequence eight times as long on eight times the
-# ranks takes eight times as long.
+# What grows with the square is attention's computing: s²/N for each rank. On a sequence eight times as long, with eight
+# times the ranks, attention takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's

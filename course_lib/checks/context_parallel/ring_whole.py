@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,8 +99,9 @@ class Spread:
     # ---- what mistakes would give
 
     def otherwise(self, says: str, **changed: object) -> Mistake:
-        """The output that other settings of the whole would give."""
-        return Mistake(says, lambda k: {"y": self.part(self.whole.but(**changed).y, k)})
+        """The output that other settings of the whole would give; computed once, if it is asked for."""
+        output = functools.cache(lambda: self.whole.but(**changed).y)
+        return Mistake(says, lambda k: {"y": self.part(output(), k)})
 
     def masked(self, says: str, mask: Mask) -> Mistake:
         return self.otherwise(says, mask=mask)

@@ -27,7 +27,7 @@ from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 Formula = Callable[..., float]
 FACTOR = re.compile(
-    r"\d times too (many|few)"
+    r"\d times too (large|small)"
 )  # what a kind of mistake makes, and no value could be
 
 
@@ -122,8 +122,8 @@ def compared(value: float, right: float) -> str:
         return f"{words.number(right)} is right"
     factor = value / right
     if factor > 1:
-        return f"{words.number(factor)} times too many"
-    return f"{words.number(1 / factor)} times too few"
+        return f"{words.number(factor)} times too large"
+    return f"{words.number(1 / factor)} times too small"
 
 
 def shown(name: str, args: Sequence[Any]) -> str:

@@ -20,11 +20,11 @@ def dualpipe(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     The formula needs F = I >= W; where a pair takes less than F + B, the ranks of the middle idle so long
     and the others less. Needs an even p, and an even m of at least 2p.
     """
-    counted(stages, microbatches, least=2 * stages, unit=2)
     if stages % 2:
         raise ValueError(
             f"stages={stages}: DualPipe needs an even number, as its two ends meet in the middle"
         )
+    counted(stages, microbatches, least=2 * stages, unit=2)
     half = microbatches // 2
     rows = []
     for rank in range(stages):
