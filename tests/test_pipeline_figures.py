@@ -143,7 +143,9 @@ def test_sliders_redraw_the_chart_and_say_what_cannot_be(box):
         assert found["sentence"].value == ""
     before = bytes(found["image"].value)
     found["schedule"].value = "dualpipe"
-    assert "at least 6, a multiple of 2" in found["sentence"].value
+    assert "stages=3: DualPipe needs an even number" in found["sentence"].value
+    found["stages"].value = 4
+    assert "at least 8, a multiple of 2" in found["sentence"].value
     assert bytes(found["image"].value) == before
     assert found["image"].layout.visibility == "hidden", "it is a chart of other settings"
     assert found["chunks"].disabled
