@@ -59,6 +59,17 @@ def test_right_values_with_all_scores_at_once_are_half_at_most(
     assert 0 < report.score <= 0.5, printed
 
 
+def test_pytorchs_kernel_earns_nothing_by_whatever_name(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operator is refused in every call, not only where bytes are counted."""
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
+    title = "PyTorch's kernel, by the operator within it"
+    (mutant,) = (one for one in mutants(MUTANTS / "tiled_attention.py") if one.title == title)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
+    assert report.score == 0, printed
+
+
 def test_hidden_cases_are_the_visible_ones_and_more(seed: int) -> None:
     for name in ("online_softmax_merge", "tiled_attention", "zigzag", "predictions", "questions"):
         one = find(f"{ASSIGNMENT}/{name}")

@@ -24,7 +24,6 @@ A stub's NotImplementedError, which has no text, is not caught at the first call
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ class Call:
 
     def go(self) -> None:
         known = [*self.inputs.values(), *self.gradients.values()]
-        peak = Peak(known, self.refused) if self.given.get("measured") else None
+        peak = Peak(known, self.refused)  # of every call, as an operation may be refused in any
         made = self.forward(peak)
         names = self.given["outputs"]
         parts = list(made) if isinstance(made, list | tuple) else [made]
@@ -81,10 +80,11 @@ class Call:
         if self.gradients:
             self.backward(outputs, peak)
 
-    def forward(self, peak: Peak | None) -> Any:
+    def forward(self, peak: Peak) -> Any:
         kwargs = self.given.get("kwargs", {})
-        if peak is None:
-            return self.function(*self.inputs.values(), **kwargs)
+        if not self.given.get("measured"):
+            with peak:
+                return self.function(*self.inputs.values(), **kwargs)
         before = alive()
         with Saved() as saved, peak:
             made = self.function(*self.inputs.values(), **kwargs)
@@ -92,7 +92,7 @@ class Call:
         self.values["forward"] = peak.highest
         return made
 
-    def backward(self, outputs: dict[str, Any], peak: Peak | None) -> None:
+    def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
         """From the outputs' gradients to those of the inputs; an output of another shape has none."""
         ends = [
             Hand.apply(one, self.gradients[name].to(one.dtype))
@@ -103,11 +103,10 @@ class Call:
         ]
         if not ends:
             return
-        if peak is not None:
-            peak.start_again()
-        with peak or contextlib.nullcontext():
+        peak.start_again()
+        with peak:
             _backward(ends, inputs=list(self.inputs.values()))
-        if peak is not None:
+        if self.given.get("measured"):
             self.values["backward"] = peak.highest
         self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
 

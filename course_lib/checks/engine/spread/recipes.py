@@ -76,12 +76,9 @@ class Part(Call):
         self.moment()
 
     def called(self) -> Any:
+        y = self.forward(self.work)
         if self.given.get("measured"):
-            y = self.forward(self.work)
             self.values["saved"] = self.values.pop("kept")
-        else:
-            with self.work:
-                y = self.forward(None)
         self.values["forward"] = self.work.told()
         return y
 
