@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -240,7 +241,7 @@ def inputs_of(name: str, seed: int) -> set[str]:
     for case in find(name).cases(Draw(seed, hidden=True)):
         for side in case.sides:
             numbers |= {x for one in side.inputs.values() for x in one.flatten().tolist()}
-    return {str(int(number)) for number in numbers if number == number and abs(number) >= 10_000}
+    return {str(int(number)) for number in numbers if math.isfinite(number) and abs(number) >= 10_000}
 
 
 def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:
