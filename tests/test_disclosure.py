@@ -241,7 +241,9 @@ def inputs_of(name: str, seed: int) -> set[str]:
     for case in find(name).cases(Draw(seed, hidden=True)):
         for side in case.sides:
             numbers |= {x for one in side.inputs.values() for x in one.flatten().tolist()}
-    return {str(int(number)) for number in numbers if math.isfinite(number) and abs(number) >= 10_000}
+    return {
+        str(int(number)) for number in numbers if math.isfinite(number) and abs(number) >= 10_000
+    }
 
 
 def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:

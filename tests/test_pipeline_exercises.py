@@ -15,8 +15,10 @@ import pytest
 from course_lib.checks.engine import case as cases
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Case, Draw, Finding, Observed
+from course_lib.checks.engine.conclude import conclude
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.replies import plain_data
+from course_lib.checks.engine.report import Report
 from course_lib.checks.engine.schedules import write_schedules
 from course_lib.checks.engine.sentence import general
 from course_lib.checks.pipeline import interleaved, schedules, zero_bubble
@@ -53,6 +55,17 @@ def findings(name: str, function: Callable[..., Any], seed: int, hidden: bool) -
     for case in find(f"{ASSIGNMENT}/{name}").cases(Draw(seed, hidden)):
         for judged in judging.judge_lines(case, observed(case, function), []):
             yield judged.finding
+
+
+def reported(name: str, function: Callable[..., Any], seed: int, kind: str) -> Report:
+    """The whole check of a function, without the processes."""
+    exercise = find(f"{ASSIGNMENT}/{name}")
+    judged = [
+        one
+        for case in exercise.cases(Draw(seed, kind == "hidden"))
+        for one in judging.judge_lines(case, observed(case, function), [])
+    ]
+    return conclude(exercise.name, exercise, judged, seed, kind)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -155,6 +168,106 @@ def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:
     sizes = asked.add(Sizes(p, 2 * p + 2 * chance.randrange(3)))
     seen = observed(asked.case("one", []), lambda *given: tuple(generators.dualpipe(*given)))
     assert asked.rows(seen, sizes) == generators.dualpipe(sizes.stages, sizes.microbatches)
+
+
+# --- what a schedule earns that is another one ---------------------------------------------------
+
+
+def whole(name: str) -> Callable[..., Rows]:
+    """A schedule of one stage a rank under any exercise's arguments."""
+    return lambda p, m, chunks=1: getattr(generators, name)(p, m)
+
+
+def halved(name: str) -> Callable[..., Rows]:
+    """The same with every backward cut in two, W after I."""
+    return lambda p, m: [
+        [half for one in row for half in cut(one)] for row in getattr(generators, name)(p, m)
+    ]
+
+
+def cut(one: Action) -> list[Action]:
+    return [one] if one.kind == "F" else [one._replace(kind=kind) for kind in "IW"]
+
+
+def on_a_loop(forwards_first: bool) -> Callable[..., Rows]:
+    """Naive, or GPipe, with the stages of interleaved 1F1B."""
+
+    def generator(p: int, m: int, chunks: int = 2) -> Rows:
+        if m % p:
+            raise ValueError("no whole groups")
+        rows = []
+        for rank in range(p):
+            own = [rank + p * chunk for chunk in range(chunks)]
+            passes = [
+                (k, kind, s)
+                for k in range(m)
+                for kind in "FB"
+                for s in own[:: 1 if kind == "F" else -1]
+            ]
+            if forwards_first:
+                passes.sort(key=lambda one: one[1], reverse=True)
+            rows.append([Action(s, kind, k) for k, kind, s in passes])
+        return rows
+
+    return generator
+
+
+def second_handmade(p: int, m: int) -> Rows:
+    """ZB-H2, where there are microbatches enough for it."""
+    return generators.zero_bubble_h2(p, m) if m >= 2 * p - 1 else halved("gpipe")(p, m)
+
+
+def both_ends(p: int, m: int) -> Rows:
+    """1F1B of two copies, one after the other."""
+    first = generators.one_f_one_b(p, m // 2)
+    other = [
+        [Action(2 * p - 1 - rank, one.kind, one.microbatch + m // 2) for one in first[p - 1 - rank]]
+        for rank in range(p)
+    ]
+    return [[*row, *more] for row, more in zip(first, other, strict=True)]
+
+
+OTHERS = {
+    "naive": [whole("gpipe"), whole("one_f_one_b")],
+    "gpipe": [whole("naive"), whole("one_f_one_b")],
+    "one_f_one_b": [whole("naive"), whole("gpipe")],
+    "interleaved_one_f_one_b": [whole("one_f_one_b"), on_a_loop(False), on_a_loop(True)],
+    "zero_bubble_h1": [
+        halved("naive"), halved("gpipe"), halved("one_f_one_b"), whole("one_f_one_b"),
+        second_handmade,
+    ],
+    "dualpipe": [both_ends],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("cases", ["visible", "hidden"])
+def test_another_schedule_of_the_notebook_keeps_a_quarter_at_most(
+    name: str, cases: str, seed: int
+) -> None:
+    """It is an answer to another exercise, perhaps to an earlier one."""
+    for other in OTHERS[name]:
+        report = reported(name, other, seed, cases)
+        assert report.score <= 0.25
+        first = report.lines[0]
+        if first.passed:
+            assert report.score > 0.1, "for a schedule that can be done"
+            assert any(
+                said.endswith(
+                    "at most a quarter of its points is earned, for a schedule that can be done."
+                )
+                for said in report.messages
+            )
+
+
+def test_a_slip_where_microbatches_are_few_costs_what_it_weighs(seed: int) -> None:
+    """1F1B where there are enough of them, and GPipe else."""
+
+    def mostly(p: int, m: int) -> Rows:
+        return generators.one_f_one_b(p, m) if m > p else generators.gpipe(p, m)
+
+    report = reported("one_f_one_b", mostly, seed, "hidden")
+    assert 0.7 < report.score < 1, report
 
 
 # --- what is said --------------------------------------------------------------------------------

@@ -81,11 +81,16 @@ def recorded_new_group(new_group: Callable) -> Callable:
 def together(batch_isend_irecv: Callable) -> Callable:
     """PyTorch joins a batch into one NCCL launch only for its own `ProcessGroup` type.
 
-    Launched one by one, sends and receives of a ring wait for each other on the GPU's stream.
+    Launched one by one, sends and receives of a ring wait for each other on the GPU's stream. On either
+    backend the ledger says what was one batch.
     """
 
     @functools.wraps(batch_isend_irecv)
     def wrapper(p2p_op_list: list) -> list:
+        with recording.recorder().batch():
+            return begin(p2p_op_list)
+
+    def begin(p2p_op_list: list) -> list:
         group = (p2p_op_list[0].group or dist.group.WORLD) if p2p_op_list else None
         on_gpu = bool(p2p_op_list) and p2p_op_list[0].tensor.device.type == "cuda"
         if not (on_gpu and isinstance(group, RecordingGroup) and group.nccl):

@@ -68,4 +68,6 @@ def operation(
         waited=bool(row.flags & rows.WAITED),
         line=line,
         source=source,
+        joined=bool(row.flags & rows.JOINED),
+        at_once=bool(row.flags & rows.WAITED) and row.wait_line == row.line != 0,
     )

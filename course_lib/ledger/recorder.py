@@ -52,6 +52,7 @@ class Recorder:
         self.state = rows.RankState(0, rows.IDLE, 0, 0, 0, time.monotonic(), -1, 0)
         self.turns: dict[int | tuple, int] = {}
         self.observers: list[Observer] = []
+        self.batched = -1  # operations of the batch that is being begun; -1: there is none
         # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without
         # this reference the Python half, and with it `wait`, would be gone (DDP then hangs)
         self.handles: dict[int, RecordingWork] = {}
@@ -70,6 +71,15 @@ class Recorder:
         self.handles.clear()
         self.state.task = task
         self.set_state(rows.RUNNING)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Within, what is begun is begun together."""
+        self.batched = 0
+        try:
+            yield
+        finally:
+            self.batched = -1
 
     def set_state(self, state: int) -> None:
         self.state.state = state
@@ -144,10 +154,13 @@ class Recorder:
         channel = group.channel(op, self.rank, peer, tag)
         turn = self.turn(channel)
         sent = nbytes if op == "send" else logical_bytes(op, group.ranks, self.rank, nbytes, peer)
-        log = self.log
+        log, flags = self.log, rows.DIRECT if direct else 0
+        if self.batched >= 0:
+            flags |= rows.JOINED if self.batched else 0
+            self.batched += 1
         row = log.add(
             rows.Row(
-                rows.OP_NUMBER[op], rows.DIRECT if direct else 0, peer, tag,
+                rows.OP_NUMBER[op], flags, peer, tag,
                 log.text(f"{group.label}|{','.join(map(str, group.ranks))}"),
                 log.text(f"{dtype_name(first)}|{shape_text(first)}"),
                 log.text(line), turn, 0, nbytes, sent, time.monotonic(), 0.0, 0.0,

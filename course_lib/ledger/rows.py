@@ -34,6 +34,7 @@ OP_NUMBER = {name: number for number, name in enumerate(OPS)}
 ROW = struct.Struct("<BBxxiiIIIIIQdddd")
 WAIT_LINE_AT, BLOCKED_AT, DONE_AT, FLAGS_AT = 28, 56, 64, 1
 WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, not inside a library
+JOINED = 8  # flag: of one batch with the row before
 GROWTH = 1 << 20  # bytes by which a log grows
 MOST_ROWS = 1 << 20  # operations of one rank in one launch
 MOST_TEXT = 64 << 20  # bytes

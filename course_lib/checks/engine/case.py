@@ -215,6 +215,8 @@ class Exercise:
     not import; hint: (case, what happened, its text) -> a sentence on the usual cause, or "".
     point: what the exercise is about, such as "holding less", where a solution could be right in
     all else: a finding that misses it leaves at most half of the points.
+    besides: what a solution without the point still is, such as "a schedule that can be done", where that is
+    little of the work: then it leaves at most a quarter.
     refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
     """
 
@@ -228,6 +230,7 @@ class Exercise:
     hint: Callable[[Case, str, str], str] | None = None
     point: str = ""
     refused: dict[str, str] = field(default_factory=dict)
+    besides: str = ""
 
 
 def exercise(
@@ -240,6 +243,7 @@ def exercise(
     hint: Callable[[Case, str, str], str] | None = None,
     point: str = "",
     refused: dict[str, str] | None = None,
+    besides: str = "",
 ) -> Callable[[Callable[[Draw], Iterator[Case]]], Exercise]:
     """Make a function that yields cases an exercise of its notebook's module, under the same name.
 
@@ -250,7 +254,7 @@ def exercise(
         name = cases.__name__
         return Exercise(
             name, points, tuple(objects), cases, tuple(references), extra, constants, hint, point,
-            refused or {},
+            refused or {}, besides,
         )  # fmt: skip
 
     return register

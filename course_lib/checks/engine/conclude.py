@@ -8,7 +8,7 @@ from course_lib.checks.engine import witness
 from course_lib.checks.engine.case import ANY, Case, Exercise, Finding, Line, wrong
 from course_lib.checks.engine.report import SAME, Report, ReportLine
 
-HALF = 0.5
+HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
 
 
@@ -50,13 +50,18 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
 
 
 def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
-    """The largest score that can be had: HALF where a finding misses the point; the first of them says so."""
+    """The largest score that can be had: HALF, or a QUARTER, where a finding misses the point; the first of
+    them says so."""
     missed = next((one for one in judged if exercise.point and one.finding.misses_point), None)
     if missed is None:
         return 1.0
-    told = f"The exercise is about {exercise.point}: without that at most half of its points are earned."
+    told = f"The exercise is about {exercise.point}: without that at most "
+    if exercise.besides:
+        told += f"a quarter of its points is earned, for {exercise.besides}."
+    else:
+        told += "half of its points are earned."
     missed.finding = replace(missed.finding, sentences=(*missed.finding.sentences, told))
-    return HALF
+    return QUARTER if exercise.besides else HALF
 
 
 def is_value(one: Judged) -> bool:

@@ -8,7 +8,7 @@ from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, exercise, usual, wrong
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.pipeline.form import CLOSE, EQUAL, Form, activations_of, bubble_of
+from course_lib.checks.pipeline.form import CLOSE, EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -143,6 +143,7 @@ def overlaps(sizes: Sizes, rows: Rows) -> Finding:
     refused=SCHEDULES,
     extra=True,
     point="overlapping forwards with backwards",
+    besides=SCHEDULE,
 )
 def dualpipe(draw: Draw) -> Iterator[Case]:
     asked = Asked(NAME)

@@ -16,7 +16,7 @@ from course_lib.checks.engine.case import (
 )
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes, raised
-from course_lib.checks.pipeline.form import EQUAL, Form, activations_of, bubble_of
+from course_lib.checks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -174,6 +174,7 @@ def refused(asked: Asked, wanted: Sizes) -> Line:
     references=REFERENCES,
     refused=SCHEDULES,
     point="a bubble v times shorter",
+    besides=SCHEDULE,
 )
 def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
     asked = Asked(NAME)

@@ -8,6 +8,7 @@ from course_lib import facts
 from course_lib.checks.engine.case import Case, Draw, exercise
 from course_lib.checks.engine.formulas import Formula, Prediction
 from course_lib.checks.engine.formulas import predictions as evaluated
+from course_lib.checks.pipeline.apart import Fraction, fractions
 from course_lib.checks.pipeline.references import REFERENCES
 
 LOOP, HALVES = "interleaved_one_f_one_b", "zero_bubble_h1"
@@ -241,12 +242,21 @@ def predictions(draw: Draw) -> Iterator[Case]:
     nbytes = 1024 * draw.integer(1_000, 9_000)
     plain = [(name, p, m) for name in FLUSHED] + [("gpipe", p, 3), ("one_f_one_b", 1, 4)]
     split = [(LOOP, p, m, 2), (LOOP, 4, 8, 3), (HALVES, p, m), (HALVES, 3, 5)]
+    yield fractions(
+        Fraction(
+            [bubble(0, "ideal", ideal, plain), bubble(0, "ideal", ideal, split)],
+            "bubble_of_total",
+            lambda share: share / (1 - share),
+        ),
+        Fraction(
+            [bubble(1, "total", total, plain), bubble(1, "total", total, split)],
+            "bubble_of_ideal",
+            lambda ratio: ratio / (1 + ratio),
+        ),
+        draw,
+    )
     yield from evaluated(
         [
-            bubble(0, "ideal", ideal, plain),
-            bubble(0, "ideal", ideal, split),
-            bubble(1, "total", total, plain),
-            bubble(1, "total", total, split),
             activations([(name, p, m, rank) for name in FLUSHED for rank in (0, 2, p - 1)]
                         + [("one_f_one_b", 8, 3, 1), ("gpipe", 8, 3, 1)]),
             activations([(LOOP, p, m, 0, 2), (LOOP, p, m, p - 1, 2), (LOOP, 4, 8, 1, 3),

@@ -8,7 +8,7 @@ from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, exercise, wrong
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.pipeline.form import EQUAL, Form, activations_of, bubble_of
+from course_lib.checks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.pipeline.order import (
     IMPOSSIBLE,
     ahead,
@@ -70,6 +70,7 @@ NAIVE = Form(
     references=REFERENCES,
     refused=SCHEDULES,
     point="one microbatch at a time",
+    besides=SCHEDULE,
 )
 def naive(draw: Draw) -> Iterator[Case]:
     asked = Asked("naive")
@@ -125,6 +126,7 @@ GPIPE = Form(
     references=REFERENCES,
     refused=SCHEDULES,
     point="all microbatches in the pipeline at once",
+    besides=SCHEDULE,
 )
 def gpipe(draw: Draw) -> Iterator[Case]:
     asked = Asked("gpipe")
@@ -180,7 +182,14 @@ ONE_F_ONE_B = Form(
 )
 
 
-@exercise(points=8, objects=("one_f_one_b",), references=REFERENCES, refused=SCHEDULES, point=FULL)
+@exercise(
+    points=8,
+    objects=("one_f_one_b",),
+    references=REFERENCES,
+    refused=SCHEDULES,
+    point=FULL,
+    besides=SCHEDULE,
+)
 def one_f_one_b(draw: Draw) -> Iterator[Case]:
     asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
     wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
@@ -200,12 +209,20 @@ def one_f_one_b(draw: Draw) -> Iterator[Case]:
     yield few.case(
         "few",
         [
-            form.line("no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1),
-            form.line("activations: then at most m", few, fewer, [form.holds], 0.5, "memory"),
+            form.line(
+                "no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1, edge=True
+            ),
+            form.line(
+                "activations: then at most m", few, fewer, [form.holds], 0.5, "memory", edge=True
+            ),
         ],
     )
     if draw.hidden:
         more = Asked("one_f_one_b")
-        larger = [more.add(one) for one in (some(draw, 6, most=9), Sizes(7, draw.integer(2, 7)))]
+        larger, shorter = more.add(some(draw, 6, most=9)), more.add(Sizes(7, draw.integer(2, 7)))
         looks = [form.takes(EQUAL, uneven(draw)), form.holds]
-        yield more.case("larger", [form.line("more stages", more, larger, looks, 3)], hidden=True)
+        lines = [
+            form.line("more stages", more, [larger], looks, 2),
+            form.line("more stages than microbatches", more, [shorter], looks, 1, edge=True),
+        ]
+        yield more.case("larger", lines, hidden=True)

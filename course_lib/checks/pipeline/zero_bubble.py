@@ -8,7 +8,7 @@ from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Case, Draw, exercise
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.pipeline.form import EQUAL, Form, bubble_of
+from course_lib.checks.pipeline.form import EQUAL, SCHEDULE, Form, bubble_of
 from course_lib.checks.pipeline.order import (
     IMPOSSIBLE,
     Row,
@@ -140,6 +140,7 @@ FORM = Form(
     references=REFERENCES,
     refused=SCHEDULES,
     point="a third of 1F1B's bubble, in its memory",
+    besides=SCHEDULE,
 )
 def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
     asked = Asked(NAME)
