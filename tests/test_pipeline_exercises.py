@@ -27,6 +27,7 @@ from course_lib.checks.pipeline.order import ahead
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
 from course_lib.pipeline import violation as violated
+from course_lib.pipeline.actions import flat
 from course_lib.runtime import wire
 from tests.test_mutants import mutants
 
@@ -185,7 +186,8 @@ def halved(name: str) -> Callable[..., Rows]:
     ]
 
 
-def cut(one: Action) -> list[Action]:
+def cut(one: Action | Pair) -> list[Action]:
+    assert isinstance(one, Action)
     return [one] if one.kind == "F" else [one._replace(kind=kind) for kind in "IW"]
 
 
@@ -221,7 +223,10 @@ def both_ends(p: int, m: int) -> Rows:
     """1F1B of two copies, one after the other."""
     first = generators.one_f_one_b(p, m // 2)
     other = [
-        [Action(2 * p - 1 - rank, one.kind, one.microbatch + m // 2) for one in first[p - 1 - rank]]
+        [
+            Action(2 * p - 1 - rank, one.kind, one.microbatch + m // 2)
+            for one in flat(first[p - 1 - rank])
+        ]
         for rank in range(p)
     ]
     return [[*row, *more] for row, more in zip(first, other, strict=True)]

@@ -30,4 +30,6 @@ class Operation:
     line: str  # "Cell In[5], line 3" or "train.py, line 3"
     source: str  # the text of that line, or ""
     joined: bool = False  # begun in one `batch_isend_irecv` with the operation before it
-    at_once: bool = False  # waited for by the line that began it: `dist.send`, `dist.isend(...).wait()`
+    at_once: bool = (
+        False  # waited for by the line that began it: `dist.send`, `dist.isend(...).wait()`
+    )

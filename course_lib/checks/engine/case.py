@@ -30,8 +30,8 @@ SECONDS = 10.0
 class Finding:
     """What a judge says of one line.
 
-    sentences: what was seen, then what usually causes it; those that quote something are marked, see
-    `course_lib.checks.engine.sentence`. cause: equal for lines that fail for the
+    sentences: what was seen, then what usually causes it; of a line that passed, a remark; those that quote
+    something are marked, see `course_lib.checks.engine.sentence`. cause: equal for lines that fail for the
     same reason, so that only the first tells it; title: what the line says instead of its own title.
     misses_point: what is missing is what the exercise is about, see `Exercise.point`.
     """

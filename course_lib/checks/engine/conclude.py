@@ -10,6 +10,7 @@ from course_lib.checks.engine.report import SAME, Report, ReportLine
 
 HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
+PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the aspects, in the table
 
 
 @dataclass
@@ -52,8 +53,8 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
 def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
     """The largest score that can be had: HALF, or a QUARTER, where a finding misses the point; the first of
     them says so."""
-    missed = next((one for one in judged if exercise.point and one.finding.misses_point), None)
-    if missed is None:
+    missed = next((one for one in in_order(judged) if one.finding.misses_point), None)
+    if missed is None or not exercise.point:
         return 1.0
     told = f"The exercise is about {exercise.point}: without that at most "
     if exercise.besides:
@@ -64,22 +65,28 @@ def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
     return QUARTER if exercise.besides else HALF
 
 
+def in_order(judged: list[Judged]) -> list[Judged]:
+    """As the table has them: by aspect."""
+    return sorted(judged, key=lambda one: PLACES[one.line.aspect])
+
+
 def is_value(one: Judged) -> bool:
     return one.line.aspect in ("value", "shape")
 
 
 def report_lines(judged: list[Judged]) -> list[ReportLine]:
     """In the order of the table: by aspect; of equal causes only the first is told."""
-    order = {"value": 0, "shape": 1, "communication": 2, "memory": 3}
     known: set[str] = set()
     lines: list[ReportLine] = []
-    for one in sorted(judged, key=lambda j: order[j.line.aspect]):
+    for one in in_order(judged):
         line, finding = one.line, one.finding
         title = finding.title or line.title
         made = ReportLine(
             title, finding.ok, line.aspect, line.weight, line.short, one.case.hidden, one.note
         )
-        if not finding.ok and not one.note:
+        if finding.ok:
+            made.say(finding.sentences)  # a remark
+        elif not one.note:
             if finding.cause in known or (finding.cause == ANY and known):
                 made.note = SAME
             else:

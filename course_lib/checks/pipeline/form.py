@@ -98,8 +98,10 @@ class Form:
             for sizes in wanted:
                 rows = asked.rows(seen, sizes)
                 found = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
+                if not found.ok and edge and found.misses_point:
+                    return replace(found, cause=f"{found.cause} at the edge", misses_point=False)
                 if not found.ok:
-                    return replace(found, misses_point=found.misses_point and not edge)
+                    return found
             return RIGHT
 
         return Line(title, judge, weight, aspect)
