@@ -2,42 +2,109 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import dis
+import functools
+import io
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from course_lib.runtime import wire
 
+DEEPEST = 6  # things within things that are looked into
+ADVICE: tuple[tuple[type, str], ...] = (
+    (ModuleType, "Import it inside the function."),
+    (io.IOBase, "Open the file inside the function, on the rank that uses it."),
+    (GeneratorType, "Make it inside the function, on the rank that uses it, or pass a list."),
+)
+OTHERWISE = "Make it inside the function, on the rank that uses it."
+
 
 def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
-    """A sentence that names the argument, global or captured variable that cannot be pickled."""
+    """A sentence that names the variable that cannot be pickled: the innermost that has a name."""
     name = getattr(fn, "__name__", type(fn).__name__)
-    advice = "Make it inside the function, on the rank that uses it."
     candidates = [(f"argument {i}", value) for i, value in enumerate(args)]
     candidates += [(f"argument {key!r}", value) for key, value in kwargs.items()]
-    candidates += captured(fn)
+    candidates += parts("", fn)
     for label, value in candidates:
-        if (reason := unpicklable(value)) is not None:
+        if (found := culprit(label, value)) is not None:
+            label, value, reason = found
+            advice = next((says for kind, says in ADVICE if isinstance(value, kind)), OTHERWISE)
             return (
                 f"{name} cannot be sent to the ranks: {label} is a {type(value).__name__}, which cannot "
                 f"be copied to another process ({reason}). {advice}"
             )
-    return f"{name} cannot be sent to the ranks: {error}. {advice}"
+    return f"{name} cannot be sent to the ranks: {error}. {OTHERWISE}"
 
 
-def captured(fn: Callable) -> list[tuple[str, Any]]:
-    """Globals and closure variables that a function uses, with a label for each."""
-    try:
-        variables = inspect.getclosurevars(fn)
-    except (TypeError, ValueError):  # a builtin or a callable object
-        return []
-    found = [
-        (f"the global variable {key!r} that it uses", value)
-        for key, value in variables.globals.items()
-    ]
-    found += [
-        (f"the captured variable {key!r}", value) for key, value in variables.nonlocals.items()
-    ]
+def culprit(label: str, value: Any, depth: int = DEEPEST) -> tuple[str, Any, str] | None:
+    """(label, value, reason) of the innermost part of a value that cannot be pickled; None where it can."""
+    if (reason := unpicklable(value)) is None:
+        return None
+    for inner, part in parts(label, value) if depth else ():
+        if (found := culprit(inner, part, depth - 1)) is not None:
+            return found
+    return label, value, reason
+
+
+def parts(label: str, value: Any) -> list[tuple[str, Any]]:
+    """What a value brings along, each with a label; `label` is the value's own, "" of what is to be sent."""
+    if isinstance(value, FunctionType):
+        return list(captured(value, value.__name__ if label else "it"))
+    if isinstance(value, MethodType):
+        return [
+            *parts(label, value.__func__),
+            (f"what {value.__name__} is a method of", value.__self__),
+        ]
+    if isinstance(value, functools.partial):
+        kept = [*enumerate(value.args), *value.keywords.items()]
+        return [
+            *parts(label, value.func),
+            *((f"the partial's argument {k!r}", one) for k, one in kept),
+        ]
+    if isinstance(value, type):
+        own = {key: getattr(one, "__func__", one) for key, one in vars(value).items()}
+        functions = [one for one in own.values() if isinstance(one, FunctionType)]
+        found = [
+            pair for one in functions for pair in captured(one, f"{value.__name__}.{one.__name__}")
+        ]
+        plain = {key: one for key, one in own.items() if not key.startswith("__")}
+        return [
+            *found,
+            *((f"the attribute {key!r} of {value.__name__}", one) for key, one in plain.items()),
+        ]
+    if isinstance(value, list | tuple | dict):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(f"[{key!r}] of {label}", one) for key, one in pairs]
+    own = getattr(value, "__dict__", None)
+    who = label or f"the {type(value).__name__}"
+    return (
+        [(f"the attribute {k!r} of {who}", one) for k, one in own.items()]
+        if isinstance(own, dict)
+        else []
+    )
+
+
+def captured(fn: FunctionType, who: str) -> Iterator[tuple[str, Any]]:
+    """Globals, closure variables and defaults that a function uses, with a label for each."""
+    for key in global_names(fn.__code__):
+        if key in fn.__globals__:
+            yield f"the global variable {key!r} that {who} uses", fn.__globals__[key]
+    for key, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield f"the captured variable {key!r}", cell.cell_contents
+        except ValueError:  # nothing has been assigned to it yet
+            continue
+    for value in [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]:
+        yield f"a default argument of {fn.__name__}", value
+
+
+def global_names(code: CodeType) -> dict[str, None]:
+    """The globals that a function's code reads, also in functions within it, in order."""
+    found = {one.argval: None for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found |= global_names(const)
     return found
 
 

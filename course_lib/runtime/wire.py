@@ -6,16 +6,21 @@ whoever only judges it; `launch` alone unpickles, since there the ranks run the 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import pickle
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 Buffer = bytes | bytearray | memoryview
 COUNT, SIZE = struct.Struct("<I"), struct.Struct("<Q")
@@ -143,11 +148,19 @@ def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Ten
 
 # ---- objects: cloudpickle, with tensors out of band
 
+OPERATORS = (OpOverload, OpOverloadPacket)
+
 
 class _Pickler(cloudpickle.Pickler):
-    """Functions and classes of a notebook travel by value, plain tensors as raw buffers."""
+    """Functions and classes of a notebook travel by value, plain tensors as raw buffers.
+
+    By name go torch.ops and what is in it, and modules of a class of their own, such as torch.backends.cudnn:
+    cloudpickle takes them along wherever a function mentions them, and pickle knows no way.
+    """
 
     def reducer_override(self, obj: Any):
+        if (name := _name_of(obj)) and _named(name) is obj:
+            return _named, (name,)
         if type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.is_quantized:
             bytes_of_it = pickle.PickleBuffer(raw(obj))
             return _rebuild, (
@@ -157,6 +170,22 @@ class _Pickler(cloudpickle.Pickler):
                 obj.requires_grad and obj.is_leaf,
             )
         return super().reducer_override(obj)
+
+
+def _name_of(obj: Any) -> str:
+    """ "torch.ops.aten.mm", of an operator or a module of a class of its own; "" of anything else."""
+    if isinstance(obj, OPERATORS):
+        return f"torch.ops.{obj}"
+    return obj.__name__ if isinstance(obj, ModuleType) and type(obj) is not ModuleType else ""
+
+
+def _named(name: str) -> Any:
+    """What has this name in a package that can be imported; None where nothing has."""
+    package, _, rest = name.partition(".")
+    try:
+        return sys.modules.get(name) or attrgetter(rest)(importlib.import_module(package))
+    except (ImportError, AttributeError):
+        return None
 
 
 def _rebuild(buffer: Buffer, dtype: torch.dtype, shape: tuple, requires_grad: bool) -> torch.Tensor:

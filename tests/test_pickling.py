@@ -1,0 +1,140 @@
+"""What can be sent to ranks, and whose fault it is where something cannot."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib.runtime import wire
+from course_lib.runtime.pickling import explain
+
+SOURCE = """
+import functools, threading, torch
+
+log = open({path!r}, "w")
+numbers = (i for i in range(3))
+state = {{"lock": threading.Lock(), "n": 1}}
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        log.write("forward")
+        return x
+
+def by_way_of_others(x):
+    return [Ring.apply(one) for one in x]
+
+def within(x):
+    return (lambda: next(numbers))()
+
+def from_a_dict(x):
+    return state["n"]
+
+def by_default(x, numbers=numbers):
+    return x
+
+class Pool:
+    size = 3
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def attend(self, x):
+        return x
+
+of_an_object = Pool().attend
+in_a_partial = functools.partial(lambda lock, x: x, threading.Lock())
+
+def operators(x):
+    return torch.ops.aten.mm(x, x), torch.backends.cudnn.enabled
+
+mm = torch.ops.aten.mm
+
+def an_operator(x):
+    return mm(x, x), mm.default(x, x)
+"""
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> dict[str, Any]:
+    """What a notebook's cells define."""
+    main = ModuleType("__main__")
+    exec(SOURCE.format(path=str(tmp_path / "log")), vars(main))
+    return vars(main)
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("by_way_of_others", "the global variable 'log' that Ring.forward uses is a TextIOWrapper"),
+    ("by_way_of_others", "Open the file inside the function"),
+    ("within", "the global variable 'numbers' that it uses is a generator"),
+    ("within", "or pass a list"),
+    ("from_a_dict", "['lock'] of the global variable 'state' that it uses is a lock"),
+    ("by_default", "a default argument of by_default is a generator"),
+    ("of_an_object", "the attribute 'lock' of what attend is a method of is a lock"),
+    ("in_a_partial", "the partial's argument 0 is a lock"),
+])  # fmt: skip
+def test_the_variable_at_fault_is_named(name: str, says: str, typed: dict[str, Any]) -> None:
+    function = typed[name]
+    with pytest.raises(Exception) as raised:  # whatever the object's own class raises
+        wire.dumps(function)
+    assert says in explain(function, (), {}, raised.value)
+
+
+def test_an_argument_is_named_and_what_is_in_it() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError) as raised:
+        wire.dumps([lock])
+    said = explain(print, (1, [lock]), {}, raised.value)
+    assert "[0] of argument 1 is a lock" in said and "Make it inside the function" in said
+
+
+def test_what_holds_itself_ends() -> None:
+    state: dict[str, Any] = {"lock": threading.Lock()}
+    state["itself"] = state
+    said = explain(lambda: state, (), {}, TypeError("no"))
+    assert "the captured variable 'state'" in said and "lock" in said
+
+
+def there_and_back(value: Any) -> Any:
+    return wire.loads([bytes(buffer) for buffer in wire.dumps(value)])
+
+
+@pytest.mark.parametrize("name", ["operators", "an_operator"])
+def test_operators_of_pytorch_travel_by_name(name: str, typed: dict[str, Any], seed: int) -> None:
+    """cloudpickle takes torch.ops and torch.backends.cudnn along where a function mentions them."""
+    x = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
+    back: Callable = there_and_back(typed[name])
+    one, other = back(x)
+    assert torch.equal(one, x @ x)
+    assert (
+        torch.equal(other, x @ x)
+        if name == "an_operator"
+        else other is torch.backends.cudnn.enabled
+    )
+
+
+@pytest.mark.parametrize("value", [
+    torch.ops, torch.ops.aten, torch.ops.aten.mm, torch.ops.aten.mm.default, torch.backends.cudnn,
+    functools, torch,
+], ids=str)  # fmt: skip
+def test_it_is_the_same_one(value: Any) -> None:
+    assert there_and_back(value) is value
+
+
+def test_a_module_of_a_students_own_kind_is_no_name() -> None:
+    """One that cannot be found by its name is not sent as if it could."""
+
+    class Strange(ModuleType):
+        pass
+
+    with pytest.raises(TypeError, match="Strange"):
+        wire.dumps(Strange("nowhere.to.be.found"))
+    assert "nowhere" not in sys.modules
