@@ -1,15 +1,15 @@
 """What gloo carries and NCCL might not: remarks that cost no points, since a check runs over gloo.
 
 gloo carries what ranks have begun side by side, and tells messages apart by their tags. NCCL knows no tags,
-and does what a rank has begun outside of a batch one after the other (PyTorch's notes on
-`batch_isend_irecv`; NCCL user guide, "Point-to-point communication").
+and where a group has one communicator for all, as here, messages outside of a batch are done one after the
+other, in the order in which a rank begins them (PyTorch's own warning on "unbatched P2P ops" in eager
+initialization, ProcessGroupNCCL.cpp; NCCL user guide, "Point-to-point communication").
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from course_lib.checks.engine.case import Finding, Line, Observed
 from course_lib.checks.engine.sentence import Sentence
@@ -33,14 +33,6 @@ TAGS = (
 )
 Message = tuple[int, int, int]  # from, to, and the how-manieth of them
 Steps = dict[int, list[list[Operation]]]  # of each rank: what it begins together
-
-
-class Meeting(NamedTuple):
-    """The messages that a rank's step is about, by what NCCL would take them for."""
-
-    rank: int
-    step: list[Operation]
-    messages: set[Message]
 
 
 def nccl_line(run: Run, title: str, *looks: Callable[[Steps], Sequence[str]]) -> Line:
@@ -78,48 +70,62 @@ def waits_for_ever(steps: Steps) -> list[str]:
     stuck = left_over(steps)
     if not stuck:
         return []
-    told = [f"rank {rank} in its {nth(index)}, {what(step)}" for rank, index, step in stuck[:3]]
-    general = "some of these messages are begun in orders that do not fit each other"
+    told = [f"rank {rank} is at its {nth(i)}, {what(steps[rank][i])}" for rank, i in stuck]
+    general = "NCCL does what a rank begins outside of a batch one after the other. Ranks may wait for each"
     return [
-        Sentence(
-            f"NCCL does what a rank begins one after the other, and then {general}: {'; '.join(told)}, and "
-            "nobody can go on.",
-            f"NCCL does what a rank begins one after the other, and then {general}.",
-        ),
+        Sentence(f"{general} other: {', and '.join(told)}.", f"{general} other then."),
         TOGETHER,
     ]
 
 
-def left_over(steps: Steps) -> list[tuple[int, int, list[Operation]]]:
-    """Of each rank that would not come to its end: rank, number of the step, and the step."""
-    meetings = {rank: list(numbered(rank, all_of_it)) for rank, all_of_it in steps.items()}
-    at, done = dict.fromkeys(meetings, 0), set()
+def left_over(steps: Steps) -> list[tuple[int, int]]:
+    """Ranks that would wait for each other, and the number of the step that each could not end."""
+    messages = {rank: numbered(rank, all_of_it) for rank, all_of_it in steps.items()}
+    at, done = dict.fromkeys(steps, 0), set[Message]()
     moved = True
     while moved:
-        moved = False
-        here = {rank: meetings[rank][i] for rank, i in at.items() if i < len(meetings[rank])}
-        often = Counter(message for one in here.values() for message in one.messages)
-        done |= {message for message, ends in often.items() if ends == 2}
-        for rank, one in here.items():
-            if one.messages <= done:
-                at[rank] += 1
-                moved = True
-    return [(rank, i, steps[rank][i]) for rank, i in at.items() if i < len(steps[rank])]
+        here = {rank: messages[rank][i] for rank, i in at.items() if i < len(messages[rank])}
+        often = Counter(one for step in here.values() for one in step)
+        done |= {one for one, ends in often.items() if ends == 2}
+        ended = [rank for rank, step in here.items() if step <= done]
+        at |= {rank: at[rank] + 1 for rank in ended}
+        moved = bool(ended)
+    waits = {
+        rank: next(end for end in min(messages[rank][i] - done)[:2] if end != rank)
+        for rank, i in at.items()
+        if i < len(messages[rank])
+    }
+    return [(rank, at[rank]) for rank in circle(waits)]
 
 
-def numbered(rank: int, all_of_it: Sequence[list[Operation]]) -> list[Meeting]:
-    """Each step with its messages; the k-th send between two ranks meets the k-th receive."""
+def circle(waits: dict[int, int]) -> list[int]:
+    """Ranks each of which waits for the next one, and the last for the first; or for somebody who is done."""
+    path: list[int] = []
+    rank = min(waits, default=-1)
+    while rank in waits and rank not in path:
+        path.append(rank)
+        rank = waits[rank]
+    return path[path.index(rank) :] if rank in path else path
+
+
+def numbered(rank: int, all_of_it: Sequence[list[Operation]]) -> list[set[Message]]:
+    """The messages of each step; the k-th send between two ranks meets the k-th receive."""
     often: Counter[tuple[int, int]] = Counter()
     found = []
     for step in all_of_it:
         messages = set()
         for one in step:
-            peer = -1 if one.peer is None else one.peer
-            ends = (rank, peer) if one.op == "send" else (peer, rank)
+            ends = both_ends(rank, one)
             often[ends] += 1
             messages.add((*ends, often[ends]))
-        found.append(Meeting(rank, step, messages))
+        found.append(messages)
     return found
+
+
+def both_ends(rank: int, one: Operation) -> tuple[int, int]:
+    """From whom to whom; -1: from anybody."""
+    peer = -1 if one.peer is None else one.peer
+    return (rank, peer) if one.op == "send" else (peer, rank)
 
 
 def nth(index: int) -> str:
@@ -142,9 +148,7 @@ def mixed_up(steps: Steps) -> list[str]:
     tags: dict[tuple[int, int], dict[str, list[int]]] = {}
     for rank, all_of_it in steps.items():
         for one in (one for step in all_of_it for one in step):
-            peer = -1 if one.peer is None else one.peer
-            ends = (rank, peer) if one.op == "send" else (peer, rank)
-            tags.setdefault(ends, {"send": [], "recv": []})[one.op].append(one.tag)
+            tags.setdefault(both_ends(rank, one), {"send": [], "recv": []})[one.op].append(one.tag)
     for (src, dst), one in sorted(tags.items()):
         if one["send"] != one["recv"]:
             general = (
