@@ -109,7 +109,11 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
     if options.submissions is None:
         print("No submissions were named: making the sample class from solutions and mutants.")
         folder = options.out / "sample"
-        make_sample_class(folder, known)
+        if idle := make_sample_class(folder, known):
+            print(
+                f"Left out: {', '.join(idle)}. No wrong answer to an exercise of {', '.join(known)} has a title "
+                "that says their mistake."
+            )
     else:
         folder = options.submissions
         if not folder.is_dir():

@@ -1,0 +1,32 @@
+"""The sample class of a course, whichever assignments the course has."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from autograder.commands import grade
+from autograder.config import assignments
+from autograder.sample_class import EXTRA, OF_MUTANTS, STUDENTS, make_sample_class
+
+
+def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:
+    assert make_sample_class(tmp_path, assignments()) == []
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_a_course_may_have_any_single_assignment(
+    assignment: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Whose mistake no wrong answer shows is left out, and the command says so."""
+    options = Namespace(submissions=None, out=tmp_path)
+    there = {one.student for one in grade._submissions(options, [assignment])}
+    idle = [one for one in STUDENTS if one not in {*there, EXTRA}]
+    assert set(idle) <= set(OF_MUTANTS)
+    assert there >= set(STUDENTS) - {EXTRA, *OF_MUTANTS}
+    said = (
+        f"Left out: {', '.join(idle)}. No wrong answer to an exercise of {assignment} has a title"
+    )
+    assert (said in capsys.readouterr().out) == bool(idle)
