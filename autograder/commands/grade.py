@@ -111,8 +111,8 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
         folder = options.out / "sample"
         if idle := make_sample_class(folder, known):
             print(
-                f"Left out: {', '.join(idle)}. No wrong answer to an exercise of {', '.join(known)} has a title "
-                "that says their mistake."
+                f"Left out: {', '.join(idle)}. No wrong answer to an exercise of {', '.join(known)} has a "
+                "title that says their mistake."
             )
     else:
         folder = options.submissions
