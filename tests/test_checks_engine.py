@@ -21,7 +21,17 @@ import torch.distributed as dist
 import course_lib
 from course_lib.checks import check
 from course_lib.checks.engine import client, harness, judge, replies, witness
-from course_lib.checks.engine.case import Case, Draw, RankSide
+from course_lib.checks.engine.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Exercise,
+    Finding,
+    Line,
+    RankSide,
+    wrong,
+)
+from course_lib.checks.engine.conclude import BROKEN, NOT_BEGUN, Judged, conclude
 from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
@@ -592,6 +602,42 @@ def test_the_table_reads_as_agreed():
         ReportLine("sub-group {1, 3}", True, "shape", short=True),
     ]
     assert str(Report(RING, 8 / 12, lines, possible=12, seed=9)) == TABLE
+
+
+def unjudged(titles: str, finding: Finding, why: str, aspect: str = "value") -> list[Judged]:
+    lines = [Line(title, lambda seen: RIGHT, 2.0, aspect) for title in titles]
+    return judge.unjudged(Case("a run", [], lines), finding, why)
+
+
+FOLDED = """\
+ring_attention                                                1.6 of 10
+  ✗ a
+      deadlock: 0 -> 1 -> 0
+  ✗ 5 other cases were not judged               (the same cause)
+      2 runs were not begun: after two deadlocks or time-outs a check ends.
+  ✗ i
+      rank 1 raised ValueError.
+  ✗ j                                           (the same cause)
+  ✓ b"""
+
+
+def test_what_nobody_looked_at_for_one_reason_is_one_line():
+    """Of a few the titles are told; points are those of all."""
+    stuck, raised = wrong("deadlock: 0 -> 1 -> 0"), wrong("rank 1 raised ValueError.")
+    judged = [
+        *unjudged("ac", stuck, BROKEN),
+        *unjudged("d", stuck, BROKEN, "memory"),
+        Judged(Case("right", [], []), Line("b", lambda seen: RIGHT, 3.0, "communication"), RIGHT),
+        *unjudged("fg", stuck, NOT_BEGUN),
+        *unjudged("h", stuck, NOT_BEGUN, "memory"),
+        *unjudged("ij", raised, BROKEN),
+    ]
+    exercise = Exercise("ring_attention", 10, (), lambda draw: iter(()))
+    report = conclude("08/ring_attention", exercise, judged, -1, "visible")
+    assert str(report) == FOLDED
+    assert report.score == pytest.approx(3 / (3 + 8 * 2.0), abs=1e-6)
+    assert sum(line.weight for line in report.lines) == sum(one.line.weight for one in judged)
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
 def test_a_right_solution_prints_the_same_every_time():

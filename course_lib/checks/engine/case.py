@@ -34,6 +34,7 @@ class Finding:
     something are marked, see `course_lib.checks.engine.sentence`. cause: equal for lines that fail for the
     same reason, so that only the first tells it; title: what the line says instead of its own title.
     misses_point: what is missing is what the exercise is about, see `Exercise.point`.
+    raised: nothing came that could be judged, since the call raised.
     """
 
     ok: bool
@@ -41,6 +42,7 @@ class Finding:
     cause: str = ""
     title: str = ""
     misses_point: bool = False
+    raised: bool = False
 
 
 RIGHT = Finding(True)

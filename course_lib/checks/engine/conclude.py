@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from course_lib.checks.engine import witness
+from course_lib.checks.engine import witness, words
 from course_lib.checks.engine.case import ANY, Case, Exercise, Finding, Line, wrong
 from course_lib.checks.engine.report import SAME, Report, ReportLine
 
 HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
 PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the aspects, in the table
+FEW = 3  # lines of one cause that stand by their own names though none of them was looked at
+# Why nothing was looked at of what a line asks: the run broke off or does not count, or was never begun.
+BROKEN, NOT_BEGUN = "broken", "not begun"
 
 
 @dataclass
 class Judged:
-    """A line with what was found, in the order of the cases."""
+    """A line with what was found, in the order of the cases.
+
+    unjudged: BROKEN or NOT_BEGUN where the finding is that of the whole run, and not of this line.
+    """
 
     case: Case
     line: Line
     finding: Finding
     output: list[str] = field(default_factory=list)
     note: str = ""
+    unjudged: str = ""
 
 
 def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cases: str) -> Report:
@@ -33,7 +40,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
     tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
     if tampered is not None:  # small cases do not show it: none of them proves anything now
         for one in judged:
-            one.finding, one.note = tampered.finding, ""
+            one.finding, one.note, one.unjudged = tampered.finding, "", BROKEN
     possible = sum(one.line.weight for one in judged)
     earned = sum(one.line.weight for one in judged if one.finding.ok)
     all_right = all(one.finding.ok for one in judged)
@@ -75,9 +82,13 @@ def is_value(one: Judged) -> bool:
 
 
 def report_lines(judged: list[Judged]) -> list[ReportLine]:
-    """In the order of the table: by aspect; of equal causes only the first is told."""
+    """In the order of the table: by aspect; of equal causes only the first is told.
+
+    Of a cause that left many lines unjudged these are one line, behind the one that tells it.
+    """
     known: set[str] = set()
     lines: list[ReportLine] = []
+    alike: dict[str, list[tuple[Judged, ReportLine]]] = {}
     for one in in_order(judged):
         line, finding = one.line, one.finding
         title = finding.title or line.title
@@ -89,9 +100,33 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
         elif not one.note:
             if finding.cause in known or (finding.cause == ANY and known):
                 made.note = SAME
+                if one.unjudged or finding.raised:
+                    alike.setdefault(finding.cause, []).append((one, made))
             else:
                 made.say(finding.sentences)
                 made.output = one.output
             known.add(finding.cause)
         lines.append(made)
+    for several in alike.values():
+        if len(several) > FEW:
+            fold(lines, several)
     return lines
+
+
+def fold(lines: list[ReportLine], several: list[tuple[Judged, ReportLine]]) -> None:
+    """Several of the lines become one that has their weight, in the place of the first of them."""
+    gone = [made for _, made in several]
+    together = ReportLine(
+        f"{words.counted(len(gone), 'other case')} were not judged",
+        False,
+        gone[0].aspect,
+        sum(made.weight for made in gone),
+        hidden=any(made.hidden for made in gone),
+        note=SAME,
+    )
+    if unrun := len({id(one.case) for one, _ in several if one.unjudged == NOT_BEGUN}):
+        runs = f"{words.counted(unrun, 'run')} {words.verb([0] * unrun, 'was', 'were')} not begun"
+        together.say([f"{runs}: after two deadlocks or time-outs a check ends."])
+    place = next(i for i, line in enumerate(lines) if line is gone[0])
+    lines[place] = together
+    lines[:] = [line for line in lines if not any(line is one for one in gone)]

@@ -17,7 +17,7 @@ from itertools import zip_longest
 
 from course_lib.checks.engine import faults, refusing, replies, traffic, witness, words
 from course_lib.checks.engine.case import Case, Draw, Exercise, Finding, Observed, wrong
-from course_lib.checks.engine.conclude import Judged, conclude, is_value
+from course_lib.checks.engine.conclude import BROKEN, NOT_BEGUN, Judged, conclude, is_value
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import WAITS, Report, refusal
 from course_lib.checks.engine.sentence import at
@@ -97,23 +97,30 @@ def not_written(session: Session, name: str, cases: str) -> Report:
 
 def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     if session.strikes >= STRIKES and session.last is not None:
-        return [Judged(case, line, session.last) for line in case.lines]
+        return unjudged(case, session.last, NOT_BEGUN)
     if time.monotonic() >= session.deadline:
-        return [Judged(case, line, OVER_TIME) for line in case.lines]
+        return unjudged(case, OVER_TIME)
     outcome = agreed(session, case)
     shown = [] if session.hidden else printed(outcome)
     stop = whole_case(session, case, outcome, first)
     if stop is not None:
         session.last = stop
-        return [
-            Judged(case, line, stop, shown if i == 0 else []) for i, line in enumerate(case.lines)
-        ]
+        return unjudged(case, stop, shown=shown)
     seen = replies.read(session.exercise, case, outcome)
     if isinstance(seen, Finding):
-        return [
-            Judged(case, line, seen, shown if i == 0 else []) for i, line in enumerate(case.lines)
-        ]
+        return unjudged(case, seen, shown=shown)
     return judge_lines(case, seen, shown)
+
+
+def unjudged(
+    case: Case, finding: Finding, why: str = BROKEN, shown: Sequence[str] = ()
+) -> list[Judged]:
+    """The lines of a run of which nothing was looked at; `shown` stands below the first."""
+    output = [list(shown), *([] for _ in case.lines[1:])]
+    return [
+        Judged(case, line, finding, told, unjudged=why)
+        for line, told in zip(case.lines, output, strict=False)
+    ]
 
 
 def agreed(session: Session, case: Case) -> Outcome:
@@ -215,7 +222,7 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
         shown = shown if finding.ok else []
     elsewhere = traffic.too_little(seen.operations, case.needed)
     if elsewhere is not None and all(one.finding.ok for one in judged if is_value(one)):
-        return [Judged(case, line, elsewhere) for line in case.lines]
+        return unjudged(case, elsewhere)
     return judged
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -147,10 +147,12 @@ def raised(about: About, error: str = "", text: str = "", place: str = "") -> Fi
     if error == "NotImplementedError" and not text:
         return wrong(f"{about.function} is not written yet for this.", at(place), cause="stub")
     if text in about.own_errors:
-        return wrong(text, at(place), cause="refused", misses_point=True)
+        found = wrong(text, at(place), cause="refused", misses_point=True)
+        return replace(found, raised=True)
     told = f"{about.function} raised {error_kind(error)}."
     said = Sentence(f"{about.function} raised {error}: {text}", told)
-    return wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
+    found = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
+    return replace(found, raised=True)
 
 
 def wrong_one(
