@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from course_lib.runtime import wire
+from course_lib import launch
+from course_lib.runtime import heavy, wire
+from course_lib.runtime import pool as pools
 from course_lib.runtime.pickling import explain
 
 SOURCE = """
@@ -138,3 +142,26 @@ def test_a_module_of_a_students_own_kind_is_no_name() -> None:
     with pytest.raises(TypeError, match="Strange"):
         wire.dumps(Strange("nowhere.to.be.found"))
     assert "nowhere" not in sys.modules
+
+
+def mentions(x: torch.Tensor) -> tuple[float, list[str]]:
+    """Of `torch.distributed` and of "tensor" this speaks, not of torch.distributed.tensor."""
+    return float(torch.tensor(1.0) + x.sum() + dist.get_rank()), heavy.imported()
+
+
+def uses(x: torch.Tensor) -> tuple[str, bool]:
+    before = "torch.distributed.tensor" in heavy.imported()
+    return dist.tensor.Replicate.__module__, before  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_heavy_module_is_imported_when_it_is_used() -> None:
+    """cloudpickle takes torch.distributed.tensor along where a function speaks of `dist` and of `tensor`."""
+    importlib.import_module("torch.distributed.tensor")
+    assert "torch.distributed.tensor" in heavy.imported()
+    pools.close()  # another test may have had it preloaded
+    mentions.__module__ = uses.__module__ = "__main__"  # as in a notebook: sent by value
+    assert list(launch(mentions, torch.zeros(2), world_size=2)) == [(1.0, []), (2.0, [])]
+    for name, loaded in launch(uses, torch.zeros(2), world_size=2):
+        assert name.startswith("torch.distributed.tensor") and not loaded
+    used_before = launch(uses, torch.zeros(2), world_size=2)
+    assert all(loaded for _, loaded in used_before), "preloaded from then on"

@@ -194,6 +194,8 @@ def report_ranks(watch: Watch) -> dict[int, RankReport]:
                 line_text(snap.texts[rank].get(state.blocked_line, "")) or stack_line(watch, rank),
                 sorted(missing.get(rank, ())), now - state.since,
             )  # fmt: skip
+        elif snap.states[rank].state == rows.MEETING:
+            reports[rank] = RankReport("returned")
         else:
             reports[rank] = RankReport(
                 "running", line=stack_line(watch, rank), seconds=now - snap.states[rank].since

@@ -4,10 +4,19 @@ A rank tells which of these it has at its end, and the preloaded process imports
 is paid once in a session and not in every rank of every launch (see `Preloaded.also_import`).
 """
 
+import sys
+from types import ModuleType
+
 HEAVY = (
     "torch._dynamo",  # the first optimizer of a process imports it
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
+    "torch.distributed.tensor",
     "torch.distributed.tensor.parallel",
 )
+
+
+def imported() -> list[str]:
+    """Those that this process has imported; one that waits for its first use (`wire`) is not."""
+    return [name for name in HEAVY if type(sys.modules.get(name)) is ModuleType]

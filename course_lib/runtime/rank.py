@@ -32,8 +32,7 @@ import torch.distributed as dist
 from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
-from course_lib.runtime import wire
-from course_lib.runtime.heavy import HEAVY
+from course_lib.runtime import heavy, wire
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
@@ -162,7 +161,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
         torch.cuda.synchronize()
     flush()
     reply["clean"] = reply["ok"] and process_groups() == groups_before
-    reply["imported"] = [name for name in HEAVY if name in sys.modules]
+    reply["imported"] = heavy.imported()
     recorder.set_state(rows.RETURNED if reply["ok"] else rows.RAISED)
     wire.send(sock, reply, answer)
 

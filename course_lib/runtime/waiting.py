@@ -89,9 +89,11 @@ def _channel(snap: Snapshot, rank: int, row: rows.Row) -> tuple:
 def stuck(snap: Snapshot, running: set[int]) -> dict[int, set[int]]:
     """The ranks that can never go on, each with the ranks that it waits for.
 
-    `running`: ranks whose process lives and whose function has not returned.
+    `running`: ranks whose process lives and whose function has not returned. One that meets all others
+    issues nothing before these come, and so nothing that one of them waits for.
     """
     missing = waits_for(snap)
+    running = {rank for rank in running if snap.states[rank].state != rows.MEETING}
     hopeless = {rank for rank in missing if missing[rank] and rank in running}
     while True:
         freed = set()

@@ -7,6 +7,7 @@ whoever only judges it; `launch` alone unpickles, since there the ranks run the 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import json
 import pickle
@@ -21,6 +22,8 @@ from typing import Any
 import cloudpickle
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+
+from course_lib.runtime.heavy import HEAVY
 
 Buffer = bytes | bytearray | memoryview
 COUNT, SIZE = struct.Struct("<I"), struct.Struct("<Q")
@@ -156,9 +159,14 @@ class _Pickler(cloudpickle.Pickler):
 
     By name go torch.ops and what is in it, and modules of a class of their own, such as torch.backends.cudnn:
     cloudpickle takes them along wherever a function mentions them, and pickle knows no way.
+
+    It takes torch.distributed.tensor along, too, with a function that says `dist.send` and `torch.tensor`,
+    once anybody has imported it: to each rank that would cost two seconds, most often for nothing.
     """
 
     def reducer_override(self, obj: Any):
+        if isinstance(obj, ModuleType) and obj.__name__ in HEAVY:
+            return _when_it_is_used, (obj.__name__,)
         if (name := _name_of(obj)) and _named(name) is obj:
             return _named, (name,)
         if type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.is_quantized:
@@ -186,6 +194,19 @@ def _named(name: str) -> Any:
         return sys.modules.get(name) or attrgetter(rest)(importlib.import_module(package))
     except (ImportError, AttributeError):
         return None
+
+
+def _when_it_is_used(name: str) -> ModuleType:
+    """A module that is imported when the first of its attributes is read."""
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        return importlib.import_module(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    package, _, leaf = name.rpartition(".")
+    setattr(sys.modules[package], leaf, module)
+    return module
 
 
 def _rebuild(buffer: Buffer, dtype: torch.dtype, shape: tuple, requires_grad: bool) -> torch.Tensor:
