@@ -77,7 +77,6 @@ class Store:
 
     def forget(self, student: str) -> None:
         """Remove every result of a student."""
-        for path in self.folder.glob("*"):
-            (path / f"{student}.json").unlink(missing_ok=True)
-        for path in (self.folder / LAST).glob("*"):
-            (path / f"{student}.json").unlink(missing_ok=True)
+        for path in (*self.folder.glob("*"), *(self.folder / LAST).glob("*")):
+            if path.is_dir():  # beside the assignments' folders there are files
+                (path / f"{student}.json").unlink(missing_ok=True)

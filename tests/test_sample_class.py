@@ -10,6 +10,7 @@ import pytest
 from autograder.commands import grade
 from autograder.config import assignments
 from autograder.sample_class import EXTRA, OF_MUTANTS, STUDENTS, make_sample_class
+from autograder.store import Store
 
 
 def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:
@@ -30,3 +31,18 @@ def test_a_course_may_have_any_single_assignment(
         f"Left out: {', '.join(idle)}. No wrong answer to an exercise of {assignment} has a title"
     )
     assert (said in capsys.readouterr().out) == bool(idle)
+
+
+def test_a_class_is_graded_where_the_sample_class_was_before(tmp_path: Path) -> None:
+    """Its students' results go; what else lies among the results stays."""
+    store = Store(tmp_path)
+    for assignment in ("00_toy", ".last/00_toy"):
+        for student in ("ann", "sample-perfect"):
+            path = store.folder / assignment / f"{student}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+    (store.folder / "last-changes").write_text("ann 00_toy: 7 points\n")
+    store.forget("sample-perfect")
+    left = {path.relative_to(store.folder).as_posix() for path in store.folder.rglob("*.*")}
+    assert left == {".last", ".last/00_toy/ann.json", "00_toy/ann.json"}
+    assert (store.folder / "last-changes").exists()
