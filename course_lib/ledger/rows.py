@@ -95,7 +95,8 @@ class GrowingFile:
 
 STATE = struct.Struct("<IIQQQdqII")
 # task, state, events, rows, text bytes, since, row in which the rank is blocked, line, reserved
-IDLE, RUNNING, RETURNED, RAISED = range(4)
+# MEETING: the rank waits, beside the record, until all ranks have come to the same place.
+IDLE, RUNNING, RETURNED, RAISED, MEETING = range(5)
 KEY = struct.Struct("Q")  # native, so that it is written in one store
 BODY = struct.Struct("<Q112s")  # bytes, signature
 SLOT_SIZE = KEY.size + BODY.size

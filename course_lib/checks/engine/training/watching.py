@@ -96,11 +96,17 @@ def begun_and_waited() -> tuple[int, int]:
 
 
 def settle(numel: int = COOL) -> None:
-    """Small sums for gloo's threads, which keep the tensors of their last operation until the next."""
+    """Small sums for gloo's threads, which keep the tensors of their last operation until the next.
+
+    All ranks take part. One that is elsewhere, and waits for these, is found: the board tells where they are.
+    """
     group = torch.distributed.group.WORLD
     inner: Any = getattr(group, "inner", group)  # not the recorded one: this is not the student's
+    recorder = recording.recorder()
+    recorder.set_state(rows.MEETING)
     for _ in range(SUMS):
         inner.allreduce([torch.ones(numel)]).wait()
+    recorder.set_state(rows.RUNNING)
 
 
 def settled(steps: int) -> tuple[int, ...]:
