@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import MethodType
 
 import cloudpickle
@@ -22,7 +23,10 @@ from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, wro
 from course_lib.checks.engine.training import lines, single, toys, watching
 from course_lib.checks.zero import stages
 from course_lib.runtime import wire
+from tests.test_mutants import judged as judged_mutant
+from tests.test_mutants import mutants
 
+MUTANTS = Path(__file__).parent / "mutants" / "03_data_parallel"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 WIDE, DEEP = 384, 6
@@ -131,6 +135,16 @@ class Filer(Right):
         self.fd = os.memfd_create("kept")
         for p in module.parameters():
             os.write(self.fd, p.detach().numpy().copy().tobytes())
+
+
+class AloneOnRank0(Right):
+    """Its first rank looks at what all have, and asks nobody else to."""
+
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        if dist.get_rank() == 0:
+            one = torch.ones(4)
+            dist.all_gather([torch.empty(4) for _ in range(dist.get_world_size())], one)
 
 
 class OneBucket(Right):
@@ -277,6 +291,14 @@ def test_overlap_and_memory_are_seen_from_outside(make: type, wrong: str | None,
     assert says in " ".join(str(line) for line in failed.values())
 
 
+def test_a_rank_alone_in_a_collective_is_found_where_memory_is_watched() -> None:
+    """The others wait for it in `watching.settle`, beside the record: that must not take all the time."""
+    found = judged(AloneOnRank0, overlap_and_memory())
+    (told, *_) = (" ".join(line["sentences"]) for line in found.values() if line["sentences"])
+    assert told.startswith("deadlock: rank 0 waits for rank 1")
+    assert "dist.all_gather" in told and "not finished after" not in told
+
+
 def test_hidden_cases_tell_whether_bucket_bytes_is_looked_at(seed: int) -> None:
     cases = bucketed.bucketed_data_parallel.cases(Draw(seed, hidden=True))
     tiny = next(case for case in cases if case.title == "tiny buckets")
@@ -405,6 +427,24 @@ def test_without_its_point_an_exercise_earns_half(misses: bool, score: float) ->
     report = judging.conclude("made", exercise, judged, 0, "visible")
     assert report.score == score
     assert ("The exercise is about holding less" in " ".join(report.messages)) == misses
+
+
+@pytest.mark.parametrize(
+    ("exercise", "title", "most"),
+    [
+        ("shard_indices", "PyTorch's DistributedSampler inside", 0.0),
+        ("int8_all_reduce", "every rank sends all of its tensor to all", 0.5),
+        ("int8_all_reduce", "gathered on rank 0, and broadcast from there", 0.5),
+    ],
+)
+def test_right_values_that_came_another_way_than_asked_earn_half_at_most(
+    exercise: str, title: str, most: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
+    file = MUTANTS / f"{exercise}.py"
+    (mutant,) = (one for one in mutants(file) if one.title == title)
+    report, printed = judged_mutant(f"{file.parent.name}/{exercise}", mutant, seed)
+    assert report.score == most, printed
 
 
 def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards() -> None:

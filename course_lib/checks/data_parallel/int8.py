@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from course_lib.checks.engine.values import both, gaps_left_alone, same_bits
 
 BLOCK, LARGEST = 256, 127
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("gather", "scatter", "broadcast", "reduce")  # operations that one rank is at the root of
 OVERFLOW = (
     "int8 was summed as int8: 100 + 100 is -56 there, and scales differ. Widen to float, times the scale, "
     "then add."
@@ -200,6 +202,29 @@ def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
     return hint
 
 
+def through_one_rank(line: Line, numel: int) -> Line:
+    """The line of bytes; where it fails as whole tensors went to one rank and back, it says so."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        whole = [
+            one.op
+            for one in seen.operations[0]
+            if one.op in ROOTED and torch.Size(one.shape).numel() >= numel
+        ]
+        if found.ok or found.misses_point or not whole:
+            return found
+        return wrong(
+            f"whole tensors went to one rank, or from it to all ({words.listing(sorted(set(whole)))}).",
+            "What that rank has to carry grows with N, and the others wait for it. Send shard r to rank r "
+            "alone (all-to-all), let it average, and gather the means: all ranks carry the same.",
+            cause="one rank",
+            misses_point=True,
+        )
+
+    return replace(line, judge=judge)
+
+
 def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = False) -> Case:
     count, numel = len(on.ranks), torch.Size(on.shape).numel()
     given = Inputs(draw, count, numel, spread)
@@ -226,16 +251,15 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
         ]
     if traffic:
         exact = facts.int8_bytes(count, numel)
-        lines.append(
-            volume_line(
-                [0.9 * exact] * count,
-                most=[exact] * count,
-                hint=cost_hint(count, numel),
-                weight=2,
-                title="bytes sent, scales included",
-                point=1.8,
-            )
+        volume = volume_line(
+            [0.9 * exact] * count,
+            most=[exact] * count,
+            hint=cost_hint(count, numel),
+            weight=2,
+            title="bytes sent, scales included",
+            point=1.8,
         )
+        lines.append(through_one_rank(volume, numel))
     placed = dict(zip(on.ranks, sides, strict=True))
     members = [placed.get(rank) or absent() for rank in range(on.n)]
     return Case(title, members, lines, groups=[on.ranks] if on.members else [])
