@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from course_lib.checks.data_parallel.grouped import in_a_group
 from course_lib.checks.data_parallel.refused import REDUCER
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
@@ -191,6 +192,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
+    yield in_a_group(draw, kwargs={"bucket_bytes": 100})
     yield overlapping(draw, 4)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
     yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from course_lib.checks.data_parallel.grouped import in_a_group
 from course_lib.checks.data_parallel.refused import REDUCER
 from course_lib.checks.data_parallel.replicas import (
     ADAMW,
@@ -46,6 +47,7 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
         ],
     )  # fmt: skip
     yield some_ranks_only(draw)
+    yield in_a_group(draw)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
     yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too")])
     if draw.hidden:

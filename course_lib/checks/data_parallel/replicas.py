@@ -159,6 +159,8 @@ def some_ranks_only(
 
 def broken_off(case: Case, kind: str, text: str) -> str:
     """The usual cause when a run of a wrapper ends early."""
+    if case.groups:
+        return lines.group_trouble(case, text)
     if "some ranks" in case.title and kind in ("deadlock", "error", "timeout"):
         return SOME_RANKS
     if "NoneType" in text:

@@ -15,6 +15,7 @@ from course_lib.checks.zero.runs import (
     SLACK,
     WHOLE,
     case,
+    in_a_group,
     small,
     start_line,
     step_bytes,
@@ -39,6 +40,8 @@ TRAPS = (
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case_of_it, text):
+        return said
     if kind == "died" or "out of bounds for storage" in text or "setStorage" in text:
         return EARLY
     if "collective number" in text or "collectives" in text or kind == "deadlock":
@@ -73,6 +76,7 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
 
     yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
     yield one(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
+    yield in_a_group(RECIPE, draw)
     if draw.hidden:
         yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
         yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -45,6 +46,7 @@ FROZEN = (
     "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
     "gradient. Broadcast frozen parameters, and leave them out of the shard."
 )
+MEMBERS, WORLD = (0, 2), 3  # the ranks of a group, and of all
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
 
 
@@ -148,13 +150,13 @@ def stepped(
     def judge(seen: Observed) -> Finding:
         everything = train(training)
         expected = lines.kind(what, everything)
-        for rank in range(seen.world_size):
+        for k, rank in enumerate(lines.members(seen)):
             found = {name: seen.tensors[rank][name] for name in expected}
             differ = lines.differing(found, expected, training.dtype)
             if not differ:
                 continue
             said = lines.first(differ[0], found, expected, rank, seen)
-            why = lines.told(training, differ[0], found, rank, mistakes)
+            why = lines.told(training, differ[0], found, k, mistakes)
             if what == "param":
                 why = why or frozen(training, differ[0])
                 why = why or partly(seen, everything, differ[0], rank, training.dtype)
@@ -171,10 +173,10 @@ def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
     """What to do where a rank had not the first rank's parameters before the first step; "" where all had."""
     expected = lines.kind("start", right) if "start" in training.tell else {}
     own = lines.common(training.world_size)[-1:]
-    for rank, given in enumerate(seen.tensors):
-        found = {name: given[name] for name in expected}
+    for k, rank in enumerate(lines.members(seen)):
+        found = {name: seen.tensors[rank][name] for name in expected}
         if differ := lines.differing(found, expected, training.dtype):
-            return lines.told(training, differ[0], found, rank, own) or START
+            return lines.told(training, differ[0], found, k, own) or START
     return ""
 
 
@@ -187,7 +189,8 @@ def frozen(training: Training, first: str) -> str:
 
 def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.dtype) -> str:
     """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
-    step = int(first.split(".")[1])
+    step, ranks = int(first.split(".")[1]), lines.members(seen)
+    neighbour = ranks[ranks.index(rank) - 1]
     now, before, found, other = [], [], [], []
     for name, wanted in lines.kind(f"param.{step}", right).items():
         short = name.split(".", 2)[2]
@@ -195,7 +198,7 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.d
         now.append(wanted.flatten())
         before.append(earlier.flatten())
         found.append(seen.tensors[rank][name].to(torch.float64).flatten())
-        other.append(seen.tensors[rank - 1][name].to(torch.float64).flatten())
+        other.append(seen.tensors[neighbour][name].to(torch.float64).flatten())
     want, was, got = torch.cat(now), torch.cat(before), torch.cat(found)
     trained = want != was  # of the others nothing can be said
     bound = lines.TOLERANCE[dtype] * float(want.abs().max())
@@ -203,7 +206,7 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.d
     changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
     if not bool((same | good).all()) or not changes:
         return ""
-    n, share = seen.world_size, stale / changes
+    n, share = len(ranks), stale / changes
     if share == 1:
         return (
             "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
@@ -254,7 +257,17 @@ def step_bytes(
     )  # fmt: skip
 
 
-def case(
-    recipe: str, training: Training, title: str, told: Sequence[Line], hidden: bool = False
-) -> Case:
-    return lines.case(recipe, title, training, told, timeout=30.0, hidden=hidden)
+def case(recipe: str, training: Training, title: str, told: Sequence[Line], **more: Any) -> Case:
+    return lines.case(recipe, title, training, told, timeout=30.0, **more)
+
+
+def in_a_group(recipe: str, draw: Draw) -> Case:
+    """Two of three ranks train, and are passed as group=."""
+    training = small(draw, len(MEMBERS), "plain", SGD)
+    n, title = (
+        training.world_size,
+        f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
+    )
+    known = [*lines.common(n), lines.whole_world(n, WORLD)]
+    line = stepped(training, title, known, otherwise=lines.IN_A_GROUP)
+    return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)

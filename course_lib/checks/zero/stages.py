@@ -17,6 +17,7 @@ from course_lib.checks.zero.runs import (
     SLACK,
     WHOLE,
     case,
+    in_a_group,
     small,
     start_line,
     step_bytes,
@@ -43,6 +44,8 @@ SOMETIMES = (
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case_of_it, text):
+        return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
             "All ranks call the same collectives in the same order, also where a rank has no gradient for a "
@@ -162,6 +165,7 @@ def held_two(ratio: float) -> str:
 def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, WHOLE_GRADIENTS)
     yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
+    yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS)
     state = 3 * WHOLE / RANKS  # momentum, a copy of the shard, and its gradient
     yield case(
@@ -196,6 +200,7 @@ def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
 def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, SHARDED_GRADIENTS, buckets=True)
     yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
+    yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS

@@ -5,7 +5,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -69,7 +69,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -134,7 +134,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -199,7 +199,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -263,7 +263,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -328,7 +328,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in [p for p in module.parameters() if p.requires_grad]:
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -456,7 +456,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in module.parameters():
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -521,7 +521,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -593,7 +593,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -660,7 +660,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -727,7 +727,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -784,7 +784,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.works = module, group, []
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         for p in module.parameters():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(self.arrived)
@@ -814,7 +814,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -887,7 +887,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -954,7 +954,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed(list(module.parameters())):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -1020,7 +1020,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled < 0:
@@ -1085,7 +1085,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -1172,7 +1172,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.held = [p for p in module.parameters() if p.requires_grad]
         largest = max(p.numel() for p in self.held)
         self.part = bucket_bytes // self.held[0].itemsize + largest
@@ -1212,13 +1212,78 @@ class BucketedDataParallel(torch.nn.Module):
         self.show = None
 
 
+# %% wrong: the group is ignored
+# says: is not in the group
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]] -= 1
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [0] * len(self.buckets)
+        self.launch()
+        n = dist.get_world_size()
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
 # %% right: gradients live in the buckets all the time
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -1286,7 +1351,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled >= bucket_bytes:
@@ -1349,7 +1414,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:
@@ -1413,7 +1478,7 @@ class BucketedDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group, self.quiet = module, group, False
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
         self.buckets, filled = [], 0
         for p in reversed([p for p in module.parameters() if p.requires_grad]):
             if not self.buckets or filled + p.nbytes > bucket_bytes:

@@ -5,7 +5,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -27,7 +27,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -51,7 +51,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -95,7 +95,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in module.parameters():
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -118,7 +118,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -142,7 +142,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -165,7 +165,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -186,7 +186,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -208,7 +208,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -233,7 +233,7 @@ class NaiveDataParallel(torch.nn.Module):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -323,13 +323,117 @@ class NaiveDataParallel(torch.nn.Module):
             p.grad /= dist.get_world_size()
 
 
-# %% right: handles that are waited for at the end
+# %% wrong: the group is ignored
+# says: is not in the group
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size()
+        works = []
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.div_(n)
+            works.append(dist.all_reduce(p.grad, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% wrong: divided by the number of all ranks
+# says: the number of all ranks; the group has
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size()
+        works = []
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.div_(n)
+            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% wrong: rank 0 of the world is the source
+# says: are ranks of the whole world
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
         self.module, self.group = module, group
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), 0, group=group)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size(self.group)
+        works = []
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.div_(n)
+            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% wrong: made without the argument group
+# says: keep that argument
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        n = dist.get_world_size()
+        works = []
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.div_(n)
+            works.append(dist.all_reduce(p.grad, async_op=True))
+        for work in works:
+            work.wait()
+
+
+# %% right: handles that are waited for at the end
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -378,7 +482,7 @@ class NaiveDataParallel(torch.nn.Module):
         self.module, self.group = module, group
         for tensor in module.state_dict(keep_vars=True).values():
             copy = tensor.detach().clone()
-            dist.broadcast(copy, 0, group=group)
+            dist.broadcast(copy, group_src=0, group=group)
             tensor.data.copy_(copy)
 
     def forward(self, *args, **kwargs):
@@ -407,7 +511,7 @@ class NaiveDataParallel(torch.nn.Module):
         dist.all_gather(everybody, numel, group=group)
         assert all(other == numel for other in everybody)
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor, 0, group=group)
+            dist.broadcast(tensor, group_src=0, group=group)
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)

@@ -792,6 +792,84 @@ class Zero1Optimizer:
             p.grad = None
 
 
+# %% wrong: the group is ignored
+# says: is not in the group
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0, group=None)
+        self.params = [p for p in params if p.requires_grad]
+        self.group = group
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=None)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=None)
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the rank in the world picks the shard
+# says: count ranks within it
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0, group=group)
+        self.params = [p for p in params if p.requires_grad]
+        self.group = group
+        self.rank, self.n = dist.get_rank(), dist.get_world_size(group)
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
 # %% right: parameters are views of the flat buffer
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
@@ -835,13 +913,13 @@ from course_lib.collectives import all_gather, reduce_scatter
 
 
 class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
         params = list(params)
         for p in params:
-            dist.broadcast(p.data, 0)
+            dist.broadcast(p.data, 0, group=group)
         self.params = [p for p in params if p.requires_grad]
-        self.n = dist.get_world_size()
-        rank = dist.get_rank()
+        self.group, self.n = group, dist.get_world_size(group)
+        rank = dist.get_rank(group)
         self.shards = [
             torch.nn.Parameter(self.cut(p.data).chunk(self.n)[rank].clone()) for p in self.params
         ]
@@ -855,13 +933,13 @@ class Zero1Optimizer:
         for p, shard in zip(self.params, self.shards, strict=True):
             grad = p.grad if p.grad is not None else torch.zeros_like(p)
             shard.grad = torch.empty_like(shard)
-            reduce_scatter(shard.grad, self.cut(grad))
+            reduce_scatter(shard.grad, self.cut(grad), group=self.group)
             shard.grad /= self.n
         self.optimizer.step()
         for p, shard in zip(self.params, self.shards, strict=True):
             shard.grad = None
             whole = torch.empty_like(self.cut(p))
-            all_gather(whole, shard.detach())
+            all_gather(whole, shard.detach(), group=self.group)
             p.copy_(whole[: p.numel()].view_as(p))
 
     def zero_grad(self):
@@ -871,12 +949,13 @@ class Zero1Optimizer:
 
 # %% right: lists of shards instead of flat tensors
 class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
         params = list(params)
         for p in params:
-            dist.broadcast(p.data, 0)
+            dist.broadcast(p.data, 0, group=group)
         self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.group = group
+        self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         self.size = -(-sum(p.numel() for p in self.params) // self.n)
         own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
         self.shard = torch.nn.Parameter(own.clone())
@@ -890,10 +969,10 @@ class Zero1Optimizer:
     def step(self):
         whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
         self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)))
+        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
         self.shard.grad /= self.n
         self.optimizer.step()
-        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach())
+        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
         self.write_back(whole)
 
     def write_back(self, whole):

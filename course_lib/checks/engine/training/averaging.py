@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.engine.training.recipes import Session, Told
+from course_lib.checks.engine.training.recipes import Session, Told, keywords
 
 _clone, _detach = torch.clone, torch.Tensor.detach
 
@@ -21,10 +21,7 @@ def averaged(
     """
     if "steps" not in instructions:
         return {}, {}
-    kwargs = dict(instructions.get("kwargs", {}))
-    if "group" in instructions:
-        kwargs["group"] = groups[instructions["group"]]
-    made = objects[0](**kwargs)
+    made = objects[0](**keywords(instructions, groups))
     found = {}
     for names in instructions["steps"]:
         gradients = [tensors[name] for name in names]
@@ -38,9 +35,11 @@ def averaging_optimizer(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
 ) -> Told:
     """An optimizer that averages gradients itself; instructions as of `recipes`, with `object`, its place."""
+    if "steps" not in instructions:
+        return {}, {}
     session = Session(instructions)
     made = objects[instructions["object"]]
-    optimizer = made(list(session.named.values()), **instructions["kwargs"])
+    optimizer = made(list(session.named.values()), **keywords(instructions, groups))
     session.started()
     for step in range(len(instructions["steps"])):
         session.accumulate(step, session.model, None)

@@ -6,15 +6,17 @@ Instructions of all of them:
     optimizer    [name in torch.optim, keyword arguments]
     steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
     kwargs       keyword arguments of the student's class
+    group        which of the case's groups is passed as group=; left out: not passed
     once         whether an optimizer's parameters come as an iterator, as model.parameters() gives them
     no_sync      whether all microbatches of a step but the last run under the class's no_sync()
     memory       whether memory is watched (see `watching`)
     tell         which tensors go back: "start", "grads", "params", "end", "buffers"
 
-What goes back: tensors "start.NAME", "grad.STEP.NAME", "param.STEP.NAME", "end.NAME" (parameters after the
-last step), "buffer.NAME", with the parameters' names in the model; and values: "passes" and "highest" (see
-`watching.Watch`), "held" and "begun" (bytes held, and operations begun so far: after the model was wrapped,
-and after each backward and each step), "without" (gradients that are None; zeros stand for them).
+A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
+"param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
+names in the model; and values: "passes" and "highest" (see `watching.Watch`), "held" and "begun"
+(bytes held, and operations begun so far: after the model was wrapped, and after each backward and each
+step), "without" (gradients that are None; zeros stand for them).
 """
 
 from __future__ import annotations
@@ -122,6 +124,12 @@ class Session:
         return values, self.tensors
 
 
+def keywords(instructions: dict, groups: list) -> dict[str, Any]:
+    """The keyword arguments of the student's class."""
+    group = {"group": groups[instructions["group"]]} if "group" in instructions else {}
+    return {**instructions.get("kwargs", {}), **group}
+
+
 def warm_up(instructions: dict) -> None:
     """What libraries allocate once, at their first use, is not to be counted as the class's."""
     if not instructions.get("memory"):
@@ -137,9 +145,11 @@ def warm_up(instructions: dict) -> None:
 
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
+    if "steps" not in instructions:
+        return {}, {}
     warm_up(instructions)
     session = Session(instructions)
-    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+    wrapped = objects[0](session.model, **keywords(instructions, groups))
     make, defaults = session.optimizer()
     optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
     session.started()
@@ -155,12 +165,14 @@ def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> 
 
 def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
+    if "steps" not in instructions:
+        return {}, {}
     warm_up(instructions)
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())
     params = iter(every) if instructions.get("once") else every
-    optimizer = objects[0](params, make, **defaults, **instructions.get("kwargs", {}))
+    optimizer = objects[0](params, make, **defaults, **keywords(instructions, groups))
     session.started()
     for step in range(len(instructions["steps"])):
         quiet = optimizer.no_sync if instructions.get("no_sync") else None
@@ -173,10 +185,12 @@ def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: 
 
 def sharded_module(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
+    if "steps" not in instructions:
+        return {}, {}
     warm_up(instructions)
     session = Session(instructions)
     names = list(session.named)
-    wrapped = objects[0](session.model, **instructions.get("kwargs", {}))
+    wrapped = objects[0](session.model, **keywords(instructions, groups))
     session.named = {}  # nothing here holds on to the whole parameters
 
     def whole() -> list[tuple[str, torch.Tensor]]:

@@ -5,23 +5,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from course_lib.checks.engine.case import Case, Line, RankSide, Spec
+from course_lib.checks.engine.build import absent
+from course_lib.checks.engine.case import Case, Line, Observed, RankSide, Spec
 from course_lib.checks.engine.training import watching
 from course_lib.checks.engine.training.single import Training
 
 OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
 RECIPES = "course_lib.checks.engine.training.recipes"
+IN_A_GROUP = (
+    "Here the ranks of a group train, and not all: pass group= to every collective, and count ranks within "
+    "it, dist.get_rank(group) of dist.get_world_size(group)."
+)
+KEEP_GROUP = "The ranks that hold replicas are passed as group=: keep that argument of __init__."
 
 
-def case(recipe: str, title: str, training: Training, lines: Sequence[Line], **more: Any) -> Case:
-    """A run of `training` by one of the recipes ("replicas", "sharded_optimizer", "sharded_module")."""
-    wanted = outputs(training)
-    sides = [RankSide({}, training.instructions(r), wanted) for r in range(training.world_size)]
+def case(
+    recipe: str,
+    title: str,
+    training: Training,
+    lines: Sequence[Line],
+    *,
+    members: Sequence[int] = (),
+    world_size: int = 0,
+    **more: Any,
+) -> Case:
+    """A run of `training` by one of the recipes ("replicas", "sharded_optimizer", "sharded_module").
+
+    members: the ranks that train, of world_size; they are passed as group=. Left out: all, and no group.
+    """
+    wanted, own = outputs(training), {"group": 0} if members else {}
+    ranks = list(members) or list(range(training.world_size))
+    sides = {
+        rank: RankSide({}, training.instructions(k) | own, wanted) for k, rank in enumerate(ranks)
+    }
     watched = training.more.get("memory")
     return Case(
-        title, sides, list(lines), recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS,
+        title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
+        recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS, groups=[ranks] if members else [],
         unrecorded=watching.settled(len(training.steps[0])) if watched else (), **more,
     )  # fmt: skip
+
+
+def group_trouble(case_of_it: Case, text: str) -> str:
+    """The usual cause when a run of a group's ranks breaks off; "" where all ranks train."""
+    if not case_of_it.groups:
+        return ""
+    return KEEP_GROUP if "argument 'group'" in text else IN_A_GROUP
+
+
+def members(seen: Observed) -> list[int]:
+    """The ranks that train, in the order of the training's own."""
+    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
 
 
 def outputs(training: Training) -> dict[str, Spec]:

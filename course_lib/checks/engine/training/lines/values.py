@@ -10,6 +10,7 @@ import torch
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.engine.sentence import Sentence
+from course_lib.checks.engine.training.lines.runs import members
 from course_lib.checks.engine.training.single import (
     Gradient,
     Tensors,
@@ -74,6 +75,15 @@ def common(n: int) -> list[Mistake]:
     ]  # fmt: skip
 
 
+def whole_world(n: int, world_size: int) -> Mistake:
+    """The ranks outside of the group of n were counted, too."""
+    return Mistake(
+        f"That is divided by {world_size}, the number of all ranks; the group has {n}: "
+        "dist.get_world_size(group).",
+        lambda rank: scaled(n / world_size),
+    )
+
+
 def last_exchanged(rank: int) -> Gradient:
     def gradient(step: int, given: list[list[Tensors]]) -> Tensors:
         found = dict(mean(step, [one[-1:] for one in given]))
@@ -100,11 +110,11 @@ def same_as_one_process(
 
     def judge(seen: Observed) -> Finding:
         expected = kind(what, train(training, gradient))
-        for rank in range(seen.world_size):
+        for k, rank in enumerate(members(seen)):
             found = {name: seen.tensors[rank][name] for name in expected}
             differ = differing(found, expected, training.dtype)
             if differ:
-                says = told(training, differ[0], found, rank, mistakes)
+                says = told(training, differ[0], found, k, mistakes)
                 return wrong(first(differ[0], found, expected, rank, seen), says)
         return RIGHT
 
@@ -157,6 +167,8 @@ def told(
     training: Training, wrong_first: str, found: Tensors, rank: int, mistakes: Iterable[Mistake]
 ) -> str:
     """The first mistake whose values are the ones that were found, in the step that went wrong first.
+
+    rank: which of the training's own ranks found them, counted in the group where one is passed.
 
     Later steps are not looked at: there the ranks' models differ, which no computation here follows.
     """
