@@ -209,10 +209,13 @@ def listed(positions: list[int]) -> str:
 
 @exercise(points=5, objects=("zigzag",), references=REFERENCES)
 def zigzag(draw: Draw) -> Iterator[Case]:
-    n = draw.integer(3, 6)
+    n = draw.integer(5, 8)
+    counts = (n, 2, 3, 8)
+    fitting = [(2 * one * draw.integer(3, 9), one) for one in counts]
+    uneven = [(8 * one + draw.integer(1, 2 * one), one) for one in counts]
     table = [
-        ("2n divides the sequence", [(2 * n * draw.integer(3, 9), n), (16, 4)], 2.0, False),
-        ("2n does not divide it", [(2 * n * 4 + draw.integer(1, 2 * n), n), (29, 4)], 1.5, False),
+        ("2n divides the sequence", [(16, 4), *fitting], 2.0, False),
+        ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
         ("fewer tokens than chunks", [(draw.integer(n, 2 * n), n), (3, 2)], 1.0, False),
         ("1 rank", [(draw.integer(4, 30), 1)], 0.5, True),
     ]  # fmt: skip
