@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,8 @@ from course_lib.checks.context_parallel import merge, prediction, whole
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
+from course_lib.checks.engine.functions.objects import SPARE, Objects
+from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.refusing import refused
@@ -192,13 +196,44 @@ def test_the_peak_is_what_was_alive_at_once() -> None:
     assert 16_000 <= peak.highest <= 32_000
 
 
-def test_an_operation_is_refused_by_whatever_way_one_comes_to_it() -> None:
-    q = torch.ones(1, 1, 4, 8)
-    with (
-        Peak([], [("scaled_dot_product", "write it yourself")]),
-        pytest.raises(RuntimeError, match="yourself"),
-    ):
-        F.scaled_dot_product_attention(q, q, q)
+OPERATORS = {
+    "PyTorch's function": F.scaled_dot_product_attention,
+    "its kernel": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    "its plain way": torch.ops.aten._scaled_dot_product_attention_math.default,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_operator_is_refused_by_whatever_way_one_comes_to_it(
+    name: str, requires_grad: bool
+) -> None:
+    q, attend = torch.ones(1, 1, 4, 8, requires_grad=requires_grad), OPERATORS[name]
+    with without_operators([("scaled_dot_product", "write it yourself")]):
+        with pytest.raises(RuntimeError, match="yourself"):
+            attend(q, q, q)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="yourself"):
+            pool.submit(attend, q, q, q).result()
+    result = attend(q, q, q)
+    assert (result[0] if isinstance(result, tuple) else result).shape == q.shape
+
+
+KEPT = {
+    "few numbers": (lambda: list(map(float, range(1_000))), 0, 1),
+    "a list": (lambda: torch.ones(200_000).double().tolist(), 200_000 * 24 - SPARE, 10_000_000),
+    "an array": (lambda: np.ones(200_000) + 1, 200_000 * 8 - SPARE, 1_000_000),
+    "a tensor": (lambda: torch.ones(200_000).double(), 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_numbers_that_are_no_tensors_count_where_they_are_many(name: str) -> None:
+    make, least, most = KEPT[name]
+    with Objects() as objects:
+        made = make()
+        assert least <= objects.kept < most
+        del made
+        assert objects.kept == 0
 
 
 def test_a_refused_function_is_there_again_afterwards() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.checks.context_parallel.ring_lines import seen_flops
+from course_lib.checks.context_parallel.ring_traffic import seen_flops
 from course_lib.checks.context_parallel.ring_whole import Spread, ring_mistakes
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw

@@ -25,5 +25,12 @@ REFUSED = {
     )
 }
 OPERATIONS = {  # of PyTorch's dispatcher: what these functions end in, by whatever way one comes there
-    part: THEIRS for part in ("scaled_dot_product", "flash_attention", "efficient_attention")
+    part: THEIRS
+    for part in (
+        "scaled_dot_product",
+        "flash_attention",
+        "efficient_attention",
+        "multi_head_attention",
+        "transformer_encoder",
+    )
 }

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
-from course_lib.checks.context_parallel.ring_lines import (
+from course_lib.checks.context_parallel.ring_lines import memory_lines, precise_line, value_lines
+from course_lib.checks.context_parallel.ring_traffic import (
     bytes_lines,
-    memory_lines,
-    precise_line,
+    half_bytes_line,
+    neighbours_line,
     seen_lines,
     under_way_lines,
-    value_lines,
 )
 from course_lib.checks.context_parallel.ring_whole import Spread
 from course_lib.checks.engine import words
@@ -79,7 +79,7 @@ def ring_attention(draw: Draw) -> Iterator[Case]:
     yield case(
         [whole],
         [*value_lines(whole, "4 ranks", 2), *bytes_lines(whole), only_messages(0.5),
-         *under_way_lines(whole), *memory_lines(whole)],
+         neighbours_line(whole), *under_way_lines(whole), *memory_lines(whole)],
         "4 ranks",
     )  # fmt: skip
     yield layouts(draw, 3, 2, 4)
@@ -93,6 +93,7 @@ def ring_attention(draw: Draw) -> Iterator[Case]:
         "group", members=(1, 3), world_size=4,
     )  # fmt: skip
     yield rounded(draw, 4)
+    yield many(draw, 8)
     if draw.hidden:
         yield layouts(draw, 5, 1, 6)
         alone = Spread.draw(draw, 1, 7, causal=True, name="alone")
@@ -121,6 +122,14 @@ def layouts(draw: Draw, n: int, batch: int, heads: int) -> Case:
     )  # fmt: skip
 
 
+def many(draw: Draw, n: int) -> Case:
+    """Causal, in zigzag of 2n chunks of 1 or 2 tokens: parts differ in length."""
+    seq = draw.integer(2 * n + 1, 4 * n)
+    spread = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="many")
+    title = f"causal, zigzag, {words.counted(n, 'rank')}"
+    return case([spread], value_lines(spread, title, 0.5, short=True), title)
+
+
 def far_from_zero(spread: Spread) -> Spread:
     """Scores of about 1,000 at even positions of queries and -1,000 at odd ones, which differ as before.
 
@@ -142,6 +151,7 @@ def rounded(draw: Draw, n: int) -> Case:
         "bfloat16",
         [spread.run(torch.bfloat16)],
         [precise_line(spread, "y", "bfloat16, added in float32"),
-         precise_line(spread, "grad.v", "bfloat16, gradients added in float32")],
+         precise_line(spread, "grad.v", "bfloat16, gradients added in float32"),
+         half_bytes_line(spread)],
         OPERATIONS, forbidden=BUILT_IN,
     )  # fmt: skip

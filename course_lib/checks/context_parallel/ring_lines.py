@@ -1,4 +1,4 @@
-"""Lines about a ring: its values, what it sends and when, what it computes, and what it holds."""
+"""Lines about a ring: its values, and what it holds. What it sends and computes: `ring_traffic`."""
 
 from __future__ import annotations
 
@@ -10,33 +10,11 @@ import torch
 from course_lib import facts
 from course_lib.checks.context_parallel.ring_whole import GRADS, Spread, ring_mistakes
 from course_lib.checks.engine.case import ANY, RIGHT, Finding, Line, Observed, wrong
-from course_lib.checks.engine.layers.lines import (
-    SLACK,
-    Mistake,
-    differs,
-    saved_line,
-    sent_line,
-    subject,
-)
+from course_lib.checks.engine.layers.lines import SLACK, Mistake, differs, saved_line, subject
 from course_lib.checks.engine.sentence import Sentence
-from course_lib.checks.engine.spread.runs import (
-    Run,
-    alive_line,
-    calls_line,
-    overlap_line,
-    work_line,
-)
-from course_lib.facts.context_parallel import BACKWARD, FORWARD
-from course_lib.ledger.operation import Operation
+from course_lib.checks.engine.spread.runs import Run, alive_line
 
-FLOAT = 8  # bytes
-FLOPS = {"forward": FORWARD, "backward": BACKWARD}
-SPARE = {"forward": 1.05, "backward": 1.25}  # of FLOPs: backward, one product more than it needs
-SEPARATE = 2  # messages for what could be one: keys and values apart
-FOLLOWS = (
-    "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
-    "while the present ones are used."
-)
+FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
 NAN = (
     "Where a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. "
     "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
@@ -141,94 +119,6 @@ def precise_line(spread: Spread, name: str, title: str) -> Line:
     return Line(title, judge, 0.75)
 
 
-# ---- what is sent
-
-
-def keys_bytes(spread: Spread) -> int:
-    """Of a rank's keys and values, in float64."""
-    return 2 * spread.part(spread.whole.k, 0).numel() * FLOAT
-
-
-def bytes_lines(spread: Spread) -> list[Line]:
-    n, keys, run = spread.n, keys_bytes(spread), spread.run()
-    tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
-    whole = {
-        way: facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * spread.whole.k.shape[0]
-        for way in ("forward", "backward")
-    }
-
-    def forward(ratio: float, done: list[Operation]) -> str:
-        if abs(ratio - n / (n - 1)) < 0.02:
-            return (
-                "N steps need N - 1 transfers: after the last step nobody needs the keys any more."
-            )
-        return (
-            "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
-        )
-
-    def backward(ratio: float, done: list[Operation]) -> str:
-        return (
-            "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last "
-            "brings them home."
-        )
-
-    least = whole["backward"] - keys
-    few = "One message for keys and values, or one for each: every message costs a latency."
-    return [
-        sent_line(run, "forward", [whole["forward"]] * n, hint=forward, weight=1.5),
-        sent_line(run, "backward", [least] * n, most=[whole["backward"]] * n, hint=backward),
-        calls_line(run, "forward", SEPARATE * (n - 1), few, "messages forward"),
-        calls_line(run, "backward", SEPARATE * (2 * n - 1), few, "messages backward"),
-    ]
-
-
-def under_way_lines(spread: Spread) -> list[Line]:
-    """While the present block is computed, the next keys are on their way; in backward likewise."""
-    needed = [(spread.n - 1) * keys_bytes(spread)] * spread.n
-    run = spread.run()
-    return [
-        overlap_line(run, "forward", needed, FOLLOWS, "the next keys come meanwhile", 1.5),
-        overlap_line(run, "backward", needed, FOLLOWS, "backward, too", 0.75),
-    ]
-
-
-# ---- what is computed
-
-
-def seen_flops(spread: Spread, k: int) -> float:
-    """Scores of the pairs of ranges of which anything is seen, times features: for `FLOPS`."""
-    batch, _, heads, head_dim = spread.whole.q.shape
-    pairs = sum(
-        len(queries) * len(keys)
-        for queries in spread.layout[k]
-        for spans in spread.layout
-        for keys in spans
-        if not spread.causal or queries[-1] >= keys[0]
-    )
-    return float(batch * heads * head_dim * pairs)
-
-
-def seen_lines(spread: Spread, title: str) -> list[Line]:
-    """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
-    says = (
-        "Blocks of which the mask leaves nothing are to be skipped, not computed and masked. Take each range "
-        "of the rank's queries with each range of the keys that are there: when the last query stands before "
-        "the first key, there is nothing to do."
-    )
-    run = spread.run()
-    return [
-        work_line(
-            run,
-            way,
-            [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)],
-            says,
-            f"nothing that nobody sees is computed, {title}, {way}",
-            0.75,
-        )
-        for way in ("forward", "backward")
-    ]
-
-
 # ---- what is held
 
 
@@ -257,6 +147,7 @@ def memory_lines(spread: Spread) -> list[Line]:
             weight=1.5,
         )
     )
+    scores = spread.whole.q.shape[2] * spread.whole.q.shape[1] ** 2 // n
     hold = (
         "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
         "block when it comes, and let go of it."
@@ -265,7 +156,15 @@ def memory_lines(spread: Spread) -> list[Line]:
         kept,
         *(
             essential(
-                alive_line(run, way, most, lambda _: hold, f"alive at any moment of {way}", 0.5)
+                alive_line(
+                    run,
+                    way,
+                    most,
+                    lambda _: hold,
+                    f"alive at any moment of {way}",
+                    0.5,
+                    made=scores,
+                )
             )
             for way, most in (
                 ("forward", 5.5 * block + 12 * part),

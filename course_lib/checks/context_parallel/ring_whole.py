@@ -15,7 +15,9 @@ from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.layers.lines import Mistake
 from course_lib.checks.engine.spread.runs import Run
 from course_lib.context_parallel import Layout, contiguous, positions
+from course_lib.facts.context_parallel import FORWARD
 
+WORTH = 0.3  # of a block's FLOPs, during which a message must be under way to hide behind it
 GRADS = ("grad.q", "grad.k", "grad.v")
 
 
@@ -93,8 +95,16 @@ class Spread:
             [self.part(self.whole.grad, k).to(dtype) for k in range(self.n)],
             kwargs={"causal": self.causal},
             layout=self.layout if self.passed else None,
+            worth=WORTH * self.block_flops,
             **self.settings,  # pyright: ignore[reportArgumentType]
         )
+
+    @property
+    def block_flops(self) -> float:
+        """Of the products of forward with the keys of one other rank, all of them seen."""
+        batch, _, heads, head_dim = self.whole.q.shape
+        fewest = min(map(len, self.places))
+        return float(FORWARD * batch * heads * head_dim * fewest**2)
 
     # ---- what mistakes would give
 

@@ -30,6 +30,7 @@ ONE = BYTES * SEQ * HEADS * HEAD_DIM  # q, k, v or the output
 TILE = BYTES * HEADS * BLOCK**2
 ROW = TILE * SEQ // BLOCK  # a tile of queries with all keys
 SCORES = ROW * SEQ // BLOCK
+SEEN = HEADS * SEQ**2 // 2  # scores below the diagonal: so many numbers have to be made
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
 ROUNDINGS = (
     1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
@@ -201,11 +202,11 @@ def memory_lines(call: Call) -> list[Line]:
         ),
         memory_line(
             call, "forward", "alive at a moment of forward: no N x N matrix",
-            10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5,
+            10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5, SEEN,
         ),
         memory_line(
             call, "backward", "alive at a moment of backward: no N x N matrix",
-            14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5,
+            14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5, SEEN,
         ),
     ]  # fmt: skip
 

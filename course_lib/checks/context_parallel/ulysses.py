@@ -132,7 +132,8 @@ def memory_lines(spread: Spread) -> list[Line]:
     """Kept: as for one rank's share of heads. Alive: a tile of scores, and tensors of a rank's share."""
     run, n = spread.run(), spread.n
     batch, seq, heads, _ = spread.whole.q.shape
-    scores = batch * heads // n * seq**2 * FLOAT
+    made = batch * heads // n * seq**2
+    scores = made * FLOAT
     kept = saved_line(
         run,
         [2.2 * kept_bytes(spread)] * n,
@@ -150,7 +151,9 @@ def memory_lines(spread: Spread) -> list[Line]:
         essential(kept),
         *(
             essential(
-                alive_line(run, way, share * scores, lambda _: says, f"alive at any moment, {way}", 0.5)
+                alive_line(
+                    run, way, share * scores, lambda _: says, f"alive at any moment, {way}", 0.5, made=made
+                )
             )
             for way, share in (("forward", 0.5), ("backward", 0.75))
         ),
@@ -179,6 +182,7 @@ def ulysses_attention(draw: Draw) -> Iterator[Case]:
         members=(1, 3), world_size=4,
     )  # fmt: skip
     yield indivisible(draw)
+    yield causal(draw, 8, 1, weight=0.5)
     if draw.hidden:
         yield causal(draw, 2, 1)
         alone = Spread.draw(draw, 1, 7, heads=3, kv_heads=3, causal=True, name="alone")
@@ -187,12 +191,13 @@ def ulysses_attention(draw: Draw) -> Iterator[Case]:
         yield runs.case("1 rank", [alone.run()], trivial, OPERATIONS)
 
 
-def causal(draw: Draw, n: int, batch: int) -> Case:
+def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Case:
     found = Spread.draw(
         draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal"
     )
     title = f"causal, {words.counted(n, 'rank')}"
-    return runs.case(title, [found.run()], lines_of(found, title, 1), OPERATIONS)
+    lines = lines_of(found, title, weight, short=weight < 1)
+    return runs.case(title, [found.run()], lines, OPERATIONS)
 
 
 def indivisible(draw: Draw) -> Case:

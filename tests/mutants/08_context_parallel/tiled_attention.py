@@ -444,6 +444,205 @@ def tiled_attention(q, k, v, block=256, causal=False):
     return Strips.apply(*(x.to(kind) for x in wide), block, causal).to(dtype)
 
 
+# %% wrong: the whole matrix, in NumPy
+# says: Compute with PyTorch's operations on tensors
+import numpy as np
+
+
+class InNumpy(torch.autograd.Function):
+    @staticmethod
+    def p(q, k, causal):
+        s = np.einsum("bihd,bjhd->bhij", q, k) / np.sqrt(q.shape[-1])
+        if causal:
+            s[..., np.triu(np.ones(s.shape[-2:], bool), 1)] = -np.inf
+        s = np.exp(s - s.max(-1, keepdims=True))
+        return s / s.sum(-1, keepdims=True)
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = causal
+        p = InNumpy.p(q.numpy(), k.numpy(), causal)
+        return torch.from_numpy(np.einsum("bhij,bjhd->bihd", p, v.numpy()))
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v = (x.numpy() for x in ctx.saved_tensors)
+        g, p = grad.numpy(), InNumpy.p(q, k, ctx.causal)
+        dp = np.einsum("bihd,bjhd->bhij", g, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+        found = (
+            np.einsum("bhij,bjhd->bihd", ds, k),
+            np.einsum("bhij,bihd->bjhd", ds, q),
+            np.einsum("bhij,bihd->bjhd", p, g),
+        )
+        return *(torch.from_numpy(x) for x in found), None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    return InNumpy.apply(q.to(kind), k.to(kind), v.to(kind), causal).to(q.dtype)
+
+
+# %% wrong: PyTorch's kernel, in another thread
+# says: PyTorch's own attention is not to be used here
+from concurrent.futures import ThreadPoolExecutor
+
+
+def elsewhere(call, *args):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args).result()
+
+
+class Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.causal = causal
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = elsewhere(attend, q, k, v, 0.0, causal)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = elsewhere(
+            back, grad.transpose(1, 2).contiguous(), *ctx.saved_tensors, 0.0, ctx.causal
+        )
+        return *(x.transpose(1, 2) for x in found), None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    return Kernel.apply(q, k, v, causal)
+
+
+# %% wrong: the whole matrix where no mode looks
+# says: Compute with PyTorch's operations on tensors
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class Unseen(torch.autograd.Function):
+    @staticmethod
+    def p(q, k, causal):
+        s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+        if causal:
+            s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        return s.softmax(-1)
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = causal
+        with _disable_current_modes():
+            return torch.einsum("bhij,bjhd->bihd", Unseen.p(q, k, causal), v)
+
+    @staticmethod
+    def backward(ctx, g):
+        q, k, v = ctx.saved_tensors
+        with _disable_current_modes():
+            p = Unseen.p(q, k, ctx.causal)
+            dp = torch.einsum("bihd,bjhd->bhij", g, v)
+            ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+            return (
+                torch.einsum("bhij,bjhd->bihd", ds, k),
+                torch.einsum("bhij,bihd->bjhd", ds, q),
+                torch.einsum("bhij,bihd->bjhd", p, g),
+                None,
+            )
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    return Unseen.apply(q.to(kind), k.to(kind), v.to(kind), causal).to(q.dtype)
+
+
+# %% wrong: the softmax kept as lists of numbers
+# says: The scores of all tiles were kept
+class Listed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        """A tile of queries at a time; (batch, heads, tokens, d)."""
+        out, ctx.rows = torch.empty_like(q), []
+        for i in range(q.shape[2]):
+            seen = i + 1 if causal else k.shape[2]
+            p = (q[:, :, i : i + 1] @ k[:, :, :seen].mT * q.shape[-1] ** -0.5).softmax(-1)
+            out[:, :, i : i + 1] = p @ v[:, :, :seen]
+            ctx.rows.append(p.tolist())
+        ctx.save_for_backward(q, k, v)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v = ctx.saved_tensors
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        for i, row in enumerate(ctx.rows):
+            p = torch.tensor(row, dtype=q.dtype)
+            g, seen = grad[:, :, i : i + 1], p.shape[-1]
+            dp = g @ v[:, :, :seen].mT
+            ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+            dq[:, :, i : i + 1] = ds @ k[:, :, :seen]
+            dk[:, :, :seen] += ds.mT @ q[:, :, i : i + 1]
+            dv[:, :, :seen] += p.mT @ g
+        return dq, dk, dv, None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    out = Listed.apply(*(x.to(kind).transpose(1, 2) for x in (q, k, v)), block, causal)
+    return out.transpose(1, 2).to(q.dtype)
+
+
+# %% wrong: PyTorch's attention, checkpointed by tiles of queries
+# says: PyTorch's own attention is not to be used here
+from torch.utils.checkpoint import checkpoint
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    def strip(q, k, v, start):
+        at = torch.arange(start, start + q.shape[2])
+        mask = at[:, None] >= torch.arange(k.shape[2]) if causal else None
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
+    q = q.transpose(1, 2)
+    parts = [
+        checkpoint(strip, q[:, :, i : i + block], k, v, i, use_reentrant=False)
+        for i in range(0, q.shape[2], block)
+    ]
+    return torch.cat(parts, 2).transpose(1, 2)
+
+
+# %% wrong: strips of the matrix, checkpointed
+# says: met all keys at once
+from torch.utils.checkpoint import checkpoint
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+
+    def strip(q, k, v, start):
+        s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+        if causal:
+            at = torch.arange(start, start + q.shape[1])
+            s = s.masked_fill(at[:, None] < torch.arange(k.shape[1]), -torch.inf)
+        return torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v)
+
+    k, v = (x.repeat_interleave(group, 2).to(kind) for x in (k, v))
+    wide = q.to(kind)
+    parts = [
+        checkpoint(strip, wide[:, i : i + block], k, v, i, use_reentrant=False)
+        for i in range(0, q.shape[1], block)
+    ]
+    return torch.cat(parts, 1).to(q.dtype)
+
+
 # %% right: a maximum and a sum
 class Flash(torch.autograd.Function):
     @staticmethod

@@ -1588,6 +1588,110 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 from course_lib.context_parallel.ulysses import ulysses_attention
 
 
+# %% wrong: PyTorch's kernel, in another thread
+# says: what it does within is what you are to write
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Trade(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, join, group):
+        ctx.back = join, cut, group
+        return Trade.go(x, cut, join, group)
+
+    @staticmethod
+    def go(x, cut, join, group):
+        pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
+        got = torch.empty_like(pieces)
+        dist.all_to_all_single(got, pieces, group=group)
+        return torch.cat(got.unbind(), join)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Trade.go(grad, *ctx.back), None, None, None
+
+
+def attend(q, k, v, causal):
+    share = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(op, q, k, v, 0.0, causal).result()[0].transpose(1, 2)
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    q, k, v = (Trade.apply(x, 2, 1, group) for x in (q, k, v))
+    return Trade.apply(attend(q, k, v, causal), 1, 2, group)
+
+
+# %% wrong: the whole matrix of a rank's heads, in NumPy
+# says: Compute with PyTorch's operations on tensors
+import numpy as np
+
+
+class Trade(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, join, group):
+        ctx.back = join, cut, group
+        return Trade.go(x, cut, join, group)
+
+    @staticmethod
+    def go(x, cut, join, group):
+        pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
+        got = torch.empty_like(pieces)
+        dist.all_to_all_single(got, pieces, group=group)
+        return torch.cat(got.unbind(), join)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Trade.go(grad, *ctx.back), None, None, None
+
+
+class InNumpy(torch.autograd.Function):
+    @staticmethod
+    def p(q, k, causal):
+        s = np.einsum("bihd,bjhd->bhij", q, k) / np.sqrt(q.shape[-1])
+        if causal:
+            s[..., np.triu(np.ones(s.shape[-2:], bool), 1)] = -np.inf
+        s = np.exp(s - s.max(-1, keepdims=True))
+        return s / s.sum(-1, keepdims=True)
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = causal
+        return torch.from_numpy(
+            np.einsum("bhij,bjhd->bihd", InNumpy.p(q.numpy(), k.numpy(), causal), v.numpy())
+        )
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v = (x.numpy() for x in ctx.saved_tensors)
+        g, p = grad.numpy(), InNumpy.p(q, k, ctx.causal)
+        dp = np.einsum("bihd,bjhd->bhij", g, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+        found = (
+            np.einsum("bhij,bjhd->bihd", ds, k),
+            np.einsum("bhij,bihd->bjhd", ds, q),
+            np.einsum("bhij,bihd->bjhd", p, g),
+        )
+        return *(torch.from_numpy(x) for x in found), None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    q, k, v = (Trade.apply(x, 2, 1, group) for x in (q, k, v))
+    share = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    return Trade.apply(InNumpy.apply(q, k, v, causal), 1, 2, group)
+
+
 # %% right: all_to_all_single with the ranks in front
 BLOCK = 128
 

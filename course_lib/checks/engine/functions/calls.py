@@ -72,7 +72,7 @@ def case(
     refused: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Case:
-    """The calls one after the other in a process without ranks; refused: see `Peak`."""
+    """The calls one after the other in a process without ranks; refused: see `without_operators`."""
     inputs, outputs = {}, {}
     for one in calls:
         inputs |= {f"{one.name}.{name}": tensor for name, tensor in one.inputs.items()}
@@ -240,6 +240,19 @@ def changed(seen: Observed, call: Call) -> Finding | None:
 
 # ---- memory
 
+ELSEWHERE = (
+    "Compute with PyTorch's operations on tensors, in the thread that calls: what NumPy or another thread "
+    "does is not seen, and nobody can say what it holds."
+)
+
+
+def elsewhere(direction: str, made: Any, least: int) -> Finding | None:
+    """Fewer numbers than `least` came from PyTorch's operations: others were computed where nobody looks."""
+    if type(made) is int and made >= least:
+        return None
+    said = f"in {direction} PyTorch's operations made fewer numbers than there are scores that are seen"
+    return wrong(f"{said}, {words.number(least)}.", ELSEWHERE, cause=ELSEWHERE, misses_point=True)
+
 
 def memory_line(
     call: Call,
@@ -248,10 +261,12 @@ def memory_line(
     most: float,
     says: Callable[[int], tuple[str, bool]],
     weight: float = 1.0,
+    made: int = 0,
 ) -> Line:
     """Bytes "kept" for backward, or alive at a moment of "forward" or "backward": `most` at most.
 
-    says: bytes -> the usual cause, and whether the exercise's point is missed.
+    says: bytes -> the usual cause, and whether the exercise's point is missed. made: so many numbers
+    PyTorch's operations must have returned in that direction, or the bytes are not all of them.
     """
     what = {
         "kept": "forward keeps {} bytes for backward",
@@ -260,9 +275,14 @@ def memory_line(
     }[key]
 
     def judge(seen: Observed) -> Finding:
-        found = told_of(seen, call).get(key)
+        told = told_of(seen, call)
+        found, numbers = told.get(key), told.get("made")
         if type(found) is not int:
             return wrong(f"bytes of {key} were not told.", cause=ANY)
+        if made and (
+            unseen := elsewhere(key, numbers.get(key) if isinstance(numbers, dict) else 0, made)
+        ):
+            return unseen
         if found <= most:
             return RIGHT
         cause, misses = says(found)

@@ -12,30 +12,35 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_Tensor, _untyped, _Ref = torch.Tensor, torch.Tensor.untyped_storage, StorageWeakRef
+_Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
+_Ref = StorageWeakRef
 
 
 class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
-    apart_from: tensors that were there before. refused: (part of an operation's name, what to say): such an
-    operation raises RuntimeError.
+    apart_from: tensors that were there before. made: numbers that operations have returned, all together:
+    what is computed where no operation is seen (by NumPy, in another thread) is not among them.
     """
 
-    def __init__(self, apart_from: Iterable[torch.Tensor], refused: Iterable[tuple[str, str]] = ()):
+    made = 0
+
+    def __init__(self, apart_from: Iterable[torch.Tensor]):
         super().__init__()
         self.apart = {_untyped(one).data_ptr() for one in apart_from}
-        self.refused = list(refused)
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.at_most = self.highest = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: it would import PyTorch's compiler at the first operation, a second or two in every rank."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for part, says in self.refused:
-            if part in func._schema.name:
-                raise RuntimeError(says)
         made = func(*args, **(kwargs or {}))
         for one in made if isinstance(made, list | tuple) else [made]:
             if isinstance(one, _Tensor):
+                self.made += _numel(one)
                 self.add(one)
         return made
 
@@ -53,5 +58,5 @@ class Peak(TorchDispatchMode):
             self.highest = max(self.highest, self.at_most)
 
     def start_again(self) -> None:
-        """Forget the highest so far; what is alive still counts."""
-        self.highest = 0
+        """Forget the highest so far, and what was made; what is alive still counts."""
+        self.highest = self.made = 0

@@ -1,6 +1,6 @@
 """Recipe (see `harness`) that calls functions, forward and backward, and tells what came of each call.
 
-instructions: refused, a list of [part of an operation's name, what to say] (see `Peak`); calls, a list of
+instructions: refused, see `without_operators`; calls, a list of
 
     name        the prefix of what goes back
     object      which of the exercise's objects, the first when left out
@@ -16,8 +16,10 @@ What goes back for the call "a", of what it expects: tensors "a.y" (an output), 
 
     error       [type, text, place] of what was raised; zeros stand for all tensors then
     misfits     {name: text} of what came in another shape or not at all; zeros stand for it
-    kept        bytes that forward keeps for backward, the inputs among them where it keeps these
+    kept        bytes that forward keeps for backward, the inputs among them where it keeps these, and lists,
+                arrays and the like where they are many (see `Objects`)
     forward, backward    the most bytes alive at any moment of each, without the inputs and given gradients
+    made        {"forward", "backward": numbers that PyTorch's operations returned in it}
 
 A stub's NotImplementedError, which has no text, is not caught at the first call.
 """
@@ -29,6 +31,8 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine.backward import Hand, told
+from course_lib.checks.engine.functions.objects import Objects
+from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers.counting import Saved, alive
@@ -43,24 +47,25 @@ def calls(
     """Every call of the instructions, one after the other."""
     values: dict[str, dict] = {}
     found: dict[str, torch.Tensor] = {}
-    for described in given["calls"]:
-        call = Call(described, objects, tensors, given.get("refused", ()))
-        try:
-            call.go()
-        except Exception as error:
-            if isinstance(error, NotImplementedError) and not values and not str(error):
-                raise
-            call.values["error"] = describe(error)
-        values[call.name] = call.values
-        found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
+    with without_operators(given.get("refused", ())):
+        for described in given["calls"]:
+            call = Call(described, objects, tensors)
+            try:
+                call.go()
+            except Exception as error:
+                if isinstance(error, NotImplementedError) and not values and not str(error):
+                    raise
+                call.values["error"] = describe(error)
+            values[call.name] = call.values
+            found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
     return values, found
 
 
 class Call:
     """One call of one function."""
 
-    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor], refused: Any):
-        self.given, self.name, self.refused = call, call["name"], refused
+    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor]):
+        self.given, self.name = call, call["name"]
         self.function = objects[call.get("object", 0)]
         self.inputs = {
             name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
@@ -71,7 +76,7 @@ class Call:
 
     def go(self) -> None:
         known = [*self.inputs.values(), *self.gradients.values()]
-        peak = Peak(known, self.refused)  # of every call, as an operation may be refused in any
+        peak = Peak(known)
         made = self.forward(peak)
         names = self.given["outputs"]
         parts = list(made) if isinstance(made, list | tuple) else [made]
@@ -86,10 +91,13 @@ class Call:
             with peak:
                 return self.function(*self.inputs.values(), **kwargs)
         before = alive()
-        with Saved() as saved, peak:
-            made = self.function(*self.inputs.values(), **kwargs)
-        self.values["kept"] = saved.nbytes + saved.beside(before, made)
+        with Saved() as saved, Objects() as objects:
+            with peak:
+                made = self.function(*self.inputs.values(), **kwargs)
+            beside = objects.kept
         self.values["forward"] = peak.highest
+        self.values["kept"] = saved.nbytes + saved.beside(before, made) + beside
+        self.values["made"] = {"forward": peak.made}
         return made
 
     def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
@@ -108,6 +116,7 @@ class Call:
             _backward(ends, inputs=list(self.inputs.values()))
         if self.given.get("measured"):
             self.values["backward"] = peak.highest
+            self.values["made"]["backward"] = peak.made
         self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -1,11 +1,12 @@
 """Recipe (see `harness`) that calls a function of q, k and v on ranks that hold a part of the sequence each.
 
-instructions: refused, a list of [part of an operation's name, what to say] (see `Peak`); runs, a list of
+instructions: refused, see `without_operators`; runs, a list of
 
     name, object, inputs, kwargs, group, expects    as in `layers.recipes`
     backward   the tensor that is the output's gradient
     layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
     measured   whether bytes are counted
+    worth      FLOPs of products during which a receive must have been under way to count
     refuses    whether a ValueError is an answer: it is told, and the run is over
 
 A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y",
@@ -14,7 +15,8 @@ A rank without "runs" takes no part. What goes back for the run "a", of what it 
     begun      operations begun before the call (twice), after forward and after backward
     saved      bytes that forward keeps for backward, where measured
     forward, backward    of each {"flops": of products of matrices, "under_way": bytes of the receives that
-               were under way at a product, "alive": the most bytes at any moment, inputs left out}
+               were under way at products worth it, "alive": the most bytes at any moment, inputs left out,
+               "made": numbers that PyTorch's operations returned}
     misfits, refused     as in `layers.recipes`
 """
 
@@ -24,6 +26,7 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.recipes import Call
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.spread.watching import Work
@@ -35,26 +38,27 @@ def spread(
 ) -> tuple[dict, dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found = {}, {}
-    for run in given.get("runs", ()):
-        part = Part(run, objects, tensors, groups, given.get("refused", ()))
-        part.go()
-        values[run["name"]] = part.values
-        found |= {f"{run['name']}.{name}": one for name, one in part.tensors().items()}
+    with without_operators(given.get("refused", ())):
+        for run in given.get("runs", ()):
+            part = Part(run, objects, tensors, groups)
+            part.go()
+            values[run["name"]] = part.values
+            found |= {f"{run['name']}.{name}": one for name, one in part.tensors().items()}
     return values, found
 
 
 class Part(Call):
     """One call, with this rank's part of the sequence."""
 
-    def __init__(self, run: dict, objects: list, tensors: dict, groups: list, refused: Any):
+    def __init__(self, run: dict, objects: list, tensors: dict, groups: list):
         kwargs = dict(run["kwargs"])
         if "layout" in run:
             kwargs["layout"] = [[range(*span) for span in spans] for spans in run["layout"]]
         if "group" in run:
             kwargs["group"] = groups[run["group"]]
         told = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
-        super().__init__(run | told, objects, tensors, refused)
-        self.work = Work([*self.inputs.values(), *self.gradients.values()], self.refused)
+        super().__init__(run | told, objects, tensors)
+        self.work = Work([*self.inputs.values(), *self.gradients.values()], run.get("worth", 0))
         self.values["begun"] = []
 
     def go(self) -> None:

@@ -8,23 +8,33 @@ from typing import Any
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Finding, Line, Observed, usual, wrong
+from course_lib.checks.engine.functions.calls import elsewhere
 from course_lib.checks.engine.layers import runs as layers
 from course_lib.checks.engine.layers.lines import members, operations, told
 from course_lib.checks.engine.sentence import Sentence
 
+OTHERWISE_MADE = (
+    "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is as "
+    "many times as large as a head has features, and what it costs is not seen here."
+)
 RECIPE = "course_lib.checks.engine.spread.recipes:spread"
 Layout = Sequence[Sequence[range]]
 
 
 @dataclass(frozen=True)
 class Run(layers.Run):
-    """One call on some ranks, see `layers.Run`. layout: passed to it; measured: whether bytes are counted."""
+    """One call on some ranks, see `layers.Run`.
+
+    layout: passed to it; measured: whether bytes are counted; worth: see `recipes`.
+    """
 
     layout: Layout | None = None
     measured: bool = False
+    worth: float = 0
 
     def instructions(self, k: int, group: int | None) -> dict:
         given = super().instructions(k, group) | {"measured": self.measured}
+        given["worth"] = self.worth
         if self.layout is not None:
             given["layout"] = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
         return given
@@ -33,7 +43,7 @@ class Run(layers.Run):
 def case(
     title: str, runs: Sequence[Run], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
 ) -> Case:
-    """`layers.case`; refused: operations of PyTorch's, see `Peak`."""
+    """`layers.case`; refused: operators of PyTorch's, see `without_operators`."""
     made = layers.case(title, runs, lines, **more)
     names = [list(pair) for pair in refused.items()]
     for side in made.sides:
@@ -49,9 +59,19 @@ def watched(seen: Observed, rank: int, run: Run, direction: str, key: str) -> in
 
 
 def work_line(
-    run: Run, direction: str, most: Sequence[float], says: str, title: str, weight: float = 1.0
+    run: Run,
+    direction: str,
+    most: Sequence[float],
+    says: str,
+    title: str,
+    weight: float = 1.0,
+    *,
+    least: float = 0.0,
 ) -> Line:
-    """FLOPs of products of matrices in a direction, for each rank: so many at most."""
+    """FLOPs of products of matrices in a direction, for each rank: so many at most.
+
+    least: the share of them that every solution has, if it computes by products.
+    """
 
     def judge(seen: Observed) -> Finding:
         for k, rank in enumerate(members(seen)):
@@ -63,18 +83,38 @@ def work_line(
                     says,
                     cause=says,
                 )
+            if done < least * most[k]:
+                return wrong(
+                    f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; the scores "
+                    f"that are seen need {words.number(round(least * most[k]))} and more.",
+                    OTHERWISE_MADE,
+                    cause=OTHERWISE_MADE,
+                )
         return RIGHT
 
     return Line(title, judge, weight, "communication")
 
 
 def alive_line(
-    run: Run, direction: str, most: float, says: Callable[[int], str], title: str, weight: float = 1.0
-) -> Line:  # fmt: skip
-    """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause."""
+    run: Run,
+    direction: str,
+    most: float,
+    says: Callable[[int], str],
+    title: str,
+    weight: float = 1.0,
+    *,
+    made: int = 0,
+) -> Line:
+    """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
+
+    made: numbers that PyTorch's operations must have returned, see `functions.calls.memory_line`.
+    """
 
     def judge(seen: Observed) -> Finding:
         for rank in members(seen):
+            numbers = watched(seen, rank, run, direction, "made")
+            if made and (unseen := elsewhere(direction, numbers, made)):
+                return unseen
             found = watched(seen, rank, run, direction, "alive")
             if found < 0 or found > most:
                 enough = f"{words.number(round(most))} are enough."

@@ -1,0 +1,48 @@
+"""In the rank: operators of PyTorch's that would do an exercise's work fail while it is checked."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+_Library, _names = torch.library.Library, torch._C._dispatch_get_all_op_names
+SILENTLY = (  # PyTorch 2.6 warns of every kernel that is replaced
+    {"allow_override": True}
+    if "allow_override" in inspect.signature(_Library.impl).parameters
+    else {}
+)
+
+
+@contextmanager
+def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
+    """Within, operators of PyTorch's raise RuntimeError, whoever calls them by whatever name, in any thread.
+
+    refused: (part of the operators' names, what the error says). Their kernels are replaced, for the CPU and
+    for a GPU; afterwards they are as they were.
+    """
+    library = _Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for part, says in refused:
+                for name in _names():
+                    if name.startswith("aten::") and part in name:
+                        for key in ("CPU", "CUDA"):
+                            library.impl(
+                                name.removeprefix("aten::"), refusing(says), key, **SILENTLY
+                            )
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        library._destroy()
+
+
+def refusing(says: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(says)
+
+    return refuse
