@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -638,6 +639,21 @@ def test_what_nobody_looked_at_for_one_reason_is_one_line():
     assert report.score == pytest.approx(3 / (3 + 8 * 2.0), abs=1e-6)
     assert sum(line.weight for line in report.lines) == sum(one.line.weight for one in judged)
     assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_calls_that_all_raised_are_one_line_too():
+    """Each was made, and none of them gave anything to judge; wrong values keep their titles."""
+    raised = replace(wrong("f raised ValueError."), raised=True)
+    off = wrong("the sum is off.")
+    judged = [
+        Judged(Case("calls", [], []), Line(title, lambda seen: RIGHT), finding)
+        for finding, titles in ((raised, "abcdef"), (off, "ghijkl"))
+        for title in titles
+    ]
+    exercise = Exercise("f", 10, (), lambda draw: iter(()))
+    report = conclude("08/f", exercise, judged, -1, "visible")
+    titles = [line.title for line in report.lines]
+    assert titles == ["a", "5 other cases were not judged", *"ghijkl"]
 
 
 def test_a_right_solution_prints_the_same_every_time():

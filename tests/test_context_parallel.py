@@ -249,7 +249,7 @@ def test_layouts_are_those_of_the_table():
     assert cp.subdivided(zigzag(16, 2), 2)[1] == [range(12, 16)]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
 def test_what_was_dealt_is_collected(world_size: int, seed: int):
     def body() -> None:
         x = draw(seed, 13, 2, 2)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from course_lib.checks.context_parallel.ring_whole import Spread, ring_mistakes
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
+from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.layers.lines import close
 from course_lib.checks.engine.spread.watching import Work
 from course_lib.context_parallel.balanced import zigzag
@@ -119,11 +121,11 @@ def test_flops_of_products_are_counted_however_they_are_written(seed: int) -> No
     assert launch(flops, seed, world_size=1)[0] == [2 * one, 2 * one, one, 2 * one]
 
 
-def under_way(late: bool) -> int:
-    """Bytes that came to this rank while it multiplied."""
+def under_way(late: bool, worth: int) -> int:
+    """Bytes that came to this rank while it multiplied, where these products are worth it."""
     rank, x = dist.get_rank(), torch.ones(6)
     got, square = torch.empty(6), torch.ones(3, 3)
-    with Work([x, square]) as work:
+    with Work([x, square], worth) as work:
         works = dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
         )
@@ -136,6 +138,22 @@ def under_way(late: bool) -> int:
     return work.told()["under_way"]
 
 
-@pytest.mark.parametrize(("late", "nbytes"), [(True, 24), (False, 0)])
-def test_a_message_is_under_way_until_it_is_waited_for(late: bool, nbytes: int) -> None:
-    assert list(launch(under_way, late, world_size=2)) == [nbytes, nbytes]
+@pytest.mark.parametrize(
+    ("late", "worth", "nbytes"), [(True, 54, 24), (True, 55, 0), (False, 0, 0)]
+)
+def test_a_message_is_under_way_until_it_is_waited_for(late: bool, worth: int, nbytes: int) -> None:
+    """A product of fewer FLOPs, 2 x 3 x 3 x 3 here, hides no message."""
+    assert list(launch(under_way, late, worth, world_size=2)) == [nbytes, nbytes]
+
+
+def compilers() -> tuple[list[str], int]:
+    """What was imported of PyTorch's compiler while operations were watched, and numbers that these made."""
+    x = torch.ones(3, 4)
+    with Peak([x]) as peak:
+        (x * 2).sum()
+    return [name for name in ("torch._dynamo", "sympy") if name in sys.modules], peak.made
+
+
+def test_who_watches_operations_imports_no_compiler() -> None:
+    """It takes a rank a second or two, and PyTorch would do so at the first operation."""
+    assert launch(compilers, world_size=1)[0] == ([], 13)
