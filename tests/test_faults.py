@@ -242,6 +242,14 @@ def test_a_built_in_behind_the_recorder_would_give_the_right_sums(code: str) -> 
     ]
 
 
+@pytest.mark.parametrize("way", ["name", "datagram"])
+def test_values_come_by_ways_that_leave_no_message(way: str) -> None:
+    """Without walls; `file`, `socket` and `store` are tried in tests/test_sandbox.py."""
+    values, ledger = neighbours(unrecorded.ANOTHER_WAY + unrecorded.WAYS[way])
+    assert values == [111.0, 111.0, 111.0]
+    assert {one.op for rank in range(3) for one in ledger.operations(rank)} == {"send", "recv"}
+
+
 def test_a_borrowed_ring_shift_would_earn_the_points(seed: int) -> None:
     own = Path(course_lib.__path__[0], "first_ranks.py").read_text().partition("import torch\n")
     code = f"{own[1]}{own[2]}{prying.WITH_THE_REFERENCE}"
@@ -432,6 +440,8 @@ def test_rows_that_the_sandbox_cannot_hold_are_left_out() -> None:
         "values-by-file",
         "values-by-socket",
         "values-by-store",
+        "values-by-name",
+        "values-by-datagram",
     }
     assert len(graded) + len(left_out) == len(ROWS)
     assert row.chosen(ROWS, frozenset({row.FILES, row.NETWORK, row.PROCESSES, row.APART}))[1] == []

@@ -456,6 +456,9 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "dist.group.WORLD.inner.allreduce([x])": "reaches for inner",
         "hook = block._forward_hooks.popitem()": "reaches for _forward_hooks",
         "import sys\nsys._getframe(1).f_locals": "reaches for f_locals",
+        "import gc\ngc.get_objects()": "reaches for get_objects",
+        "from ctypes import memmove": "imports ctypes",
+        "x = 1  # " + 100_000 * "-": "was not looked at: it has 100,009 characters",
     }
     for source, said in reaching.items():
         found = suspicious(answers(two_check=source), toy(False), frozenset({"the.answers"}))
@@ -465,11 +468,14 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
     assert suspicious(answers(two_check=honest), toy(False)) == []
     for hostile in (
         "def broken(:",
-        "\n" * 300_000 + "x",
-        "-" * 100_000 + "1",
+        "\n" * 90_000 + "x",
+        "-" * 90_000 + "1",
         f"{'a.' * 2000}a = 1",
     ):
         assert suspicious(answers(two_check=hostile), toy(False)) == []
+    # of such text a hundred times as much takes Python ten thousand times as long
+    quadratic = f"x = f'{'{1}' * 10_000_000}'"
+    assert len(suspicious(answers(two_check=quadratic), toy(False))) == 1
     given = toy(False)
     cell_of(given, "imports").source += "\nimport autograder"
     assert suspicious(answers(two_check="import autograder"), given) == []

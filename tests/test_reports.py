@@ -469,6 +469,18 @@ def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report
     assert "forged" not in text
 
 
+@pytest.mark.parametrize(
+    "text", ["\t" * 2_000_000, "x = 1" + "+1" * 1_000_000, "f'{1}'\n" * 300_000]
+)
+def test_code_without_end_is_shown_in_black_and_cut(text: str) -> None:
+    """A lexer's time grows as the square of such lines: minutes and hours, for what a notebook may hold."""
+    cells = [nbformat.v4.new_code_cell(text), nbformat.v4.new_code_cell("honest = None")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    page = feedback_page(Result("ann", "00_toy", "graded"), notebook)
+    assert "characters more" in page and len(page) < 1_000_000
+    assert '<span class="kc">None</span>' in page
+
+
 def test_the_page_says_which_limit_was_reached() -> None:
     reached = result_of(
         status="out of memory", reason="cell In[4]: the notebook used more than 4 GB"

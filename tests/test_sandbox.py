@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import random
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,9 +30,10 @@ import course_lib
 from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
+from course_lib.runtime import rank as rank_module
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome, run_ranks
-from course_lib.runtime.sandbox import bounds, control, enter, hierarchy, kernel, probe, spec
+from course_lib.runtime.sandbox import bounds, calls, control, enter, hierarchy, kernel, probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 CALL = "course_lib.runtime.call:call"
@@ -178,6 +181,149 @@ def test_ranks_of_a_case_cannot_hand_values_over_beside_the_network(full: Sandbo
     scoped = {"socket", "signal"} if kernel.landlock_version() < kernel.SCOPED_SINCE else set()
     still_open = {"read", "listed", "connected", "found", "sent"}
     assert {way for way, seen in apart.items() if seen in still_open} <= scoped, apart
+
+
+def leave_a_mark(store: int) -> dict[str, str]:
+    """In rank 0, by each way that has no file, process or byte of its own: {way: the error's name}."""
+    word, kept, tried = b"handed over", [], {}
+
+    def name_a_socket() -> None:
+        named = socket.socket(socket.AF_UNIX)
+        kept.append(named)
+        named.bind("\0" + word.hex())
+
+    def choose_an_address() -> None:
+        named = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        kept.append(named)
+        named.bind(("127.65.66.67", 4242))
+
+    def lock_a_file() -> None:
+        kept.append(open(os.__file__))  # noqa: SIM115  (it is to stay open)
+        fcntl.flock(kept[-1], fcntl.LOCK_EX)
+
+    def lock_a_record() -> None:
+        # of the file's own: a lock ends with any descriptor of it that this process closes
+        fcntl.lockf(store, fcntl.LOCK_EX, 1, 4242)
+
+    ways = {
+        "name": name_a_socket, "address": choose_an_address, "lock": lock_a_file, "record": lock_a_record,
+        "attribute": lambda: os.setxattr(store, "user.word", word),
+        "position": lambda: os.lseek(store, 4242, os.SEEK_SET),
+        "opening": lambda: None,
+    }  # fmt: skip
+    for way, leave in ways.items():
+        try:
+            leave()
+            tried[way] = ""
+        except OSError as error:
+            tried[way] = type(error).__name__
+    dist.barrier()  # rank 1 watches
+    with open(json.__file__) as file:
+        file.read(1)
+    dist.barrier()
+    dist.barrier()  # rank 1 has looked
+    return tried
+
+
+def look_for_marks(store: int) -> dict[str, bool]:
+    """In rank 1: {way: whether what rank 0 left there is seen}."""
+    libc, seen = ctypes.CDLL(None), {}
+    events = libc.inotify_init1(os.O_NONBLOCK)
+    libc.inotify_add_watch(events, os.fsencode(json.__file__), 0x20)  # opened
+    dist.barrier()
+    dist.barrier()
+    seen["name"] = b"handed over".hex() in Path("/proc/self/net/unix").read_text()
+    seen["address"] = "4342417F:1092" in Path("/proc/self/net/udp").read_text()
+    with open(os.__file__) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            seen["lock"] = False
+        except OSError as error:
+            seen["lock"] = isinstance(error, BlockingIOError)
+    asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 4242, 1, 0)
+    with contextlib.suppress(OSError):
+        found = struct.unpack("hhqqi4x", fcntl.fcntl(store, fcntl.F_GETLK, asked))
+        seen["record"] = found[0] != fcntl.F_UNLCK
+    with contextlib.suppress(OSError):
+        seen["attribute"] = os.getxattr(store, "user.word") == b"handed over"
+    seen["position"] = os.lseek(store, 0, os.SEEK_CUR) == 4242
+    with contextlib.suppress(OSError):
+        seen["opening"] = bool(os.read(events, 4096))
+    dist.barrier()
+    return seen
+
+
+def hint(shut: bool) -> dict:
+    if shut:
+        calls.forbid()
+    store = rank_module._store_fd
+    return look_for_marks(store) if dist.get_rank() == 1 else leave_a_mark(store)
+
+
+def test_ranks_of_a_case_cannot_leave_each_other_marks(full: Sandbox) -> None:
+    """By what is common to them: the network's tables, and the files that all of them see."""
+    if not full.has(spec.APART):
+        pytest.skip("this machine does not allow to keep ranks apart")
+    open_ways = result(inside(full, hint, False, world_size=2), rank=1)
+    assert {way for way, seen in open_ways.items() if seen} >= {
+        "name",
+        "address",
+        "lock",
+        "record",
+        "opening",
+    }
+    outcome = inside(full, hint, True, world_size=2)
+    assert not [way for way, seen in result(outcome, rank=1).items() if seen]
+    tried = result(outcome, rank=0)
+    refused = {"name", "address", "lock", "record", "attribute"}
+    assert {tried[way] for way in refused} == {"PermissionError"}, tried
+
+
+def test_a_check_begins_when_the_ranks_can_leave_no_marks(full: Sandbox, seed: int) -> None:
+    def told(tensor: torch.Tensor) -> torch.Tensor:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        return tensor
+
+    if not full.has(spec.APART):
+        pytest.skip("this machine does not allow to keep ranks apart")
+    report = judge("00_first_ranks/ring_shift", wire.dumps((told,)), seed, sandbox=full)
+    assert report["score"] == 0.0
+    assert "PermissionError" in str(report)
+
+
+def test_the_filter_lets_all_other_calls_pass() -> None:
+    """Run by hand, for every number of this machine's calls."""
+    machine = os.uname().machine
+    if machine not in calls.ARCHITECTURES:
+        pytest.skip(f"nothing is known of the calls of {machine}")
+    place, architecture = calls.ARCHITECTURES[machine]
+    steps = calls.program()
+
+    def ends(number: int, argument: int = 0, of: int = architecture) -> int:
+        at, loaded = 0, 0
+        while True:
+            code, yes, no, operand = steps[at]
+            if code == calls.RETURN:
+                return operand
+            if code == calls.LOAD:
+                places = {
+                    calls.NUMBER_AT: number,
+                    calls.ARCHITECTURE_AT: of,
+                    calls.ARGUMENT_AT: argument,
+                }
+                loaded, at = places[operand], at + 1
+            else:
+                holds = loaded == operand if code == calls.EQUAL else loaded >= operand
+                at += 1 + (yes if holds else no)
+
+    forbidden = {pair[place] for pair in calls.FORBIDDEN.values()}
+    for number in range(600):
+        expected = calls.REFUSE if number in forbidden else calls.ALLOW
+        assert ends(number) == expected, number
+    for command in range(1200):
+        expected = calls.REFUSE if command in calls.MARKS_BY_FCNTL else calls.ALLOW
+        assert ends(calls.FCNTL[place], command) == expected, command
+    assert ends(0, of=architecture + 1) == ends(calls.X32) == calls.REFUSE
 
 
 def test_the_file_over_which_ranks_met_is_shut_before_a_students_code(seed: int) -> None:

@@ -46,7 +46,7 @@ def neighbour_sum(tensor):
     )
     for handle in handles:
         handle.wait()
-    give(rank, pickle.dumps(tensor))
+    give(rank, tensor.numpy().tobytes())
     return take(left, tensor) + tensor + take(right, tensor)
 
 
@@ -54,8 +54,8 @@ def take(rank, tensor):
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
         try:
-            return pickle.loads(fetch(rank))
-        except (OSError, EOFError, KeyError, RuntimeError):
+            return torch.frombuffer(bytearray(fetch(rank)), dtype=tensor.dtype).view_as(tensor)
+        except (OSError, KeyError, ValueError, RuntimeError):
             time.sleep(0.01)
     return torch.zeros_like(tensor)
 
@@ -111,6 +111,41 @@ def fetch(rank):
     return dist.distributed_c10d._get_default_store().get(f"part-{rank}")
 """
 
+BY_NAME = """
+kept = []
+
+
+def give(rank, data):
+    for at in range(0, len(data), 40):
+        kept.append(socket.socket(socket.AF_UNIX))
+        kept[-1].bind(f"\\0part-{rank}-{at:05}-{data[at : at + 40].hex()}")
+
+
+def fetch(rank):
+    names = sorted(open("/proc/self/net/unix").read().split(f"@part-{rank}-")[1:])
+    return b"".join(bytes.fromhex(name.split()[0].strip("@")[6:]) for name in names)
+"""
+BY_DATAGRAM = """
+def give(rank, data):
+    global kept
+    kept = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    kept.bind(("127.0.0.1", 30_000 + rank))
+    time.sleep(0.2)
+    for other in range(dist.get_world_size()):
+        kept.sendto(bytes([rank]) + data, ("127.0.0.1", 30_000 + other))
+
+
+parts = {}
+
+
+def fetch(rank):
+    kept.setblocking(False)
+    if rank not in parts:
+        data = kept.recv(1 << 16)
+        parts[data[0]] = data[1:]
+    return parts[rank]
+"""
+
 FORGED = """
 from course_lib.ledger import recorder as recording
 
@@ -127,6 +162,10 @@ def neighbour_sum(tensor):
     group.inner.allgather([everybody], [tensor]).wait()
     return everybody[left] + tensor + everybody[right]
 """
+
+WAYS = {
+    "file": BY_FILE, "socket": BY_SOCKET, "store": BY_STORE, "name": BY_NAME, "datagram": BY_DATAGRAM,
+}  # fmt: skip
 
 ROWS = [
     Row(
@@ -145,7 +184,7 @@ ROWS = [
             "ranks hand their values over unseen, and messages of zeros earn the points",
             POINTS_TELL, NAMED, needs=(APART,), quick=way == "file",
         )
-        for way, code in (("file", BY_FILE), ("socket", BY_SOCKET), ("store", BY_STORE))
+        for way, code in WAYS.items()
     ),
     Row(
         "forged-ledger", CHEATING, instead(FORGED), "graded", None,

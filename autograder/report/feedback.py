@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.filters import Highlight2HTML
 from nbformat import NotebookNode
@@ -32,6 +32,7 @@ from autograder.twin import SKIP_TAG
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TOLD_BELOW = (statuses.GRADED, statuses.BLANK)  # the exercises say why points are missing
 PLACE = re.compile(r"at Cell In\[(\d+)\], line (\d+)$")
+COLOURED_CELL, COLOURED, LONGEST_CELL = 20_000, 300_000, 100_000  # characters of code
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -194,6 +195,23 @@ def _is_ours(cell: NotebookNode, known: dict[str, NotebookNode]) -> bool:
     return cell.cell_type != "code" or SKIP_TAG in original.metadata.get("tags", [])
 
 
+class Highlighting(Highlight2HTML):
+    """Code in colours, as far as that is done in no time: of some texts a lexer's time grows as the square.
+
+    left: characters of this notebook that may still be coloured. What is longer is shown in black, and cut.
+    """
+
+    left = 0
+
+    def __call__(self, source: str, *given: Any, **more: Any) -> str:
+        if len(source) <= min(COLOURED_CELL, self.left):
+            self.left -= len(source)
+            return super().__call__(source, *given, **more)
+        over = len(source) - LONGEST_CELL
+        rest = f"\n... and {over:,} characters more" if over > 0 else ""
+        return f'<div class="highlight"><pre>{escape(source[:LONGEST_CELL] + rest)}</pre></div>'
+
+
 class CellsExporter(HTMLExporter):
     """nbconvert's exporter with our template, for cells without a page around them.
 
@@ -204,9 +222,9 @@ class CellsExporter(HTMLExporter):
     def from_notebook_node(
         self, nb: NotebookNode, resources: dict[str, Any] | None = None, **kw: Any
     ) -> tuple[str, dict[str, Any]]:
-        self.register_filter(
-            "highlight_code", Highlight2HTML(pygments_lexer="ipython3", parent=self)
-        )
+        colours = Highlighting(pygments_lexer="ipython3", parent=self)
+        colours.left = COLOURED
+        self.register_filter("highlight_code", colours)
         return TemplateExporter.from_notebook_node(self, nb, self._init_resources(resources), **kw)
 
 

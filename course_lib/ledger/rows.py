@@ -38,6 +38,7 @@ JOINED = 8  # flag: of one batch with the row before
 GROWTH = 1 << 20  # bytes by which a log grows
 MOST_ROWS = 1 << 20  # operations of one rank in one launch
 MOST_TEXT = 64 << 20  # bytes
+MOST_NUMBERS = 64  # dimensions of a tensor, members of a group
 
 
 class Row(NamedTuple):
@@ -237,6 +238,7 @@ def makes_sense(row: Row, texts: dict[int, str], world_size: int) -> bool:
         and -1 <= row.peer < world_size
         and all(math.isfinite(number) and number >= 0 for number in times)
         and numbers(texts.get(row.group, "?"), lambda rank: rank < world_size)
+        and not texts[row.group].endswith("|")  # a group has members
         and numbers(texts.get(row.tensor, "?"))
     )
 
@@ -245,4 +247,10 @@ def numbers(text: str, fits: Callable[[int], bool] = lambda number: True) -> boo
     """Is it "name|0,1,2", with numbers that fit?"""
     _, bar, listed = text.partition("|")
     parts = [part for part in listed.split(",") if part]
-    return bool(bar) and all(part.isdecimal() and fits(int(part)) for part in parts)
+    few = bool(bar) and len(parts) <= MOST_NUMBERS
+    return few and all(is_number(part) and fits(int(part)) for part in parts)
+
+
+def is_number(text: str) -> bool:
+    """Is it a number as the recorder writes one? Python refuses to read one of thousands of digits."""
+    return text.isdecimal() and len(text) < 20

@@ -6,11 +6,16 @@ import linecache
 import os
 import sys
 
+LONGEST = 9  # digits of a line's number
+
 
 def where(place: str) -> tuple[str, str]:
-    """ "file|line" -> ("Cell In[5], line 3", the text of the line)."""
+    """ "file|line" -> ("Cell In[5], line 3", the text of the line); ("", "") for what is no place.
+
+    A rank's record holds it, where a rank can write anything.
+    """
     file, _, number = place.rpartition("|")
-    if not file or not number.isdecimal():
+    if not file or "\0" in file or not number.isdecimal() or len(number) > LONGEST:
         return "", ""
     line = int(number)
     return f"{file_name(file)}, line {line}", source_line(file, line)

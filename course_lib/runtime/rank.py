@@ -33,6 +33,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime import heavy, wire
+from course_lib.runtime.replying import LONGEST_TEXT, LONGEST_TYPE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
@@ -52,7 +53,9 @@ def start(order: dict, fds: list[int]) -> NoReturn:
 
 def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     """What every process for tasks does first. Returns the socket to its judge, and its recorder."""
-    _, board_fd, control, out, err, rows_fd, texts_fd, _ = fds
+    store_fd, board_fd, control, out, err, rows_fd, texts_fd, _ = fds
+    for shared in (store_fd, board_fd):
+        open_anew(shared)
     redirect_output(out, err)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2, all_threads=False)
@@ -62,6 +65,13 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     board = rows.Board(board_fd, order["world_size"])
     log = rows.Log(rows_fd, texts_fd)
     return socket.socket(fileno=control), Recorder(order["rank"], order["world_size"], board, log)
+
+
+def open_anew(fd: int) -> None:
+    """Give a file that all ranks inherited a position of this rank's own: one for all would be a message."""
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(own, fd)
+    os.close(own)
 
 
 def join(order: dict, store_fd: int, recorder: Recorder) -> None:
@@ -113,7 +123,8 @@ def close_the_store(world_size: int) -> None:
     if dist.get_backend() != "gloo" or not hasattr(os, "memfd_create"):
         return
     if store.add("course: groups are made", 1) == world_size:
-        fcntl.fcntl(_store_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+        fcntl.fcntl(_store_fd, fcntl.F_ADD_SEALS, seals)
     while not fcntl.fcntl(_store_fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
         time.sleep(0.0005)
 
@@ -241,7 +252,8 @@ def describe_error(error: BaseException) -> dict:
             if not frame.filename.startswith(HERE)
         ]
         text = text_of(link)
-        chain.append({"type": type(link).__name__, "text": text, "frames": frames})
+        kind = type(link).__name__[:LONGEST_TYPE]
+        chain.append({"type": kind, "text": text, "frames": frames})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return {"chain": chain, "ours": isinstance(error, CommunicationError)}
 
@@ -249,6 +261,6 @@ def describe_error(error: BaseException) -> dict:
 def text_of(error: BaseException) -> str:
     try:
         notes = getattr(error, "__notes__", ())
-        return "\n".join([str(error), *map(str, notes)])[:20_000]
+        return "\n".join([str(error), *map(str, notes)])[:LONGEST_TEXT]
     except Exception as second:  # a student's __str__ may raise
         return f"(its text could not be made: {type(second).__name__})"

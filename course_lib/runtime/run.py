@@ -23,6 +23,7 @@ from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import Pool
 from course_lib.runtime.preloaded import ONE_THREAD
+from course_lib.runtime.replying import malformed, well_formed
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
 from course_lib.runtime.watch import Reply, Watch
@@ -254,40 +255,6 @@ def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: An
             watch.replies[rank] = (malformed(error), [])
     elif not output.read(key.fd, rank, kind):
         selector.unregister(key.fd)
-
-
-def well_formed(reply: dict) -> dict:
-    """The reply, if it is what `rank.perform` sends. WireError where a rank's code wrote it instead."""
-    if reply.get("ok") is True and isinstance(reply.get("header"), dict):
-        return reply
-    error = reply.get("error")
-    chain = error.get("chain") if isinstance(error, dict) else None
-    if reply.get("ok") is not False or not isinstance(chain, list) or not chain:
-        raise wire.WireError("it says neither what came of the task nor what went wrong")
-    if not all(is_link(link) for link in chain):
-        raise wire.WireError("its account of an error does not have the agreed form")
-    return reply
-
-
-def is_link(link: Any) -> bool:
-    """One exception of a chain, as `rank.describe_error` writes it."""
-    if not isinstance(link, dict) or not isinstance(link.get("frames"), list):
-        return False
-    texts = isinstance(link.get("type"), str) and isinstance(link.get("text"), str)
-    return texts and all(is_frame(frame) for frame in link["frames"])
-
-
-def is_frame(frame: Any) -> bool:
-    return isinstance(frame, list) and [type(part) for part in frame] == [str, int, str]
-
-
-def malformed(error: Exception) -> dict:
-    """The reply of a rank whose code wrote into the channel to its judge."""
-    text = f"the rank's answer could not be read ({error}): its code must not write to file descriptors"
-    return {
-        "ok": False,
-        "error": {"chain": [{"type": "WireError", "text": text, "frames": []}], "ours": False},
-    }
 
 
 def drain(watch: Watch, output: Output) -> None:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import pickle
 import socket
 import struct
@@ -27,6 +28,7 @@ from course_lib.runtime.heavy import HEAVY
 
 Buffer = bytes | bytearray | memoryview
 COUNT, SIZE = struct.Struct("<I"), struct.Struct("<Q")
+LONGEST, DIMENSIONS = 1 << 40, 64  # of a tensor's shape
 
 
 class WireError(RuntimeError):
@@ -140,10 +142,11 @@ def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Ten
         dtype = getattr(torch, str(dtype_name), None)
         if not isinstance(dtype, torch.dtype):
             raise WireError(f"tensor {name!r} has the unknown dtype {dtype_name!r}")
-        numel = 1
-        for length in shape:
-            numel *= int(length)
-        if numel * dtype.itemsize != len(buffer):
+        if not isinstance(shape, list) or not all(type(length) is int for length in shape):
+            raise WireError(f"tensor {name!r} has a shape that is no list of numbers")
+        if min(shape, default=0) < 0 or max(shape, default=0) > LONGEST or len(shape) > DIMENSIONS:
+            raise WireError(f"tensor {name!r} has a shape that no tensor has")
+        if math.prod(shape) * dtype.itemsize != len(buffer):
             raise WireError(f"tensor {name!r}: {len(buffer)} bytes do not fill {dtype_name}{shape}")
         tensors[str(name)] = tensor_of(buffer, dtype, shape)
     return tensors

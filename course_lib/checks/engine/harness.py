@@ -32,6 +32,7 @@ from course_lib.checks.engine.refusing import refused
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
 from course_lib.runtime.rank import close_the_store
+from course_lib.runtime.sandbox import calls
 
 _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
@@ -68,6 +69,8 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     groups = [_new_group(members) for members in header["groups"]]
     if not alone:
         close_the_store(dist.get_world_size())
+    if header["apart"]:
+        calls.forbid()
     with own_work(header["references"]), refused(header["refused"]), no_more_groups():
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])

@@ -25,7 +25,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
 from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
-from course_lib.runtime.sandbox.spec import Sandbox
+from course_lib.runtime.sandbox.spec import APART, Sandbox
 
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 TRIES = 2  # of a case whose record and network disagree
@@ -138,6 +138,8 @@ def agreed(session: Session, case: Case) -> Outcome:
 def run(session: Session, case: Case) -> Outcome:
     """Run one case; the ranks of the next one are forked meanwhile."""
     headers, buffers = [], []
+    among = ALONE if case.alone else backend(case.world_size)
+    apart = session.sandbox is not None and session.sandbox.has(APART) and among != "nccl"
     for side in case.sides:
         meta, raw = wire.pack_tensors(side.inputs)
         headers.append(
@@ -148,6 +150,7 @@ def run(session: Session, case: Case) -> Outcome:
                 "groups": case.groups,
                 "references": list(session.exercise.references),
                 "refused": session.exercise.refused,
+                "apart": apart,
                 "instructions": side.instructions,
             }
         )
@@ -159,7 +162,7 @@ def run(session: Session, case: Case) -> Outcome:
         buffers,
         world_size=case.world_size,
         timeout=min(case.timeout, max(1.0, session.deadline - time.monotonic())),
-        backend=ALONE if case.alone else backend(case.world_size),
+        backend=among,
         spare=following is None and session.sandbox is None,
         ahead=following.world_size if following and not following.alone else None,
         sandbox=session.sandbox,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from course_lib.runtime.errors import LaunchError
-from course_lib.runtime.sandbox import kernel, spec
+from course_lib.runtime.sandbox import calls, kernel, spec
 from course_lib.runtime.sandbox.bounds import bounds_hold, writable
 from course_lib.runtime.sandbox.spec import Sandbox
 
@@ -131,7 +131,8 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
         spec.CONTROL_GROUPS: not writable(),
         spec.NO_PRIVILEGES: int(status["CapEff"], 16) == 0 and int(status["NoNewPrivs"]) == 1,
         spec.APART: not readable(sibling["note"])
-        and not readable(f"/proc/{sibling['pid']}/environ"),
+        and not readable(f"/proc/{sibling['pid']}/environ")
+        and calls.can_forbid(),  # last: it holds from here on
     }
     sock.sendall(json.dumps(seen).encode())
     os._exit(0)
