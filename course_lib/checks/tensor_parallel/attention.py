@@ -15,8 +15,8 @@ from course_lib.checks.engine.layers.lines import (
 from course_lib.checks.engine.layers.runs import Run, case
 from course_lib.checks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.tensor_parallel.heads import LR, Heads, head_mistakes
-from course_lib.checks.tensor_parallel.linear import POINT, SUB_GROUP, WHOLE_WEIGHT
-from course_lib.checks.tensor_parallel.shared import essential
+from course_lib.checks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
+from course_lib.checks.tensor_parallel.shared import MANY, essential
 from course_lib.checks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
@@ -83,7 +83,7 @@ def lines_of(run: Run, whole: Heads, title: str, weight: float, sent: bool = Tru
     return [
         *found,
         sent_line(
-            run, "forward", [volume] * n, weight=weight / 2, title=f"{title}: bytes forward",
+            run, "forward", [volume] * n, weight=weight / 2, title=f"{title}: bytes forward", point=MANY,
             hint=lambda ratio, done: "One all-reduce, behind out: before it all work is on own heads.",
         ),
         sent_line(
@@ -128,8 +128,9 @@ def memory_lines(run: Run, whole: Heads) -> list[Line]:
 
 
 @exercise(
-    points=8, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT
-)
+    points=8, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble,
+    point="heads of which each rank has its part alone, with one sum behind them",
+)  # fmt: skip
 def parallel_self_attention(draw: Draw) -> Iterator[Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)

@@ -20,6 +20,7 @@ from course_lib.checks.engine.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.engine.layers.runs import Run
+from course_lib.checks.tensor_parallel import sequence_dim
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.tensor_parallel.sequence_norm import (
     SEQ,
@@ -28,49 +29,22 @@ from course_lib.checks.tensor_parallel.sequence_norm import (
     norm_wrong,
     parts,
 )
+from course_lib.checks.tensor_parallel.sequence_runs import (
+    GATHER,
+    NAMES,
+    SCATTER,
+    gathering,
+    scattering,
+)
 from course_lib.checks.tensor_parallel.shared import columns, own_work, total, unwritten
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
-GATHER, SCATTER = 0, 1  # places among the exercise's objects
-NAMES = ("all_gather_reduce_scatter", "reduce_scatter_all_gather", "SequenceParallelNorm")
 SIDE_BY_SIDE = (
     "Collectives put parts one after the other along dimension 0, the batch; here they belong side by side "
     "along the sequence, dimension 1."
 )
 COPY = "Somebody else may hold it, too: communicate in a copy of your own."
-
-
-def numbers(draw: Draw, n: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
-    """Other integers for every rank, whose sum is exact in the dtype."""
-    high = 250 // n if dtype.itemsize == 2 else 1 << 20
-    return [draw.distinct(*shape, high=high).to(dtype) for _ in range(n)]
-
-
-# ---- the pair
-
-
-def gathering(draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Run:
-    """From parts to the whole of `shape`, (batch, seq, width), of which each rank has another gradient."""
-    whole, *gradients = numbers(draw, n + 1, *shape, dtype=dtype)
-    return pair_run(GATHER, parts(whole, n), gradients, [whole] * n, parts(total(gradients), n))
-
-
-def scattering(draw: Draw, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Run:
-    """From terms of `shape` to parts of their sum, each of which has its own gradient."""
-    gradient, *terms = numbers(draw, n + 1, *shape, dtype=dtype)
-    return pair_run(SCATTER, terms, parts(gradient, n), parts(total(terms), n), [gradient] * n)
-
-
-def pair_run(
-    which: int, x: list[Tensor], gradient: list[Tensor], y: list[Tensor], grad: list[Tensor]
-) -> Run:
-    wanted = [
-        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
-        for k in range(len(x))
-    ]
-    name = "gather" if which == GATHER else "scatter"
-    return Run(name, [{"x": one} for one in x], wanted, gradient, object=which)
 
 
 def gathered_wrong(run: Run) -> list[Mistake]:
@@ -226,6 +200,8 @@ def both_ways(run: Run) -> list[Line]:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if case_of_it.title == sequence_dim.TITLE:
+        return sequence_dim.trouble(text)
     if case_of_it.title == UNEVEN and kind != "deadlock":
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
     if "not contiguous" in text:
@@ -260,6 +236,7 @@ def sequence_parallel(draw: Draw) -> Iterator[Case]:
     yield runs.case(UNEVEN, [uneven],
         [values_or_refusal_line(uneven, f"{NAMES[SCATTER]}: {UNEVEN}", [5, 2], weight=0.5)],
     )  # fmt: skip
+    yield sequence_dim.dim_case(draw)
     if draw.hidden:
         for n, dtype in ((4, torch.float64), (2, torch.bfloat16), (1, torch.float64)):
             yield again(draw, n, dtype)

@@ -19,8 +19,8 @@ SEQ = 1  # the dimension of the sequence in (batch, seq, width)
 EPS = 0.01  # another than LayerNorm's, for those who leave it out
 
 
-def parts(one: Tensor, n: int) -> list[Tensor]:
-    return [part.contiguous() for part in one.tensor_split(n, SEQ)]
+def parts(one: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
+    return [part.contiguous() for part in one.tensor_split(n, dim)]
 
 
 def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:

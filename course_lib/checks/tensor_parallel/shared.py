@@ -16,6 +16,8 @@ FACTOR_N = (
     "sum these copies again counts it N times: after a sum, backward has nothing to say."
 )
 
+MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
+
 
 def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(tensors)).sum(0)

@@ -22,7 +22,7 @@ from course_lib.checks.engine.layers.lines import (
 )
 from course_lib.checks.engine.layers.runs import Run, case
 from course_lib.checks.tensor_parallel.linear import SUB_GROUP
-from course_lib.checks.tensor_parallel.shared import essential
+from course_lib.checks.tensor_parallel.shared import MANY, essential
 from course_lib.checks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.models import GPT
@@ -152,7 +152,7 @@ class Swap:
         sent = [
             sent_line(
                 run, direction, [volume] * self.n, weight=weight / 2,
-                title=f"{title}: bytes {direction}",
+                title=f"{title}: bytes {direction}", point=MANY,
                 hint=lambda ratio, done: "One all-reduce for each block: columns first, rows second.",
             )
             for direction in ("forward", "backward")
@@ -184,7 +184,7 @@ def if_exchanged(line: Line, run: Run) -> Line:
     objects=("parallelize_mlps",),
     references=REFERENCE,
     hint=trouble,
-    point="MLPs of which each rank has its part alone",
+    point="MLPs of which each rank has its part alone, with one sum behind them",
 )
 def swap(draw: Draw) -> Iterator[Case]:
     four = Swap.draw(draw, 4, 16)

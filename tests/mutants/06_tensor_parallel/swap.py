@@ -1008,6 +1008,91 @@ def parallelize_mlps(model, group=None):
     return model
 
 
+# %% wrong: gathered between up and down
+# says: One all-reduce for each block
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        total = y.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.n = group, dist.get_world_size(group)
+        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
+        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
+        return torch.cat(parts, -1), None
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
+        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+        dist.all_gather(parts, y.contiguous(), group=group)
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
+
+
+class Rows(torch.nn.Module):
+    def __init__(self, whole, group):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        self.weight = torch.nn.Parameter(whole.weight.detach().chunk(n, 1)[rank].clone())
+        self.bias, self.group = whole.bias, group
+
+    def forward(self, x):
+        x = Split.apply(x, self.group)
+        return Leave.apply(x @ self.weight.T, self.group) + self.bias
+
+
+class Columns(torch.nn.Module):
+    def __init__(self, whole, group):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        self.weight = torch.nn.Parameter(whole.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(whole.bias.detach().chunk(n)[rank].clone())
+        self.group = group
+
+    def forward(self, x):
+        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+        return Gather.apply(y, self.group)
+
+
+def parallelize_mlps(model, group=None):
+    for block in model.blocks:
+        block.mlp.up = Columns(block.mlp.up, group)
+        block.mlp.down = Rows(block.mlp.down, group)
+    return model
+
+
 # %% right: up and down in their places
 class Enter(torch.autograd.Function):
     @staticmethod

@@ -227,9 +227,11 @@ def sent_line(
     hint: Callable[[float, list[Operation]], str] | None = None,
     title: str = "",
     weight: float = 1.0,
+    point: float = float("inf"),
 ) -> Line:
     """Bytes that each rank sends in a direction, "forward" or "backward": between `least` and `most` (the
-    same when left out). hint: (sent over allowed, the rank's operations) -> the usual cause.
+    same when left out). hint: (sent over allowed, the rank's operations) -> the usual cause. point: from that
+    many times too many on, the point of the exercise is missed (see `Exercise`).
     """
     allowed = list(most or least)
     title = title or f"bytes {direction}"
@@ -251,6 +253,7 @@ def sent_line(
                 f"{words.number(bound)} {enough}.",
                 usual(hint, ratio, done),
                 cause=f"{direction} {ratio:.2f} {run.name}",
+                misses_point=ratio >= point,
             )
         return Finding(True, title=f"{title}: {words.number(busiest)} by each rank")
 
