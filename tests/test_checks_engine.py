@@ -465,7 +465,7 @@ def test_a_rank_holds_its_own_inputs_and_nothing_else(runs):
         inputs = []
         for header, own in zip(headers, buffers, strict=True):
             assert set(header) == {
-                "recipe", "payload", "tensors", "groups", "references", "refused", "instructions"
+                "recipe", "payload", "tensors", "groups", "references", "refused", "apart", "instructions"
             }  # fmt: skip
             assert json.dumps(header).find("77") < 0
             inputs += [bytes(one) for one in own[header["payload"] :]]
