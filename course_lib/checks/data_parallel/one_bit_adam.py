@@ -164,11 +164,11 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
         everything = expected_parameters(training, Adam())[0]
         for step in steps:
             expected = lines.kind(f"param.{step}", everything)
-            for rank in range(seen.world_size):
+            for k, rank in enumerate(lines.members(seen)):
                 found = {name: seen.tensors[rank][name] for name in expected}
                 if off := far(found, expected):
                     said = lines.first(off[0], found, expected, rank, seen)
-                    return wrong(said, cause(step, rank, found))
+                    return wrong(said, cause(step, k, found))
         return RIGHT
 
     def cause(step: int, rank: int, found: dict[str, torch.Tensor]) -> str:
@@ -195,12 +195,28 @@ def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> li
     ]
 
 
+def adam_sides(training: Training) -> list[RankSide]:
+    """One model on all ranks: the optimizer does not broadcast."""
+    return [
+        RankSide({}, training.instructions(k) | {"model": training.model}, lines.outputs(training))
+        for k in range(training.world_size)
+    ]
+
+
+def adam_in_a_group(draw: Draw) -> Case:
+    """Ranks 0 and 2 of three train, and are passed as group=."""
+    training = training_of(draw, 2)
+    first, last = adam_sides(training)
+    for one in (first, last):
+        one.instructions["group"] = 0
+    title = "OneBitAdam, sub-group {0, 2}"
+    line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
+    sides = [first, absent(), last]
+    return Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=lines.OPTIMIZERS)
+
+
 def adam_case(draw: Draw, n: int) -> Case:
     training = training_of(draw, n)
-    sides = []
-    for rank in range(n):  # one model on all ranks: the optimizer does not broadcast
-        instructions = {**training.instructions(rank), "model": training.model}
-        sides.append(RankSide({}, instructions, lines.outputs(training)))
     sizes = [p.numel() for p in training.built().parameters()]
     exact = [float(facts.sign_bytes(n, sizes))] * n
     last = 2 * STEPS - 1
@@ -215,7 +231,7 @@ def adam_case(draw: Draw, n: int) -> Case:
             between=(last, last + 1),
         ),
     ]
-    return Case("OneBitAdam", sides, told, recipe=RECIPE, imports=lines.OPTIMIZERS)
+    return Case("OneBitAdam", adam_sides(training), told, recipe=RECIPE, imports=lines.OPTIMIZERS)
 
 
 def step_hint(ratio: float, seen: Observed) -> str:
@@ -229,6 +245,7 @@ def one_bit_adam(draw: Draw) -> Iterator[Case]:
     yield sign_case(draw, Setting(3, (10, 11)))
     yield sign_case(draw, Setting(2, (64,), title="2 ranks, no padding", short=True, weight=0.5))
     yield adam_case(draw, 2)
+    yield adam_in_a_group(draw)
     if draw.hidden:
         on = Setting(3, (50,), members=(0, 2), title="sub-group {0, 2}", short=True, weight=0.5)
         yield sign_case(draw, on)
