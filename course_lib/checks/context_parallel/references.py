@@ -16,7 +16,11 @@ THEIRS = (
     "PyTorch's own attention is not to be used here: what it does within is what you are to write. Make the "
     "scores with a product, q @ k.mT, tile by tile."
 )
-REFUSED = {
+COMPILED = (
+    "What torch.compile makes of a function goes its own way through memory, and is not seen here: write the "
+    "operations out."
+)
+REFUSED = {"torch:compile": COMPILED} | {
     name: THEIRS
     for name in (
         "torch.nn.functional:scaled_dot_product_attention",

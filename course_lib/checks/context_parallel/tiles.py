@@ -8,7 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
+from course_lib.checks.context_parallel.references import (
+    COMPILED,
+    OPERATIONS,
+    REFERENCES,
+    REFUSED,
+    THEIRS,
+)
 from course_lib.checks.context_parallel.tiles_slips import gradient_slips, output_slips
 from course_lib.checks.context_parallel.whole import Whole
 from course_lib.checks.engine.case import ANY, Case, Draw, Finding, Line, Observed, exercise, wrong
@@ -81,7 +87,7 @@ ABOUT = About(
     {"y": "the output", **{one: f"the gradient of {one[5:]}" for one in GRADIENTS}},
     error=trouble,
     misfit=misfit,
-    own_errors=(THEIRS,),
+    own_errors=(THEIRS, COMPILED),
 )
 
 

@@ -643,6 +643,106 @@ def tiled_attention(q, k, v, block=256, causal=False):
     return torch.cat(parts, 1).to(q.dtype)
 
 
+# %% wrong: a query at a time, by vmap
+# says: The whole N x N matrix was there in forward
+class ByRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v)
+        return ByRow.rows(q, k, v, causal)
+
+    @staticmethod
+    def rows(q, k, v, causal):
+        def one(qi, i):
+            s = (k @ qi[..., None])[..., 0] * q.shape[-1] ** -0.5
+            if causal:
+                s = torch.where(torch.arange(k.shape[2]) <= i, s, -torch.inf)
+            return (s.softmax(-1)[..., None] * v).sum(-2)
+
+        return torch.vmap(one, in_dims=(2, 0), out_dims=2)(q, torch.arange(q.shape[2]))
+
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            x = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            return *torch.autograd.grad(ByRow.rows(*x, ctx.causal), x, g), None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    return (
+        ByRow.apply(*(x.to(kind).transpose(1, 2) for x in (q, k, v)), causal)
+        .transpose(1, 2)
+        .to(q.dtype)
+    )
+
+
+# %% wrong: the whole matrix, compiled
+# says: What torch.compile makes of a function
+def full(q, k, v, causal):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return s.softmax(-1) @ v
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    fn = torch.compile(full, backend="aot_eager")
+    return fn(*(x.to(kind).transpose(1, 2) for x in (q, k, v)), causal).transpose(1, 2).to(q.dtype)
+
+
+# %% wrong: tiles that autograd keeps nothing of but what is merged
+# says: are all that backward needs
+from torch.utils.checkpoint import checkpoint
+
+
+def tile(q, k, v, i, j, causal):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        a, b = torch.arange(i, i + q.shape[2]), torch.arange(j, j + k.shape[2])
+        s = s.masked_fill(a[:, None] < b, -torch.inf)
+    top = s.amax(-1, keepdim=True).clamp_min(-1e30).detach()
+    p = (s - top).exp()
+    return p @ v, p.sum(-1, keepdim=True), top
+
+
+def strip(q, k, v, i, block, causal):
+    out = total = 0
+    high = q.new_full((*q.shape[:-1], 1), -1e30)
+    for j in range(0, k.shape[2], block):
+        if causal and j > i + q.shape[2] - 1:
+            break
+        o, t, top = checkpoint(
+            tile,
+            q,
+            k[:, :, j : j + block],
+            v[:, :, j : j + block],
+            i,
+            j,
+            causal,
+            use_reentrant=False,
+        )
+        new = torch.maximum(high, top)
+        a, b = (high - new).exp(), (top - new).exp()
+        out, total, high = a * out + b * o, a * total + b * t, new
+    return out / total
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    kind, group = torch.promote_types(q.dtype, torch.float32), q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    q2, k, v = (x.to(kind).transpose(1, 2) for x in (q, k, v))
+    parts = [
+        checkpoint(strip, q2[:, :, i : i + block], k, v, i, block, causal, use_reentrant=False)
+        for i in range(0, q2.shape[2], block)
+    ]
+    return torch.cat(parts, 2).transpose(1, 2).to(q.dtype)
+
+
 # %% right: a maximum and a sum
 class Flash(torch.autograd.Function):
     @staticmethod
