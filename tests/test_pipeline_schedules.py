@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -507,6 +508,33 @@ def test_schedules_on_two_stages_a_rank(name, seed):
             )
             peaks = [facts.pipeline_activations(name, p, m, rank) for rank in range(p)]
             assert peak_activations(schedule) == peaks, (p, m)
+
+
+def test_with_fewer_microbatches_than_stages_the_bubble_of_h1_is_out_of_reach(seed):
+    """Whatever the order: rank 0 has nothing but its forwards to do until its first I can come."""
+    chance = random.Random(seed)
+    p = chance.randrange(2, 8)
+    for m in range(1, p):
+        for refused in (zero_bubble_h1, partial(facts.pipeline_bubble, "zero_bubble_h1")):
+            with pytest.raises(ValueError, match=f"at least {p}"):
+                refused(p, m)
+        waits = (p + (p - 1)) - m  # until the first I; F = I = W = 1
+        assert waits > p - 1, "(p-1)(F+I-W)"
+        whole = one_f_one_b(p, m)
+        halves = [
+            [half for one in row for half in ([one] if one.kind == "F" else in_halves(one))]
+            for row in whole
+        ]
+        found = simulate(halves)
+        first = next(
+            start for one, start in zip(halves[0], found.starts[0], strict=True) if one.kind == "I"
+        )
+        assert first >= p + (p - 1)
+        assert found.bubble[0] >= waits
+
+
+def in_halves(one):
+    return [one._replace(kind="I"), one._replace(kind="W")]
 
 
 def test_where_a_formula_does_not_hold_it_says_so_and_the_clock_shows_why():

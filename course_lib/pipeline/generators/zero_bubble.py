@@ -17,7 +17,11 @@ def zero_bubble_h1(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     """ZB-H1: 1F1B, and W late enough that stage i always has i of them in store for the end.
 
     Each rank idles (p-1)(F+I-W), a third of 1F1B's where F = I = W, in no more memory than 1F1B's: on
-    stage i min(m, p-i) await I, and up to i more await W. The formula needs m >= p, W <= F and W <= I.
+    stage i min(m, p-i) await I, and up to i more await W. The formula needs W <= F and W <= I.
+
+    Raises ValueError where m < p, for which the paper has no such schedule: rank i cannot have i W in store,
+    and where F = I = W no order of the actions idles so little. Rank 0 has m F to do until its first I, which
+    comes after p F and p-1 I.
     """
     counted(stages, microbatches, least=stages)
     return [_handmade(stages, microbatches, rank, ahead=1) for rank in range(stages)]
