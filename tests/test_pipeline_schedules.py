@@ -520,10 +520,13 @@ def test_with_fewer_microbatches_than_stages_the_bubble_of_h1_is_out_of_reach(se
                 refused(p, m)
         waits = (p + (p - 1)) - m  # until the first I; F = I = W = 1
         assert waits > p - 1, "(p-1)(F+I-W)"
-        whole = one_f_one_b(p, m)
         halves = [
-            [half for one in row for half in ([one] if one.kind == "F" else in_halves(one))]
-            for row in whole
+            [
+                one._replace(kind=half)
+                for one in flat(row)
+                for half in ("IW" if one.kind == "B" else "F")
+            ]
+            for row in one_f_one_b(p, m)
         ]
         found = simulate(halves)
         first = next(
@@ -531,10 +534,6 @@ def test_with_fewer_microbatches_than_stages_the_bubble_of_h1_is_out_of_reach(se
         )
         assert first >= p + (p - 1)
         assert found.bubble[0] >= waits
-
-
-def in_halves(one):
-    return [one._replace(kind="I"), one._replace(kind="W")]
 
 
 def test_where_a_formula_does_not_hold_it_says_so_and_the_clock_shows_why():
