@@ -92,6 +92,15 @@ def test_the_critical_path_is_framed():
     assert np.allclose(drawn["critical"], expected)
 
 
+def test_frames_at_the_edge_are_whole():
+    figure = gantt(simulate(one_f_one_b(3, 4)), now=2, critical=True)
+    whole = {one.get_gid(): not one.get_clip_on() for one in figure.axes[0].collections}
+    assert whole == {"F": False, "to come": True, "critical": True}
+    left, right = figure.axes[0].get_xlim()
+    ends = [end for start, end, _ in boxes(figure)["to come"]]
+    assert max(ends) == right and left == 0
+
+
 def test_the_line_below_names_both_denominators():
     assert summary(simulate(gpipe(4, 8))) == (
         "total 33 · bubble 27.3% of the total, 37.5% of the ideal time · 8 activations in flight on a rank"

@@ -89,7 +89,8 @@ class Explorer:
     def widget(self) -> Any:
         """The ipywidgets box: sliders above the chart, and a sentence in its place where there is none.
 
-        A slider without effect, that of chunks for most schedules, is greyed.
+        A slider without effect, that of chunks for most schedules, is greyed. The square beside the play
+        button goes back to the beginning, where all is still to come; played at its end, time begins anew.
         """
         import ipywidgets as widgets
 

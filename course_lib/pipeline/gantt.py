@@ -164,8 +164,11 @@ def _number(ax: Axes, box: Corners, one: Action, halves: int) -> None:
 
 
 def _draw(ax: Axes, boxes: list[Corners], gid: str, **style) -> None:
-    if boxes:
-        ax.add_collection(PolyCollection(boxes, gid=gid, **style), autolim=False)
+    if not boxes:
+        return
+    cells = ax.add_collection(PolyCollection(boxes, gid=gid, **style), autolim=False)
+    if style["facecolors"] == "none":  # a frame at the chart's edge is to be seen whole
+        cells.set_clip_on(False)
 
 
 def _say(ax: Axes, times: Times, title: str | None, seconds: bool) -> None:
