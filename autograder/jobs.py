@@ -101,8 +101,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                # else course_lib would start a preloaded process that the sandbox's would replace
-                env={**os.environ, "COURSE_ROLE": "grader"},
+                env=environment(),
             )
         self.connection = Connection(here.detach())
 
@@ -133,6 +132,16 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def environment() -> dict[str, str]:
+    """This process's, for a worker.
+
+    PyTorch keeps to one thread there: what is expected of a case is small, and OpenMP's threads would spin
+    between two operations on the cores that ranks and other workers need. Who sets the number is believed.
+    """
+    # COURSE_ROLE: else course_lib would start a preloaded process that the sandbox's would replace
+    return {"OMP_NUM_THREADS": "1", **os.environ, "COURSE_ROLE": "grader"}
 
 
 @dataclass

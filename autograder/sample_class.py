@@ -1,11 +1,12 @@
 """The sample class: eleven students made from the solutions and the mutants, so never out of date.
 
-Each hands in the student version with the exercises filled in by the reference, but for what the
-student is here to show; extra credit is left alone by all but one. A new assignment joins the class by
-itself: one hands in all of it, one does its extra credit. One slips in the first two. What has nothing to do
-with an assignment's exercises is shown on the first, and a typical mistake once, on the first assignment
-with a mutant of such a title: more of them would take long and show no more of the grading. The last three
-are broken or hostile, one of each kind; many more are in `autograder.faults`.
+Each hands in the student version with the exercises filled in by the reference, but for what the student is
+here to show. A new assignment joins the class by itself: one student hands in all of it, another one where it
+has extra credit, which everybody else leaves alone. A typical mistake is shown once, in the assignment with a
+mutant of that title, by a student who got stuck there: what comes before is right, and the rest is as it was
+handed out. What has nothing to do with an assignment's exercises is shown on the first. So each reference is
+graded whole once: more would take long and show no more of the grading. The last three are broken or hostile,
+one of each kind; many more are in `autograder.faults`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ Student = Callable[[Assignment], Answers | None]  # None: does not hand it in
 
 
 def perfect(assignment: Assignment) -> Answers:
+    """Everything, of the assignments without extra credit; of the others, whoever does that."""
     return dict(assignment.reference)
 
 
@@ -69,25 +71,28 @@ def extra_credit(assignment: Assignment) -> Answers | None:
 
 def partial(assignment: Assignment) -> Answers:
     """Slips in the first exercise that has mutants, and leaves the last exercise as it was."""
-    answers = with_mutant(r"")(assignment)
-    if answers is None:
+    mutants = assignment.wrong_answers()
+    if not mutants:
         raise LookupError(f"{assignment.mutants / assignment.name} holds no wrong answer.")
-    last = [name for name in answers if name not in assignment.extra][-1]
-    return answers | {last: assignment.empty[last]}
+    last = [name for name in assignment.reference if name not in assignment.extra][-1]
+    return slip(assignment, mutants[0]) | {last: assignment.empty[last]}
 
 
-def with_mutant(*titles: str) -> Student:
-    """A student who gives one wrong answer: the first mutant whose title matches.
+def slip(assignment: Assignment, mutant: Mutant) -> Answers:
+    """The reference's answers, but for one, which is the mutant's."""
+    text = instead(assignment.reference[mutant.exercise], mutant.text)
+    return assignment.reference | {mutant.exercise: text}
 
-    The patterns are tried in their order, each on all exercises.
-    """
+
+def stuck(title: str) -> Student:
+    """A student who gives one wrong answer and comes no further: the first mutant whose title matches."""
 
     def student(assignment: Assignment) -> Answers | None:
-        for title in titles:
-            for mutant in assignment.wrong_answers():
-                if re.search(title, mutant.title, re.IGNORECASE):
-                    text = instead(assignment.reference[mutant.exercise], mutant.text)
-                    return assignment.reference | {mutant.exercise: text}
+        for mutant in assignment.wrong_answers():
+            if re.search(title, mutant.title, re.IGNORECASE):
+                names = list(assignment.reference)
+                rest = names[names.index(mutant.exercise) + 1 :]
+                return slip(assignment, mutant) | {name: assignment.empty[name] for name in rest}
         return None
 
     return student
@@ -174,24 +179,23 @@ class Right:
 
 course_lib.checks.check = check = lambda *args, **kwargs: Right()"""
 
-EXTRA = "sample-extra-credit"  # of the assignments that have some
-OF_MUTANTS = ("sample-deadlock", "sample-twice-the-bytes", "sample-built-in")
-OF_ALL = ("sample-perfect", EXTRA, *OF_MUTANTS)
+PERFECT, EXTRA = "sample-perfect", "sample-extra-credit"
 
 CHANGES: dict[str, Change] = {
     "sample-broken-file": broken_file,
     "sample-forged-checks": forged,
     "sample-kernel-dies": kernel_dies,
 }
+OF_MUTANTS: dict[str, Student] = {  # each in the first assignment that has such a mutant
+    "sample-deadlock": stuck(r"sends wait for their receiver"),
+    "sample-twice-the-bytes": stuck(r"the whole input in every round"),
+    "sample-built-in": stuck(r"DistributedDataParallel inside"),
+}
 STUDENTS: dict[str, Student] = {
-    "sample-perfect": perfect,
+    PERFECT: perfect,
     EXTRA: extra_credit,
     "sample-partial": partial,
-    "sample-deadlock": with_mutant(r"deadlock", r"receives? first"),
-    "sample-twice-the-bytes": with_mutant(
-        r"twice the (bytes|traffic)|sent twice", r"whole .* every round"
-    ),
-    "sample-built-in": with_mutant(r"built-in", r"tensors gathered"),
+    **OF_MUTANTS,
     "sample-dead-rank": dead_rank,
     "sample-blank": blank,
     "sample-broken-file": perfect,
@@ -200,9 +204,11 @@ STUDENTS: dict[str, Student] = {
 }
 
 
-def hands_in(student: str, place: int) -> bool:
-    """Whether the student looks at the course's assignment number `place`, from 0."""
-    return student in OF_ALL or place < (2 if student == "sample-partial" else 1)
+def hands_in(student: str, place: int, extra: bool) -> bool:
+    """Whether the student looks at the course's assignment number `place`. extra: it has extra credit."""
+    if student in (PERFECT, EXTRA):
+        return extra == (student == EXTRA)
+    return student in OF_MUTANTS or place == 0
 
 
 def make_sample_class(
@@ -215,7 +221,7 @@ def make_sample_class(
 ) -> list[str]:
     """Write `folder/<student>/<assignment>/<assignment>.ipynb` for all students, anew.
 
-    Returns the students who hand in nothing: no mutant of these assignments shows what they are here for.
+    Returns those of OF_MUTANTS who hand in nothing: no mutant of these assignments shows their mistake.
     """
     if folder.exists():
         shutil.rmtree(folder)
@@ -226,7 +232,7 @@ def make_sample_class(
         reference = answers | {one: empty[one] for one in extra}
         released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
         for student, make in STUDENTS.items():
-            if not hands_in(student, place):
+            if not hands_in(student, place, bool(extra)):
                 continue
             if student in OF_MUTANTS and (folder / student).exists():
                 continue  # it was shown before
@@ -240,7 +246,7 @@ def make_sample_class(
                 path.write_bytes(made)
             else:
                 nbformat.write(made, path)
-    return [one for one in STUDENTS if one != EXTRA and not (folder / one).exists()]
+    return [one for one in OF_MUTANTS if not (folder / one).exists()]
 
 
 def handed_in(student: str, released: NotebookNode, answers: Answers) -> NotebookNode | bytes:

@@ -24,7 +24,7 @@ from autograder.report.alike import (
     reference_modules,
 )
 from autograder.report.fingerprints import shape
-from autograder.sample_class import CHANGES, instead, make_sample_class
+from autograder.sample_class import CHANGES, EXTRA, PERFECT, instead, make_sample_class
 
 ASSIGNMENTS = assignments()
 
@@ -167,7 +167,7 @@ def test_the_sample_class_is_named_for_the_reference_that_it_is_made_from(
         )
         assert all(one.reference for one in found)
         named = {one.students for one in found}
-        assert ("sample-perfect",) in named and ("sample-blank",) not in named
+        assert named & {(PERFECT,), (EXTRA,)} and ("sample-blank",) not in named
 
 
 NOTHING = Originals({}, frozenset())

@@ -16,7 +16,7 @@ import marking_double
 import nbformat
 import pytest
 
-from autograder import capacity
+from autograder import capacity, jobs
 from autograder.cluster import ClusterWorkers, SchedulerError
 from autograder.jobs import LocalWorkers, TaskError, WorkerDiedError
 from autograder.limits import Limits
@@ -42,6 +42,18 @@ def test_a_worker_is_another_process_and_serves_many_calls(workers: LocalWorkers
     found = {workers.submit(marking_double.process_id).result(30) for _ in range(10)}
     assert found <= set(workers.processes())
     assert os.getpid() not in found
+
+
+def test_a_worker_computes_in_one_thread_unless_it_is_told_otherwise(
+    workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert jobs.environment()["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert jobs.environment()["OMP_NUM_THREADS"] == "3"
+    monkeypatch.undo()
+    found = workers.submit(os.getenv, "OMP_NUM_THREADS").result(30)
+    assert found == jobs.environment()["OMP_NUM_THREADS"]
 
 
 def test_what_a_call_raises_arrives_with_its_traceback(workers: LocalWorkers) -> None:

@@ -575,6 +575,17 @@ def test_the_class_page_holds_every_submission_and_escapes_it() -> None:
     assert "1 of 5 submissions ran without a sandbox." in soup.text
 
 
+def test_what_is_to_be_looked_at_is_said_once() -> None:
+    eyes = ["cell In[3]: it ended", *(f"cell '{name}' had been changed" for name in "abcde")]
+    eyes += ["cell 1 sets check", "cell 'f' had been removed"]
+    died = Result("ann", "00_toy", statuses.KERNEL_DIED, "cell In[3]: it ended", eyes=eyes)
+    text = BeautifulSoup(class_page([died]), "html.parser").get_text("\n")
+    looked_at = text.rpartition("To be looked at")[2].partition("All submissions")[0]
+    assert looked_at.count("cell In[3]: it ended") == 1
+    assert "cells 'a', 'b', 'c' and 2 more had been changed" in text
+    assert "cell 'f' had been removed" in text and "cell 1 sets check" in text
+
+
 def test_the_most_frequent_mistake_comes_first_with_its_students() -> None:
     results = [result_of(f"s{number}", 0.5) for number in range(3)]
     results.append(result_of("t", 0.25))

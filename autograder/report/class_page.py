@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from autograder.result import Exercise, Result, write_whole
 
 MISTAKES = 15  # of each assignment
 REASON = 300  # characters of a reason in the table
+OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")
+NAMED = 3  # cells
 CALM = (statuses.GRADED, statuses.BLANK, statuses.MISSING)  # statuses that need nobody's eyes
 
 Link = Callable[[str, str], str]  # (student, assignment) -> where the feedback page is
@@ -42,6 +45,21 @@ class Line:
     tone: str
     reason: str
     why: list[str]
+
+
+def _together(said: Iterable[str]) -> list[str]:
+    """Sentences about cells that say the same of each, as one: "cells 'a', 'b', 'c' and 6 more had ...\"."""
+    cells: dict[str, list[str]] = {}
+    for sentence in said:
+        match = OF_A_CELL.fullmatch(sentence)
+        name, rest = match.groups() if match else ("", sentence)
+        cells.setdefault(rest, []).append(name)
+    together = []
+    for rest, names in cells.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        listed = ", ".join(names[:NAMED]) + more
+        together.append(f"cell{'s' * (len(names) > 1)} {listed} {rest}" if names[0] else rest)
+    return together
 
 
 def feedback_link(student: str, assignment: str) -> str:
@@ -100,9 +118,9 @@ def _maximum(results: Iterable[Result]) -> float:
 
 def _line(result: Result, maximum: float, link: Link) -> Line:
     points = wording.score(result)
-    why = list(result.eyes)
+    why = _together(result.eyes)
     if result.status not in CALM and result.reason:
-        why.insert(0, result.reason)
+        why = list(dict.fromkeys([result.reason, *why]))
     elif result.status not in CALM:
         why.insert(0, wording.SAID.get(result.status, "see the feedback page"))
     return Line(

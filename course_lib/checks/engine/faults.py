@@ -62,8 +62,6 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     text = failure.message
     hint = group_hint(case, failure) or peer_hint(case, text)
     hint = hint or usual(exercise.hint, case, failure.kind, text)
-    if hidden and not hint:  # an exception's text is not shown there, but what we say in it may be
-        hint = next((said for said in exercise.refused.values() if said in text), "")
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
     if failure.kind == "deadlock":
@@ -77,7 +75,8 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
         return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
     if failure.kind == "died":
         return wrong(ended(failure), *died(failure), hint, cause="died")
-    return raised(failure, hint, hidden)
+    refusal = next((said for said in exercise.refused.values() if said in text), "")
+    return raised(failure, hint, hidden, refusal)
 
 
 def used_up(failure: Failure) -> str:
@@ -100,7 +99,8 @@ def peer_hint(case: Case, text: str) -> str:
     return COPY if TO_ITSELF.search(text) else ""
 
 
-def raised(failure: Failure, hint: str, hidden: bool) -> Finding:
+def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Finding:
+    """refusal: what we say in the exception's text. Hidden cases do not show the text, but that they may."""
     causes = {r: report for r, report in failure.ranks.items() if report.state == "raised"}
     first = next(iter(causes.values()), None)
     if first is None:
@@ -109,7 +109,7 @@ def raised(failure: Failure, hint: str, hidden: bool) -> Finding:
     if hidden:
         who = words.ranks(list(causes))
         told = f"{who} raised {error_kind(first.error_type)}."
-        head = Sentence(f"{who} raised {first.error_type}.", told)
+        head = refusal or Sentence(f"{who} raised {first.error_type}.", told)
     ours = first.line.startswith(NOT_THEIRS)
     return wrong(
         head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
