@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from course_lib import facts
+from course_lib import facts, launch
 from course_lib.checks.context_parallel import layout as layouts
 from course_lib.checks.context_parallel import merge, prediction, whole
 from course_lib.checks.engine import judge as judging
@@ -226,14 +228,28 @@ KEPT = {
 }
 
 
+@pytest.mark.parametrize("imports", [False, True])
 @pytest.mark.parametrize("name", KEPT)
-def test_numbers_that_are_no_tensors_count_where_they_are_many(name: str) -> None:
+def test_numbers_that_are_no_tensors_count_where_they_are_many(name: str, imports: bool) -> None:
     make, least, most = KEPT[name]
     with Objects() as objects:
         made = make()
+        objects.imported -= imports  # as if a module had come meanwhile
         assert least <= objects.kept < most
         del made
         assert objects.kept == 0
+
+
+def imported() -> tuple[bool, int]:
+    """Whether a large package came here for the first time, and the bytes kept that were counted for it."""
+    before = set(sys.modules)
+    with Objects() as objects:
+        importlib.import_module("mpmath")
+        return len(set(sys.modules) - before) > 10, objects.kept
+
+
+def test_what_is_imported_is_nobodys_list() -> None:
+    assert launch(imported, world_size=1)[0] == (True, 0)
 
 
 def test_a_refused_function_is_there_again_afterwards() -> None:

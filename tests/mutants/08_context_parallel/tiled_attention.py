@@ -567,12 +567,15 @@ class Listed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, block, causal):
         """A tile of queries at a time; (batch, heads, tokens, d)."""
-        out, ctx.rows = torch.empty_like(q), []
-        for i in range(q.shape[2]):
-            seen = i + 1 if causal else k.shape[2]
-            p = (q[:, :, i : i + 1] @ k[:, :, :seen].mT * q.shape[-1] ** -0.5).softmax(-1)
-            out[:, :, i : i + 1] = p @ v[:, :, :seen]
-            ctx.rows.append(p.tolist())
+        out, ctx.tiles = torch.empty_like(q), []
+        for at in torch.arange(q.shape[2]).split(min(block, 32)):
+            seen = int(at[-1]) + 1 if causal else k.shape[2]
+            s = q[:, :, at] @ k[:, :, :seen].mT * q.shape[-1] ** -0.5
+            if causal:
+                s = s.masked_fill(at[:, None] < torch.arange(seen), -torch.inf)
+            p = s.softmax(-1)
+            out[:, :, at] = p @ v[:, :, :seen]
+            ctx.tiles.append((at, p.tolist()))
         ctx.save_for_backward(q, k, v)
         return out
 
@@ -580,13 +583,13 @@ class Listed(torch.autograd.Function):
     def backward(ctx, grad):
         q, k, v = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        for i, row in enumerate(ctx.rows):
-            p = torch.tensor(row, dtype=q.dtype)
-            g, seen = grad[:, :, i : i + 1], p.shape[-1]
+        for at, rows in ctx.tiles:
+            p = torch.tensor(rows, dtype=q.dtype)
+            g, seen = grad[:, :, at], p.shape[-1]
             dp = g @ v[:, :, :seen].mT
             ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
-            dq[:, :, i : i + 1] = ds @ k[:, :, :seen]
-            dk[:, :, :seen] += ds.mT @ q[:, :, i : i + 1]
+            dq[:, :, at] = ds @ k[:, :, :seen]
+            dk[:, :, :seen] += ds.mT @ q[:, :, at]
             dv[:, :, :seen] += p.mT @ g
         return dq, dk, dv, None, None
 
