@@ -268,6 +268,9 @@ REMARKS = {
     "one line of events for all ranks": [],
     "all receives posted at first, in the sender's order": ["a receive from rank 1"],
     "batches that look ahead": ["NCCL has no tags"],
+    "send and receive where the event of it stands": [
+        "let a rank compute only when its message is"
+    ],
 }
 
 

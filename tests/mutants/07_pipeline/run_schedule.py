@@ -1291,3 +1291,36 @@ def run_schedule(stage, actions, microbatches, group=None):
     for work, _ in sends:
         work.wait()
     return losses
+
+
+# %% right: send and receive where the event of it stands
+from course_lib.pipeline import simulate
+
+
+def run_schedule(stage, actions, microbatches, group=None):
+    rank, ranks = dist.get_rank(group), range(len(actions))
+    count = sum(int(stage.count(targets)) for _, targets in microbatches)
+    came, kept, losses = {}, {}, {}
+    for event in simulate(actions).events:
+        _, kind, k = event.action
+        to = event.rank + (1 if kind == "F" else -1)
+        inputs, targets = microbatches[k]
+        if event.rank == rank:
+            if kind == "F":
+                x = inputs if stage.first else came.pop((kind, k)).requires_grad_()
+                y = stage.module(x)
+                if stage.last:
+                    y = stage.loss(y, targets) / count
+                    losses[k] = y.detach()
+                kept[k], message = (x, y), y.detach()
+            else:
+                x, y = kept.pop(k)
+                y.backward(None if stage.last else came.pop((kind, k)))
+                message = x.grad
+            if to in ranks:
+                dist.send(message, group=group, group_dst=to)
+            del x, y, message
+        elif to == rank:
+            came[kind, k] = torch.empty(stage.shape(inputs), dtype=stage.dtype)
+            dist.recv(came[kind, k], group=group, group_src=event.rank)
+    return losses
