@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from course_lib import facts, launch
+from course_lib import facts
 from course_lib.checks.context_parallel import layout as layouts
 from course_lib.checks.context_parallel import merge, prediction, whole
 from course_lib.checks.engine import judge as judging
@@ -240,16 +240,20 @@ def test_numbers_that_are_no_tensors_count_where_they_are_many(name: str, import
         assert objects.kept == 0
 
 
-def imported() -> tuple[bool, int]:
-    """Whether a large package came here for the first time, and the bytes kept that were counted for it."""
-    before = set(sys.modules)
-    with Objects() as objects:
-        importlib.import_module("mpmath")
-        return len(set(sys.modules) - before) > 10, objects.kept
+IMPORTED = """
+import sys
+from course_lib.checks.engine.functions.objects import Objects
+before = set(sys.modules)
+with Objects() as objects:
+    import mpmath
+    print(len(set(sys.modules) - before) > 10, objects.kept)
+"""
 
 
 def test_what_is_imported_is_nobodys_list() -> None:
-    assert launch(imported, world_size=1)[0] == (True, 0)
+    """In a process of its own, where nobody has imported it yet."""
+    ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
+    assert ran.stdout == "True 0\n", ran.stderr
 
 
 def test_a_refused_function_is_there_again_afterwards() -> None:

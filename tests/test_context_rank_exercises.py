@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,6 @@ from course_lib.checks.context_parallel.ring_whole import Spread, ring_mistakes
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
-from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.layers.lines import close
 from course_lib.checks.engine.spread.watching import Work
 from course_lib.context_parallel.balanced import zigzag
@@ -146,14 +146,17 @@ def test_a_message_is_under_way_until_it_is_waited_for(late: bool, worth: int, n
     assert list(launch(under_way, late, worth, world_size=2)) == [nbytes, nbytes]
 
 
-def compilers() -> tuple[list[str], int]:
-    """What was imported of PyTorch's compiler while operations were watched, and numbers that these made."""
-    x = torch.ones(3, 4)
-    with Peak([x]) as peak:
-        (x * 2).sum()
-    return [name for name in ("torch._dynamo", "sympy") if name in sys.modules], peak.made
+WATCHING = """
+import sys, torch
+from course_lib.checks.engine.functions.peak import Peak
+x = torch.ones(3, 4)
+with Peak([x]) as peak:
+    (x * 2).sum()
+print(peak.made, [name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
 
 
 def test_who_watches_operations_imports_no_compiler() -> None:
-    """It takes a rank a second or two, and PyTorch would do so at the first operation."""
-    assert launch(compilers, world_size=1)[0] == ([], 13)
+    """It takes a process a second or two, and PyTorch would do so at the first operation."""
+    ran = subprocess.run([sys.executable, "-c", WATCHING], capture_output=True, text=True)
+    assert ran.stdout == "13 []\n", ran.stderr
