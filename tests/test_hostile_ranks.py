@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +17,10 @@ from course_lib.checks.engine import replies, traffic, witness
 from course_lib.checks.engine.case import Case, Draw, Exercise, Finding, Observed
 from course_lib.checks.engine.find import find
 from course_lib.ledger import rows
+from course_lib.ledger.group import RecordingGroup
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.read import read_ledger
+from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime import wire
 from course_lib.runtime.places import where
 from course_lib.runtime.replying import well_formed
@@ -155,3 +158,32 @@ def test_a_record_that_holds_anything_is_read(seed: int) -> None:
             os.close(fd)
     os.close(board_fd)
     assert whole > 10, "too few records came through for this to show anything"
+
+
+def test_of_a_record_no_more_is_read_than_a_judge_can_hold() -> None:
+    """Objects of a million rows take a gigabyte, and ranks may be eight."""
+    fds = (rows.anonymous_file("rows"), rows.anonymous_file("texts"))
+    log = rows.Log(*fds)
+    texts = log.text("g|0,1"), log.text("float32|2"), log.text("Cell In[1]|3")
+    row = rows.Row(0, 3, 1, 0, *texts, 1, 0, 8, 8.0, 0.0, 0.0, 0.0)
+    for _ in range(11):
+        log.add(row)
+    state = rows.RankState(0, 2, 1, 11, log.texts.end, 0.0, -1, 0)
+    assert rows.read_log(*fds, state, 2)[::2] == ([row] * 11, False)
+    few = rows.read_log(*fds, state, 2, rows.Most(10, 1 << 20))
+    assert (few.rows, few.damaged) == ([row] * 10, True)
+    assert rows.read_log(*fds, state, 2, rows.Most(11, 8)).damaged
+    for fd in fds:
+        os.close(fd)
+
+
+def test_who_does_too_much_in_a_check_is_told_and_not_accused() -> None:
+    fds = (rows.anonymous_file("rows"), rows.anonymous_file("texts"))
+    board_fd = rows.anonymous_file("board", rows.Board.size(1))
+    recorder = Recorder(0, 1, rows.Board(board_fd, 1), rows.Log(*fds), 5)
+    recorder.state.rows = 5
+    group = SimpleNamespace(ranks=(0,), label="g", channel=lambda *given: given)
+    with pytest.raises(CommunicationError, match="more than 5 operations on one rank"):
+        recorder.add("barrier", [], 0, cast(RecordingGroup, group))
+    for fd in (*fds, board_fd):
+        os.close(fd)

@@ -16,6 +16,7 @@ def read_ledger(
     where: Callable[[str], tuple[str, str]],
     backend: str,
     ended: float,
+    most: rows.Most = rows.OWN,
 ) -> Ledger:
     """The ledger of a run, also of one whose ranks were killed.
 
@@ -26,7 +27,7 @@ def read_ledger(
     operations, damaged = [], []
     for rank, fds in enumerate(logs):
         state = board.read(rank)
-        log, texts, broken = rows.read_log(*fds, state, len(logs))
+        log, texts, broken = rows.read_log(*fds, state, len(logs), most)
         if broken:
             damaged.append(rank)
         stuck = state.blocked_row

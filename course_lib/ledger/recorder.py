@@ -47,8 +47,17 @@ class CommunicationError(RuntimeError):
 class Recorder:
     """The rank's log and board, and the counters that number its operations."""
 
-    def __init__(self, rank: int, world_size: int, board: rows.Board, log: rows.Log):
-        self.rank, self.world_size, self.board, self.log = rank, world_size, board, log
+    def __init__(
+        self, rank: int, world_size: int, board: rows.Board, log: rows.Log, most: int = rows.OWN.rows
+    ):  # fmt: skip
+        """most: operations that the log may hold."""
+        self.rank, self.world_size, self.board, self.log, self.most = (
+            rank,
+            world_size,
+            board,
+            log,
+            most,
+        )
         self.state = rows.RankState(0, rows.IDLE, 0, 0, 0, time.monotonic(), -1, 0)
         self.turns: dict[int | tuple, int] = {}
         self.observers: list[Observer] = []
@@ -143,9 +152,9 @@ class Recorder:
         peer: int = -1, tag: int = 0, agree: str = "",
     ) -> int:  # fmt: skip
         """Write the row, tell the board, compare with the other end. Returns the row's index."""
-        if self.state.rows >= rows.MOST_ROWS:
+        if self.state.rows >= self.most:
             raise CommunicationError(
-                f"more than {rows.MOST_ROWS:,} operations on one rank: the ledger of one launch holds "
+                f"more than {self.most:,} operations on one rank: the ledger of one launch holds "
                 "no more. Is this a loop without an end? If not, set COURSE_LEDGER=off, or launch in parts."
             )
         first = tensors[0] if tensors else None

@@ -36,9 +36,19 @@ WAIT_LINE_AT, BLOCKED_AT, DONE_AT, FLAGS_AT = 28, 56, 64, 1
 WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, not inside a library
 JOINED = 8  # flag: of one batch with the row before
 GROWTH = 1 << 20  # bytes by which a log grows
-MOST_ROWS = 1 << 20  # operations of one rank in one launch
-MOST_TEXT = 64 << 20  # bytes
 MOST_NUMBERS = 64  # dimensions of a tensor, members of a group
+
+
+class Most(NamedTuple):
+    """What is read of one rank's log: operations in one launch, and bytes of texts."""
+
+    rows: int
+    text: int
+
+
+OWN = Most(1 << 20, 64 << 20)
+# In a sandbox, whose judge holds the logs of all ranks as objects: a million rows are a gigabyte there.
+JUDGED = Most(1 << 16, 1 << 20)
 
 
 class Row(NamedTuple):
@@ -199,15 +209,17 @@ class Reading(NamedTuple):
     damaged: bool
 
 
-def read_log(rows_fd: int, texts_fd: int, state: RankState, world_size: int) -> Reading:
+def read_log(
+    rows_fd: int, texts_fd: int, state: RankState, world_size: int, most: Most = OWN
+) -> Reading:
     """The log that belongs to `state`, also when its writer is dead.
 
     The memory is the rank's, and a rank can write anything there: it is believed no further than it
     makes sense, and what follows a row that makes none is left out.
     """
-    raw = os.pread(rows_fd, min(state.rows, MOST_ROWS) * ROW.size, 0)
-    texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, MOST_TEXT), 0))
-    whole &= len(raw) == state.rows * ROW.size
+    raw = os.pread(rows_fd, min(state.rows, most.rows) * ROW.size, 0)
+    texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, most.text), 0))
+    whole &= len(raw) == state.rows * ROW.size and state.text_bytes <= most.text
     found: list[Row] = []
     for fields in ROW.iter_unpack(raw[: len(raw) // ROW.size * ROW.size]):
         row = Row(*fields)

@@ -29,6 +29,7 @@ class Pool:
     ):  # fmt: skip
         self.preloaded, self.world_size, self.backend = preloaded, world_size, backend
         self.record, self.sandbox = record, sandbox
+        self.most = rows.OWN if sandbox is None else rows.JUDGED
         self.imported = set(preloaded.imported)  # when these were forked
         self.hello: set[int] = set()
         self.ended = False
@@ -57,7 +58,10 @@ class Pool:
             self.stacks.append(stack)
             ends = [its.detach(), out_end, err_end]
             handed_over += ends
-            order = {"rank": rank, "world_size": world_size, "backend": backend, "record": record}
+            order = {
+                "rank": rank, "world_size": world_size, "backend": backend, "record": record,
+                "rows": self.most.rows,
+            }  # fmt: skip
             # the store, the board, the logs and the stacks are shared with the rank
             entry = SINGLE if backend == ALONE else RANK
             entries.append((entry, order, [store, board, *ends, *log, stack]))

@@ -64,7 +64,8 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     sys.modules["__main__"] = types.ModuleType("__main__")
     board = rows.Board(board_fd, order["world_size"])
     log = rows.Log(rows_fd, texts_fd)
-    return socket.socket(fileno=control), Recorder(order["rank"], order["world_size"], board, log)
+    recorder = Recorder(order["rank"], order["world_size"], board, log, order["rows"])
+    return socket.socket(fileno=control), recorder
 
 
 def open_anew(fd: int) -> None:

@@ -102,7 +102,8 @@ def run_ranks(
         seconds = time.monotonic() - began
         failure = diagnose(watch, timeout)
         drain(watch, output)
-        ledger = read_ledger(pool.board, pool.logs, began, where, backend, began + seconds)
+        ended = began + seconds
+        ledger = read_ledger(pool.board, pool.logs, began, where, backend, ended, pool.most)
         if ledger.damaged:
             failure = damaged_failure(watch, ledger.damaged)
         orderly = failure is None and watch.clean() and not ledger.unmatched()

@@ -27,7 +27,7 @@ class Snapshot:
         states = [pool.board.read(rank) for rank in range(pool.world_size)]
         logs, texts = [], []
         for state, fds in zip(states, pool.logs, strict=True):
-            reading = rows.read_log(*fds, state, pool.world_size)
+            reading = rows.read_log(*fds, state, pool.world_size, pool.most)
             logs.append(reading.rows)
             texts.append(reading.texts)
         return cls(states, logs, texts)
