@@ -34,7 +34,7 @@ from autograder.report.sanitise import (
 from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
 from autograder.result import Exercise, Result
-from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.checks.engine.report import Report, ReportLine, refusal
 from course_lib.checks.engine.sentence import at
 
 # The smallest picture: one pixel.
@@ -584,6 +584,27 @@ def test_what_is_to_be_looked_at_is_said_once() -> None:
     assert looked_at.count("cell In[3]: it ended") == 1
     assert "cells 'a', 'b', 'c' and 2 more had been changed" in text
     assert "cell 'f' had been removed" in text and "cell 1 sets check" in text
+
+
+def test_of_two_scores_the_median_lies_between() -> None:
+    results = [
+        Result(
+            name, "00_toy", statuses.GRADED, exercises=[Exercise("one_check", "one", points, 10)]
+        )
+        for name, points in (("ann", 2.0), ("bob", 9.0))
+    ]
+    said = "2 graded, of 10 points: mean 5.5, median 5.5, lowest 2, highest 9."
+    assert said in class_page(results)
+
+
+@pytest.mark.parametrize("line", [3, 7])
+def test_a_stub_is_said_to_be_one_wherever_it_stands(line: int) -> None:
+    said = f"NotImplementedError at Cell In[3], line {line}: raise NotImplementedError()"
+    report = refusal("one", said, possible=1, title="not written yet").to_json()
+    empty = Exercise("one_check", "one", 0.0, 4, said, report=report)
+    page = class_page([Result("ann", "00_toy", statuses.GRADED, exercises=[empty])])
+    mistakes = page.rpartition("Most frequent mistakes")[2]
+    assert "not written yet" in mistakes and f"line {line}" not in mistakes.partition("All sub")[0]
 
 
 def test_the_most_frequent_mistake_comes_first_with_its_students() -> None:

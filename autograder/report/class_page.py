@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ MISTAKES = 15  # of each assignment
 REASON = 300  # characters of a reason in the table
 OF_A_CELL = re.compile(r"cell ('[\w-]+') (had been \w+)")
 NAMED = 3  # cells
+NOT_WRITTEN = "not written yet"  # the title of a report on a stub
 CALM = (statuses.GRADED, statuses.BLANK, statuses.MISSING)  # statuses that need nobody's eyes
 
 Link = Callable[[str, str], str]  # (student, assignment) -> where the feedback page is
@@ -189,12 +191,12 @@ def _assignment(name: str, results: Sequence[Result], link: Link) -> dict:
 def _summary(scores: Sequence[float], maximum: float) -> str:
     if not scores:
         return "No submission has a grade."
-    ordered = sorted(scores)
-    mean, middle = sum(ordered) / len(ordered), ordered[len(ordered) // 2]
-    return (
-        f"{len(scores)} graded, of {wording.shown(maximum)} points: mean {wording.shown(mean)}, median "
-        f"{wording.shown(middle)}, lowest {wording.shown(ordered[0])}, highest {wording.shown(ordered[-1])}."
-    )
+    of = {
+        "mean": statistics.mean(scores), "median": statistics.median(scores), "lowest": min(scores),
+        "highest": max(scores),
+    }  # fmt: skip
+    told = ", ".join(f"{what} {wording.shown(points)}" for what, points in of.items())
+    return f"{len(scores)} graded, of {wording.shown(maximum)} points: {told}."
 
 
 def _exercises(results: Iterable[Result]) -> list[dict]:
@@ -253,6 +255,8 @@ def _first_sentence(exercise: Exercise) -> str:
     if not exercise.report:
         return exercise.reason
     failed = [row for row in told(exercise.report) if not row.passed]
+    if failed and failed[0].title == NOT_WRITTEN:
+        return NOT_WRITTEN  # where it would stand is not the same for everybody
     return next(
         (said for row in failed for said in row.sentences), failed[0].title if failed else ""
     )
