@@ -525,7 +525,7 @@ class Zero1Optimizer:
         ### BEGIN SOLUTION
         params = list(params)
         for param in params:
-            dist.broadcast(param.detach(), 0, group=group)
+            dist.broadcast(param.detach(), group_src=0, group=group)
         self.group, self.n = group, dist.get_world_size(group)
         self.params = [param for param in params if param.requires_grad]
         own = flatten_and_shard(self.params, self.n)[dist.get_rank(group)]
@@ -825,7 +825,7 @@ class Zero2Optimizer:
         ### BEGIN SOLUTION
         params = list(params)
         for param in params:
-            dist.broadcast(param.detach(), 0, group=group)
+            dist.broadcast(param.detach(), group_src=0, group=group)
         self.group, self.n = group, dist.get_world_size(group)
         self.buckets, room = [], 0
         for param in reversed([param for param in params if param.requires_grad]):
@@ -1017,7 +1017,7 @@ class Unit:
         self.params, self.group, self.n = params, group, dist.get_world_size(group)
         self.trained = params[0].requires_grad
         self.flat = torch.cat(flatten_and_shard(params, self.n))
-        dist.broadcast(self.flat, 0, group=group)
+        dist.broadcast(self.flat, group_src=0, group=group)
         own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
         self.shard = nn.Parameter(own, requires_grad=self.trained)
         for param, offset in zip(params, offsets(params), strict=True):
