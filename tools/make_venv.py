@@ -8,8 +8,7 @@ The steps, in order:
 2. install PyTorch, the CPU build wherever one can be had (see `install_torch`);
 3. install the lock, package by package as written: pip resolves nothing, so nothing can slip in;
 4. install course_lib itself so that an edit takes effect at once;
-5. check that all requirements are met, compile what was installed on all cores (pip would use one),
-   and write down what it is in .venv/installed.json.
+5. check that all requirements are met, and write down what was installed in .venv/installed.json.
 
 Only the standard library is used, and no syntax that an old Python could not read: the script
 has to run in order to say that this Python is too old. Safe to run again at any time.
@@ -65,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("course_lib itself, from this folder")
         pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
         pip("check")
-        compile_all()
         write_record(source, time.monotonic() - started)
     except SetupFailed as problem:
         print(f"\nSet-up stopped: {problem}", file=sys.stderr)
@@ -270,11 +268,6 @@ def pip(*arguments: str, show: bool = False) -> None:
         )
 
 
-def compile_all() -> None:
-    """Write the bytecode of every package. Some files of packages are no Python: that is theirs."""
-    run([str(venv_python()), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")])
-
-
 def try_pip(*arguments: str) -> bool:
     return run_pip(arguments, show=False)[0] == 0
 
@@ -282,7 +275,7 @@ def try_pip(*arguments: str) -> bool:
 def run_pip(arguments: Sequence[str], show: bool) -> tuple[int, list[str]]:
     """pip's exit code and its lines, without addresses; `show` prints what is being downloaded."""
     command = [str(venv_python()), "-m", "pip", "--disable-pip-version-check", *arguments]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PIP_NO_COMPILE": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     lines = []
     with subprocess.Popen(
         command,
