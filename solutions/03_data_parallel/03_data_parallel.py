@@ -1836,8 +1836,8 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure, and break it.** Sixty steps with a warm-up of 15, and with one of a single step, whose variance is
-# that of one gradient. Which elements will then take steps that are far too large?
+# **Measure, and break it.** Sixty steps on two ranks with a warm-up of 15, and with one of a single step, whose
+# variance is that of one gradient. Which elements will then take steps that are far too large?
 
 
 # %% tags=["skip-in-grading"]
@@ -1860,7 +1860,9 @@ def trained_by(make, steps=60):
 figure = picture(7, 3)
 axes = figure.subplots()
 for warmup, colour, dashes in ((60, RANKS[0], "-"), (15, RANKS[1], "--"), (1, RANKS[2], ":")):
-    run = try_it(trained_by, lambda p, w=warmup: OneBitAdam(p, lr=0.01, warmup_steps=w))
+    run = try_it(
+        trained_by, lambda p, w=warmup: OneBitAdam(p, lr=0.01, warmup_steps=w), world_size=2
+    )
     if run is not None:
         seen, sent = torch.tensor(list(run)).mean(0), run.ledger.bytes_sent(0)
         axes.plot(seen, dashes, label=f"warm-up of {warmup}", color=colour)
