@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from course_lib import facts
+from course_lib import facts, launch
 from course_lib.checks.context_parallel import layout as layouts
 from course_lib.checks.context_parallel import merge, prediction, whole
 from course_lib.checks.engine import judge as judging
@@ -254,6 +255,18 @@ def test_what_is_imported_is_nobodys_list() -> None:
     """In a process of its own, where nobody has imported it yet."""
     ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
     assert ran.stdout == "True 0\n", ran.stderr
+
+
+def kept_of_a_list() -> tuple[int, bool]:
+    with Objects() as objects:
+        made = list(range(10**6, 2 * 10**6))
+        return objects.kept * (len(made) > 0), tracemalloc.is_tracing()
+
+
+def test_in_a_group_no_memory_of_pythons_is_traced() -> None:
+    """gloo's threads come to Python in any moment; in the wrong one the end of tracing kills a rank."""
+    assert kept_of_a_list()[0] > 0 and kept_of_a_list()[1]
+    assert list(launch(kept_of_a_list, world_size=2)) == [(0, False)] * 2
 
 
 def test_a_refused_function_is_there_again_afterwards() -> None:

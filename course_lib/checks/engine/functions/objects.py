@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from course_lib.checks.engine.harness import LIBRARIES
 
@@ -24,18 +25,26 @@ class Objects:
     Only what goes beyond SPARE counts. NumPy tells Python of its arrays; PyTorch's tensors are not among it.
     Where something was imported meanwhile, what libraries made for themselves is taken off, which takes
     seconds where there is much.
+
+    In a process group nothing is counted: gloo's threads come to Python with every message that ends, and
+    one that asks for memory in the moment in which tracemalloc is stopped crashes the rank (cpython issue
+    128679, in Python up to 3.12.8 and 3.13.1).
     """
 
     def __enter__(self) -> Objects:
-        self.imported = len(_modules)
-        _start()
+        self.imported, self.counts = len(_modules), not dist.is_initialized()
+        if self.counts:
+            _start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _stop()
+        if self.counts:
+            _stop()
 
     @property
     def kept(self) -> int:
+        if not self.counts:
+            return 0
         there = _told()[0]
         if there > SPARE and len(_modules) > self.imported:
             files = _snapshot().statistics("filename")
