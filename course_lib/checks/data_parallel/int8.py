@@ -207,15 +207,14 @@ def through_one_rank(line: Line, numel: int) -> Line:
 
     def judge(seen: Observed) -> Finding:
         found = line.judge(seen)
-        whole = [
-            one.op
-            for one in seen.operations[0]
-            if one.op in ROOTED and torch.Size(one.shape).numel() >= numel
-        ]
-        if found.ok or found.misses_point or not whole:
+        # the last rank is not the root: if it sends messages to one peer alone, that one is
+        whole = [one for one in seen.operations[-1] if torch.Size(one.shape).numel() >= numel]
+        to_one = len({one.peer for one in whole if one.op == "send"}) == 1
+        ways = {one.op for one in whole if one.op in ROOTED or (to_one and one.op == "send")}
+        if found.ok or not ways:
             return found
         return wrong(
-            f"whole tensors went to one rank, or from it to all ({words.listing(sorted(set(whole)))}).",
+            f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
             "What that rank has to carry grows with N, and the others wait for it. Send shard r to rank r "
             "alone (all-to-all), let it average, and gather the means: all ranks carry the same.",
             cause="one rank",
