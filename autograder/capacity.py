@@ -1,4 +1,4 @@
-"""How many submissions this machine can grade side by side."""
+"""What this machine gives to grading: how many submissions side by side, and no GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ WORKER_BYTES = int(0.7 * 2**30)  # a worker, its preloaded process and the ranks
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def default_jobs() -> int:
-    """As many workers as there are cores, as the free memory holds, and as the GPUs allow."""
+class GpuGradingError(Exception):
+    """COURSE_BACKEND asks for NCCL, and submissions are graded on the CPU."""
+
+
+def refuse_gpus() -> None:
+    """GpuGradingError where COURSE_BACKEND asks for NCCL.
+
+    NCCL needs the machine's devices and its shared memory, which a sandbox takes away; and the sums of one
+    GPU are not those of another to the last bit, so that a grade would depend on the machine.
+    """
     if os.environ.get("COURSE_BACKEND") == "nccl":
-        return 1  # the ranks of one check take a GPU each, from the first on
+        raise GpuGradingError(
+            "submissions are graded on the CPU, where the ranks of a check can be shut in, but COURSE_BACKEND"
+            " is 'nccl'. Unset it, or set it to 'gloo'. Students may use GPUs all the same."
+        )
+
+
+def default_jobs() -> int:
+    """As many workers as there are cores, and as the free memory holds."""
     return max(1, min(cores(), available_memory() // WORKER_BYTES))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from autograder.capacity import refuse_gpus
 from autograder.child import spawner
 from autograder.exercises import Assignment
 from autograder.limits import Limits
@@ -31,8 +32,10 @@ def open_course(
     """The assignments, ready to grade submissions one after the other in this process.
 
     mode: "auto" uses every layer that this machine allows; "require" raises SandboxError unless files
-    and network are isolated; "off" uses none. Starts the preloaded process anew; `pool.close` ends it.
+    and network are isolated; "off" uses none. GpuGradingError where COURSE_BACKEND asks for GPUs. Starts
+    the preloaded process anew; `pool.close` ends it.
     """
+    refuse_gpus()
     pool.close()
     # One hash seed: what a submission does is not to change from one grading to the next.
     pool.preload(*MODULES, environment={**harmless_environment(), "PYTHONHASHSEED": "0"})

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 def hello() -> tuple[int, int, str]:
     """This process's rank, the number of ranks, and the device of its tensors, "cpu" or "cuda:3"."""
-    on_gpu = dist.get_backend() == "nccl"
+    on_gpu = "nccl" in dist.get_backend()
     device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
     return dist.get_rank(), dist.get_world_size(), device
 

@@ -87,6 +87,13 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+def places() -> int:
+    """Ranks that find room over NCCL on this machine."""
+    from course_lib.runtime.gpus import places
+
+    return places()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and gpu_count() == 0:
         pytest.skip("no NVIDIA GPU on this machine")
@@ -103,8 +110,10 @@ def require_ranks(backend: str) -> Callable[[int], None]:
     """require_ranks(4) skips the test when the backend cannot have four ranks on this machine."""
 
     def require(world_size: int) -> None:
-        if backend == "nccl" and gpu_count() < world_size:
-            pytest.skip(f"{world_size} ranks over NCCL need as many GPUs; here: {gpu_count()}")
+        if backend == "nccl" and places() < world_size:
+            pytest.skip(
+                f"{world_size} ranks over NCCL need as many GPUs, or COURSE_RANKS_PER_GPU; here: {places()}"
+            )
 
     return require
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 from course_lib import Deadlock, RankError, RankTimeout, launch
 from course_lib.ledger import rows
+from course_lib.ledger.pending import WorkMark
 from course_lib.ledger.recorder import recorder
 from course_lib.runtime import wire
 
@@ -521,30 +523,64 @@ def test_a_rank_that_dies_of_a_signal_without_a_name() -> None:
         launch(body, world_size=1, timeout=20)
 
 
-def test_a_hang_on_a_gpus_stream_is_seen_although_the_host_has_gone_on() -> None:
-    """NCCL's wait returns at once and the host hangs elsewhere; imitated here with gloo."""
+class OnAStream:
+    """The group behind the recorder as NCCL is: waiting holds up a stream, and the host goes on.
 
-    def body(skip: bool) -> float:
-        group = dist.group.WORLD
+    A synchronous collective hands back nothing, as from PyTorch 2.8 on. The stream is gloo's own thread.
+    """
+
+    def __init__(self, group: Any):
+        self.inner, self.group = group.inner, group
+        group.inner = self
         group.on_device = lambda tensors: True
-        handle = None
+        recorder().pending.mark = lambda work: WorkMark(self.last)
+
+    def allreduce(self, tensors: list, options: Any) -> Any:
+        self.last = self.inner.allreduce(tensors, options)
+        if not getattr(options, "asyncOp", False):
+            return None
+        return type(
+            "Queued", (), {"wait": lambda _: True, "is_completed": self.last.is_completed}
+        )()
+
+
+@pytest.mark.parametrize("handle", [True, False], ids=["with a handle", "synchronous"])
+def test_a_hang_on_a_gpus_stream_is_seen_although_the_host_has_gone_on(handle: bool) -> None:
+    def body(skip: bool) -> float:
+        stream = OnAStream(dist.group.WORLD)
         if not (skip and dist.get_rank() == 2):
-            handle = dist.all_reduce(torch.ones(3), async_op=True)
-            inner = handle.inner
-            handle.inner = type(
-                "Stream", (), {"wait": lambda s: True, "is_completed": inner.is_completed}
-            )()
-            handle.wait()
-        if skip and dist.get_rank() != 2:
-            time.sleep(100)  # the host in .item()
-        while handle and not handle.inner.is_completed():
-            time.sleep(0.01)
-        time.sleep(0.2)
+            x = torch.ones(3)
+            if handle:
+                dist.all_reduce(x, async_op=True).wait()
+            else:
+                dist.all_reduce(x)
+            if skip:
+                time.sleep(100)  # the host in .item()
+            while not stream.last.is_completed():
+                time.sleep(0.001)
         return 1.0
 
-    run = launch(body, False, world_size=3)
-    assert [op.completed is not None for op in run.ledger.operations(0)] == [True]
+    run = launch(body, False, world_size=3, backend="gloo")
+    for rank in range(3):
+        (op,) = run.ledger.operations(rank)
+        assert op.issued <= op.completed <= run.seconds
+        assert op.line != ""
     fails(
         lambda: body(True), Deadlock, "ranks 0 and 1 wait for rank 2, which has finished",
-        "in all_reduce float32[3]", "handle.wait()",
+        "in all_reduce float32[3]", ".wait()" if handle else "dist.all_reduce(x)",
     )  # fmt: skip
+
+
+def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
+    """What the stream finishes after a task has ended must not be booked in the next task's rows."""
+
+    def body() -> tuple[int, int]:
+        never = type("Never", (), {"passed": lambda _: False, "moment": lambda _: 0.0})()
+        pending = recorder().pending
+        pending.mark = lambda work: never
+        pending.add(0)
+        before = len(pending.open)
+        recorder().begin_task(recorder().state.task)
+        return before, len(pending.open)
+
+    assert launch(body, world_size=2, backend="gloo") == [(1, 0), (1, 0)]

@@ -148,7 +148,6 @@ def test_workers_end_with_a_grader_that_is_killed(assert_no_orphans: Callable[..
 
 
 def test_the_number_of_workers_follows_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COURSE_BACKEND", raising=False)
     monkeypatch.setattr(capacity, "cores", lambda: 8)
     monkeypatch.setattr(capacity, "available_memory", lambda: int(2.2 * 2**30))
     assert capacity.default_jobs() == 3
@@ -156,8 +155,6 @@ def test_the_number_of_workers_follows_cores_and_memory(monkeypatch: pytest.Monk
     assert capacity.default_jobs() == 1
     monkeypatch.setattr(capacity, "available_memory", lambda: 2**40)
     assert capacity.default_jobs() == 8
-    monkeypatch.setenv("COURSE_BACKEND", "nccl")
-    assert capacity.default_jobs() == 1
 
 
 def test_a_control_groups_share_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

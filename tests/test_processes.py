@@ -111,7 +111,7 @@ def test_no_rank_survives_its_call(how: str, assert_no_orphans: Assert) -> None:
 
     before = listing()
     launch(dist.get_rank, world_size=3)
-    spare = set(pools._spares[3, "gloo", True, None].pids)
+    spare = set(pools._spares[3, "gloo", True, None, ()].pids)
     if how in ("raise", "loop"):
         with pytest.raises(RankError):
             launch(body, world_size=3, timeout=1)
@@ -131,7 +131,7 @@ def test_nothing_is_left_when_the_program_ends(
         """
         launch(body, "subprocess", world_size=4)
         launch(body, "fine", world_size=2)
-        tell("pids", *[pool.preloaded().process.pid, *pool._spares[2, "gloo", True, None].pids])
+        tell("pids", *[pool.preloaded().process.pid, *pool._spares[2, "gloo", True, None, ()].pids])
         """
     )
     pids = [int(p) for p in read_until(process, "pids").split("pids")[1].split()]
@@ -198,7 +198,7 @@ def test_ranks_forked_before_an_import_was_asked_for_are_not_taken() -> None:
     (early,) = pools._spares.values()
     pools.preloaded().also_import([module])
     assert pools.pool(2, "gloo", True) is early, "without a wish they are as good as any"
-    pools._spares[2, "gloo", True, None] = early
+    pools._spares[2, "gloo", True, None, ()] = early
     taken = pools.pool(2, "gloo", True, imports=[module])
     try:
         assert taken is not early and early.ended

@@ -77,6 +77,7 @@ def limits_of(options: argparse.Namespace) -> Limits:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
+    from autograder.capacity import GpuGradingError, refuse_gpus
     from autograder.cluster import SchedulerError
     from autograder.config import NOTEBOOKS, assignments, log_to_file
     from autograder.kernels import prefer_this_environment
@@ -84,6 +85,11 @@ def run(options: argparse.Namespace) -> int:
     from autograder.secret import SecretError
     from autograder.session import NotReadyError
 
+    try:
+        refuse_gpus()
+    except GpuGradingError as error:
+        print(f"Nothing was graded: {error}", file=sys.stderr)
+        return 2
     options.out = options.out.resolve()
     prefer_this_environment()
     log_to_file(options.out / "nbgrader.log")

@@ -142,7 +142,7 @@ def barrier(group: Group = None) -> None:
     Bytes sent: one in each round, since a message of no bytes need not arrive. Any N.
     """
     rank, n = _place(group)
-    on_gpu = dist.get_backend(group) == dist.Backend.NCCL
+    on_gpu = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     here = torch.ones(1, dtype=torch.uint8, device=device)
     heard = torch.zeros_like(here)

@@ -7,6 +7,7 @@ collectives). Their names changed over the releases (2.13 renames `_allgather_ba
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,12 +28,12 @@ class RecordingGroup(ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, nccl: bool):
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         self.inner = ProcessGroup(store, rank, size)
+        # The shell gets the backends too, since C++ asks it for its device types and its store. Each is
+        # registered under a type of its own: under one that is taken, PyTorch reuses the first backend.
         kinds = ProcessGroup.BackendType
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
         self.inner._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
         self.inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-        # the shell needs the backend too: C++ asks it for its device types and its store
-        self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
         self.nccl = nccl
         if nccl:
             options = dist.ProcessGroupNCCL.Options()
@@ -43,7 +44,8 @@ class RecordingGroup(ProcessGroup):
             if hasattr(fast, "eager_connect_single_device"):
                 fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
             self.inner._register_backend(torch.device("cuda"), kinds.NCCL, fast)
-            self._register_backend(torch.device("cuda"), kinds.CUSTOM, fast)
+            self._register_backend(torch.device("cuda"), kinds.NCCL, fast)
+        self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
         self.my_rank, self.my_size = rank, size
 
     @functools.cached_property
@@ -93,12 +95,18 @@ class RecordingGroup(ProcessGroup):
             )
         peer = self.ranks[peer] if peer >= 0 else -1
         listed = flatten(tensors)
-        row = recording.recorder().add(op, listed, nbytes, self, peer, tag, agree)
-        work = call()
-        if work is None:
+        recorder = recording.recorder()
+        row = recorder.add(op, listed, nbytes, self, peer, tag, agree)
+        on_device = self.on_device(involved)
+        with recorder.calling(row) if on_device else contextlib.nullcontext():
+            work = call()
+        if (
+            work is None
+        ):  # synchronous, from PyTorch 2.8 on: C++ has waited, on a GPU with its stream
+            recorder.waited_in_backend(row, on_device)
             return None
         sent = listed if op == "send" else []
-        return RecordingWork(work, row, sent, peer, self.on_device(involved))
+        return RecordingWork(work, row, sent, peer, on_device)
 
     def on_device(self, tensors: list[torch.Tensor]) -> bool:
         """Does the operation run on a GPU's stream, so that waiting does not block the host?"""
@@ -176,6 +184,9 @@ class RecordingGroup(ProcessGroup):
         )
 
     def barrier(self, *args, **kwargs):
+        if self.nccl:
+            # Over NCCL itself a barrier waits for the stream; here it goes over gloo, since the host waits.
+            torch.cuda.current_stream().synchronize()
         return self.record("barrier", functools.partial(self.inner.barrier, *args, **kwargs), [], 0)
 
     def gathering(self, method: str, out, x, *args, **kwargs):

@@ -100,7 +100,8 @@ def together(batch_isend_irecv: Callable) -> Callable:
         group._start_coalescing(device)
         for op in p2p_op_list:
             op.op(op.tensor, op.peer, group=op.group, tag=op.tag)
-        work = group._end_coalescing(device)
+        with recording.recorder().calling(first):
+            work = group._end_coalescing(device)
         rows = range(first, recording.recorder().state.rows)
         return [BatchWork(work, row) for row in rows] if work is not None else []
 

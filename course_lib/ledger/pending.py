@@ -1,9 +1,10 @@
 """Operations that run on a GPU's stream: the host has gone on, or waits somewhere else.
 
 With NCCL, `wait()` only tells the stream to wait; the host hangs later, in `.item()` or
-`torch.cuda.synchronize()`, far from the operation that never ends. This thread asks the handles
-whether they are complete, books it, and puts the oldest that stays open on the rank's board, where
-whoever explains a hang looks for it.
+`torch.cuda.synchronize()`, far from the operation that never ends. So each wait leaves an event on the
+stream behind it. A thread asks whether the events have passed, and books when they did; whoever explains a
+hang looks for the oldest operation that a stream waits for and that is not booked. The thread itself may
+be held up, too: a kernel that is loaded when it is first used waits for the stream, with the driver locked.
 """
 
 from __future__ import annotations
@@ -11,14 +12,69 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch.distributed import Work
 
 if TYPE_CHECKING:
     from course_lib.ledger.recorder import Recorder
-    from course_lib.ledger.work import RecordingWork
 
 EVERY = 0.02  # seconds between two looks
-LONG = 0.3  # seconds after which an open operation goes on the board
+
+
+class Mark(Protocol):
+    """A place on a stream, behind an operation."""
+
+    def passed(self) -> bool: ...
+
+    def moment(self) -> float:
+        """When it was passed, by `time.monotonic`; asked for afterwards."""
+        ...
+
+
+class EventMark:
+    """A CUDA event on the current stream: it holds no tensor, and tells its time to the microsecond."""
+
+    def __init__(self, clock: DeviceClock):
+        self.clock, self.event = clock, torch.cuda.Event(enable_timing=True)
+        self.event.record(torch.cuda.current_stream())
+
+    def passed(self) -> bool:
+        return self.event.query()
+
+    def moment(self) -> float:
+        return self.clock.began + self.clock.base.elapsed_time(self.event) / 1e3
+
+
+class WorkMark:
+    """The operation's own handle, for an operation that no stream of ours waits for (DDP's futures)."""
+
+    def __init__(self, work: Work):
+        self.work = work
+
+    def passed(self) -> bool:
+        return self.work.is_completed()
+
+    def moment(self) -> float:
+        return time.monotonic()
+
+
+class DeviceClock:
+    """The time of the host, `time.monotonic`, at which the GPU passed one event, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self.base = torch.cuda.Event(enable_timing=True)
+        self.base.record(torch.cuda.Stream())
+        self.base.synchronize()
+        self.began = time.monotonic()
+
+
+@dataclass
+class Open:
+    row: int
+    mark: Mark
 
 
 class Pending:
@@ -26,30 +82,55 @@ class Pending:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.works: deque[tuple[RecordingWork, float]] = deque()
+        self.open: deque[Open] = deque()
+        self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
+        self.clock: DeviceClock | None = None
 
-    def add(self, work: RecordingWork) -> None:
-        self.works.append((work, time.monotonic()))
+    def mark(self, work: Work | None) -> Mark:
+        if work is not None:
+            return WorkMark(work)
+        if self.clock is None:
+            self.clock = DeviceClock()
+        return EventMark(self.clock)
+
+    def add(self, row: int, work: Work | None = None) -> None:
+        """The current stream waits for this operation now; with `work`, nobody does yet."""
+        self.open.append(Open(row, self.mark(work)))
         if self.thread is None:  # started here, since a process with threads must not be forked
-            self.thread = threading.Thread(target=self.look, name="course-pending", daemon=True)
+            self.thread = threading.Thread(
+                target=self.look, args=(current_gpu(),), name="course-pending", daemon=True
+            )
             self.thread.start()
 
-    def look(self) -> None:
+    def look(self, gpu: int | None) -> None:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)  # a thread begins on GPU 0, and would take memory there
         while True:
-            while self.works and self.finished(self.works[0][0]):
-                work, since = self.works.popleft()
-                self.recorder.completed_on_device(work.row)
-                del work, since
-            if self.works:
-                work, since = self.works[0]
-                if time.monotonic() - since > LONG:
-                    self.recorder.blocked_on_device(work.row, since)
-                del work
+            self.drain()
             time.sleep(EVERY)
 
-    def finished(self, work: RecordingWork) -> bool:
+    def drain(self) -> None:
+        """Book every operation that has ended by now. Called once more at the end of a task."""
+        with self.lock:
+            while self.open and self.ended(self.open[0]):
+                self.open.popleft()
+
+    def ended(self, entry: Open) -> bool:
         try:
-            return work.inner.is_completed()
-        except RuntimeError:
-            return True  # it failed; the host's next call raises what went wrong
+            if not entry.mark.passed():
+                return False
+            moment = entry.mark.moment()
+        except RuntimeError:  # the GPU failed: the host's next call raises the reason
+            moment = time.monotonic()
+        self.recorder.completed_on_device(entry.row, moment)
+        return True
+
+    def clear(self) -> None:
+        """Forget a task's operations: the next task's rows have the same numbers."""
+        with self.lock:
+            self.open.clear()
+
+
+def current_gpu() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import Work
 
 from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
@@ -36,6 +37,8 @@ TORCH = os.path.dirname(torch.__file__)
 COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARIES = (os.path.dirname(TORCH), os.path.dirname(os.__file__), COURSE, "<frozen")
 C10D = os.path.join(TORCH, "distributed", "distributed_c10d.py")
+
+TORCH_VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
 
 Observer = Callable[[str, int, torch.Tensor | None], None]
 
@@ -63,8 +66,9 @@ class Recorder:
         self.observers: list[Observer] = []
         self.batched = -1  # operations of the batch that is being begun; -1: there is none
         # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without
-        # this reference the Python half, and with it `wait`, would be gone (DDP then hangs)
-        self.handles: dict[int, RecordingWork] = {}
+        # this reference the Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on
+        # a reference would only hold a tensor's memory that nobody waits for.
+        self.handles: dict[int, RecordingWork] | None = {} if TORCH_VERSION < (2, 8) else None
         self.pending = Pending(self)
         self.publish()
 
@@ -77,7 +81,9 @@ class Recorder:
         """An empty log for a new task: ranks that are kept from call to call start afresh."""
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()
-        self.handles.clear()
+        if self.handles:
+            self.handles.clear()
+        self.pending.clear()
         self.state.task = task
         self.set_state(rows.RUNNING)
 
@@ -106,6 +112,27 @@ class Recorder:
         self.publish()
         return self.state.since
 
+    @contextlib.contextmanager
+    def calling(self, row: int) -> Iterator[None]:
+        """Within, a backend is called that may hold up the host before there is a handle to wait for.
+
+        NCCL connects two ranks in the call in which they first meet, and each waits there for the other.
+        """
+        self.state.blocked_row, self.state.since = row, time.monotonic()
+        at = row * rows.ROW.size + rows.LINE_AT
+        (self.state.blocked_line,) = rows.struct.unpack_from("<I", self.log.rows.map, at)
+        self.publish()
+        try:
+            yield
+        finally:
+            self.state.blocked_row = -1
+            self.publish()
+
+    def waits_on_stream(self, row: int, work: Work | None = None) -> None:
+        """The host has gone on, and a stream of the GPU waits; see `Pending`."""
+        self.log.rows.map[row * rows.ROW.size + rows.FLAGS_AT] |= rows.STREAM
+        self.pending.add(row, work)
+
     def end_wait(self, row: int, since: float, done: bool = True) -> None:
         now, at, log = time.monotonic(), row * rows.ROW.size, self.log.rows.map
         (blocked,) = rows.struct.unpack_from("<d", log, at + rows.BLOCKED_AT)
@@ -119,23 +146,24 @@ class Recorder:
         for observer in self.observers:
             observer("done", row, None)
 
-    def completed_on_device(self, row: int) -> None:
-        """The stream has finished an operation for which the host waited before."""
+    def completed_on_device(self, row: int, moment: float) -> None:
+        """The stream finished an operation at this `moment` (of `time.monotonic`)."""
         at, log = row * rows.ROW.size, self.log.rows.map
-        rows.struct.pack_into("<d", log, at + rows.DONE_AT, time.monotonic())
+        rows.struct.pack_into("<d", log, at + rows.DONE_AT, moment)
         log[at + rows.FLAGS_AT] |= rows.DONE
-        if self.state.blocked_row == row:
-            self.state.blocked_row = -1
-            self.publish()
 
-    def blocked_on_device(self, row: int, since: float) -> None:
-        """The stream has not finished an operation for long: say so, unless the host waits too."""
-        if self.state.blocked_row == -1 and self.state.state == rows.RUNNING:
-            (line,) = rows.struct.unpack_from(
-                "<I", self.log.rows.map, row * rows.ROW.size + rows.WAIT_LINE_AT
-            )
-            self.state.blocked_row, self.state.blocked_line, self.state.since = row, line, since
-            self.publish()
+    def waited_in_backend(self, row: int, on_device: bool) -> None:
+        """The backend was asked to wait, and has handed back nothing; on a GPU its stream waits now."""
+        line, _ = students_line()
+        at, log = row * rows.ROW.size, self.log.rows.map
+        rows.struct.pack_into("<I", log, at + rows.WAIT_LINE_AT, self.log.text(line))
+        log[at + rows.FLAGS_AT] |= rows.WAITED
+        if on_device:
+            self.waits_on_stream(row)
+        else:
+            self.completed_on_device(row, time.monotonic())
+        for observer in self.observers:
+            observer("done", row, None)
 
     def never_waited(self) -> list[int]:
         """Rows of messages that the student's own line began and never waited for."""

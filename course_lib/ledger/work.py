@@ -30,6 +30,17 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
     return value
 
 
+def keep(row: int, work: RecordingWork | None) -> None:
+    """Hold the Python half of a handle until somebody waits for it, where PyTorch does not."""
+    handles = recorder().handles
+    if handles is None:
+        return
+    if work is None:
+        handles.pop(row, None)
+    else:
+        handles[row] = work
+
+
 class RecordingWork(Work):
     """The handle of an operation: passes everything on to the real one, and books the waiting."""
 
@@ -41,7 +52,7 @@ class RecordingWork(Work):
         self.inner, self.row, self.sent, self.peer = inner, row, sent, peer
         self.mark = fingerprint(sent) if sent else 0
         self.waited = False
-        recorder().handles[row] = self  # until somebody waits for it
+        keep(row, self)
 
     def check_untouched(self) -> None:
         if not self.sent or self.waited:
@@ -73,10 +84,10 @@ class RecordingWork(Work):
         finally:
             rec.end_wait(self.row, since, done=not self.device)
         if self.device:
-            rec.pending.add(self)
+            rec.waits_on_stream(self.row)
         self.check_untouched()
         self.waited, self.sent = True, []
-        rec.handles.pop(self.row, None)
+        keep(self.row, None)
         return done
 
     def is_completed(self) -> bool:
@@ -88,7 +99,9 @@ class RecordingWork(Work):
     def get_future(self):  # the type differs between PyTorch versions
         rec = recorder()
         rec.log.rows.map[self.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
-        rec.handles.pop(self.row, None)
+        keep(self.row, None)
+        if self.device:
+            rec.waits_on_stream(self.row, self.inner)
         return self.inner.get_future()
 
     def is_success(self) -> bool:

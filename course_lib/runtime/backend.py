@@ -1,4 +1,13 @@
-"""Which backend carries the messages, and on which device the tensors live."""
+"""Which backend carries the messages, and on which device the tensors live.
+
+One answer holds for a whole session, so that no notebook compares a run on GPUs with one on the CPU:
+
+    NCCL, a GPU for each rank     where four ranks or more find room on the GPUs
+    gloo, on the CPU              everywhere else, also with two or three GPUs
+
+`backend=` in a call and the environment variable COURSE_BACKEND override it. COURSE_RANKS_PER_GPU lets ranks
+share a GPU, which NCCL does from version 2.30 on.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +16,28 @@ import os
 import torch
 import torch.distributed as dist
 
+from course_lib.runtime.gpus import (
+    PER_GPU,
+    SHARED,
+    SHARING,
+    gpu_count,
+    places,
+    ranks_per_gpu,
+    trial,
+)
+
 BACKENDS = ("gloo", "nccl")
 ALONE = "alone"  # of a task that needs no other rank: no process group, see `alone`
-_told: set[int] = set()
-
-
-def gpu_count() -> int:
-    """GPUs of this machine, counted without starting CUDA in this process (by NVML)."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    return torch.cuda.device_count()
+ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
+_said: set[str] = set()
 
 
 def choose(world_size: int, backend: str | None = None) -> str:
-    """ "nccl" with one GPU a rank when there are enough, else "gloo" on the CPU.
+    """ "nccl" or "gloo" for `world_size` ranks: what is asked for, else the session's backend.
 
-    `backend`, then the environment variable COURSE_BACKEND, override. ValueError when "nccl" is asked
-    for and cannot be had: NCCL before 2.30 has one rank a GPU.
+    `backend`, then the environment variable COURSE_BACKEND, override the session's. A world that is too
+    large for the session's GPUs runs on the CPU, and a line says so. ValueError if "nccl" is asked for and
+    cannot be had.
     """
     asked = backend or os.environ.get("COURSE_BACKEND") or None
     if asked not in (None, *BACKENDS):
@@ -30,40 +45,128 @@ def choose(world_size: int, backend: str | None = None) -> str:
         raise ValueError(
             f"{where}{asked!r} is not known; use 'gloo' (CPU) or 'nccl' (one GPU a rank)"
         )
-    gpus = gpu_count()
-    nccl = dist.is_nccl_available() and gpus > 0
     if asked == "nccl":
-        if not nccl:
-            raise ValueError(
-                "backend 'nccl' needs NVIDIA GPUs and a PyTorch built with CUDA; here PyTorch sees "
-                f"{gpus} GPUs. Leave `backend` out to run on the CPU with gloo."
-            )
-        if gpus < world_size:
-            raise ValueError(
-                f"{world_size} ranks over NCCL need {world_size} GPUs, one each; this machine has {gpus}. "
-                f"Use world_size={gpus}, or backend='gloo' to run {world_size} ranks on the CPU."
-            )
+        missing = missing_for_nccl(world_size)
+        if missing:
+            raise ValueError(missing)
         return "nccl"
-    if asked == "gloo" or not nccl:
+    return "gloo" if asked == "gloo" else of_session(world_size)
+
+
+def of_session(world_size: int) -> str:
+    """The session's backend for a world of this size. The first time, a line says which it is, and why."""
+    gpus = gpu_count() if dist.is_nccl_available() else 0
+    if not gpus:
         return "gloo"
-    if gpus < world_size:
-        if world_size not in _told:
-            _told.add(world_size)
-            print(
-                f"{world_size} ranks, {gpus} GPU{'s' * (gpus > 1)}: running on the CPU with gloo."
-            )
+    room = places()
+    if room < ENOUGH:
+        say(
+            f"{count(gpus)}: ranks run on the CPU with gloo, since the notebooks need {ENOUGH} ranks and "
+            f"NCCL takes a GPU for each. For NCCL: COURSE_BACKEND=nccl, with worlds of at most {room}, or "
+            f"{PER_GPU}={-(-ENOUGH // gpus)}, if `python -m course_lib.doctor --nccl` says that this "
+            "machine can."
+        )
         return "gloo"
+    broken = broken_gpus()
+    if broken:
+        say(f"{broken} Ranks run on the CPU with gloo.")
+        return "gloo"
+    if world_size > room:
+        say(f"{world_size} ranks, room for {room} over NCCL: this run is on the CPU with gloo.")
+        return "gloo"
+    share = ranks_per_gpu()
+    say(
+        f"{count(gpus)}: ranks run over NCCL, " + (f"{share} a GPU." if share > 1 else "one a GPU.")
+    )
     return "nccl"
 
 
-def device() -> torch.device:
-    """The device of this rank's tensors.
+def missing_for_nccl(world_size: int) -> str:
+    """Why `world_size` ranks cannot run over NCCL here; "" if they can."""
+    gpus = gpu_count()
+    if not (dist.is_nccl_available() and gpus):
+        return (
+            "backend 'nccl' needs NVIDIA GPUs and a PyTorch built with CUDA; here PyTorch sees "
+            f"{count(gpus)}. Leave `backend` out to run on the CPU with gloo."
+        )
+    if places() < world_size:
+        each = (
+            "one each" if ranks_per_gpu() == 1 else f"{ranks_per_gpu()} ranks on each ({PER_GPU})"
+        )
+        return (
+            f"{world_size} ranks over NCCL need {-(-world_size // ranks_per_gpu())} GPUs, {each}; this "
+            f"machine has {gpus}. Use world_size={places()}, or backend='gloo' to run {world_size} ranks "
+            "on the CPU."
+        )
+    return broken_gpus()
 
-    In a rank: its own GPU under NCCL, else the CPU. Outside `launch` and `torchrun`: what the rank of
-    a world of one would get.
+
+def broken_gpus() -> str:
+    """Why the GPUs cannot be used as they were asked for; "" if they can."""
+    tried = trial()
+    if tried.error:
+        return (
+            f"The GPUs were counted, but a trial on them failed: {tried.error}. Run "
+            "`python -m course_lib.doctor`."
+        )
+    if ranks_per_gpu() > 1 and tried.nccl < SHARING:
+        return (
+            f"{PER_GPU}={ranks_per_gpu()} needs NCCL 2.30 or newer; PyTorch has loaded "
+            f"{tried.nccl_text if tried.nccl else 'none that tells its version'}. "
+            "`python -m course_lib.doctor --nccl` gives the lines that change it."
+        )
+    return ""
+
+
+def say(line: str) -> None:
+    """Print a line once a session."""
+    if line not in _said:
+        _said.add(line)
+        print(line)
+
+
+def count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
+
+
+# ---- in a rank
+
+
+def take_gpu(rank: int) -> None:
+    """Make the rank's GPU the current one. Ranks that share one get what NCCL needs for it."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    if ranks_per_gpu() > 1:
+        for name, value in SHARED.items():
+            os.environ.setdefault(name, value)
+
+
+def on_nccl(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether CUDA tensors of this group go over NCCL, whatever the group calls its backend.
+
+    "nccl" where the ledger records; "cpu:gloo,cuda:nccl" without it; "undefined" for a group that
+    `init_process_group()` made without naming a backend, as programs under torchrun do.
     """
-    if dist.is_available() and dist.is_initialized():
-        if dist.get_backend() == "nccl":
-            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        return torch.device("cpu")
-    return torch.device("cuda", 0) if choose(1) == "nccl" else torch.device("cpu")
+    name = dist.get_backend(group)
+    if name != "undefined":
+        return "nccl" in name
+    return torch.device("cuda") in (group or dist.group.WORLD)._device_types
+
+
+def device() -> torch.device:
+    """The device of this rank's tensors: its GPU under NCCL, else the CPU.
+
+    Outside of a rank it is the CPU, where the tensors are that ranks hand back.
+    """
+    if dist.is_available() and dist.is_initialized() and on_nccl():
+        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        return torch.device("cuda", index)
+    return torch.device("cpu")
+
+
+def synchronize() -> None:
+    """Wait until all work that this rank has given to its GPU is done; on the CPU there is none.
+
+    A clock that is read without it measures how long it took to *ask* for the work.
+    """
+    if device().type == "cuda":
+        torch.cuda.synchronize(device())

@@ -188,11 +188,11 @@ def report_ranks(watch: Watch) -> dict[int, RankReport]:
             reply = watch.replies[rank][0]
             reports[rank] = RankReport("returned") if reply["ok"] else report_error(reply["error"])
         elif (row := snap.blocked_in(rank)) is not None:
-            state = snap.states[rank]
+            line, since = snap.blocked_at(rank)
             reports[rank] = RankReport(
                 "waiting", operation_text(snap, rank, row),
-                line_text(snap.texts[rank].get(state.blocked_line, "")) or stack_line(watch, rank),
-                sorted(missing.get(rank, ())), now - state.since,
+                line_text(snap.texts[rank].get(line, "")) or stack_line(watch, rank),
+                sorted(missing.get(rank, ())), now - since,
             )  # fmt: skip
         elif snap.states[rank].state == rows.MEETING:
             reports[rank] = RankReport("returned")

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from course_lib.ledger import rows
 from course_lib.runtime import wire
@@ -15,9 +16,14 @@ from course_lib.runtime.backend import ALONE
 from course_lib.runtime.preloaded import Adopted, Preloaded
 from course_lib.runtime.sandbox.spec import Sandbox
 
+Environment: TypeAlias = tuple[tuple[str, str | None], ...]
+# world size, backend, recorded?, sandbox, what of the environment its process group was made with
+Key: TypeAlias = tuple[int, str, bool, Sandbox | None, Environment]
+
 RANK, SINGLE = "course_lib.runtime.rank:start", "course_lib.runtime.alone:start"
 SPARES = 3
 STACK = 1 << 20  # bytes of a stack that are read
+AT_THE_START = ("CUDA_", "NCCL_", "TORCH_NCCL_", "GLOO_", "COURSE_RANKS_PER_GPU")
 
 
 class Pool:
@@ -25,9 +31,11 @@ class Pool:
 
     def __init__(
         self, preloaded: Preloaded, world_size: int, backend: str, record: bool,
-        sandbox: Sandbox | None = None,
+        sandbox: Sandbox | None = None, environment: Environment = (),
     ):  # fmt: skip
+        """environment: see `read_at_the_start`."""
         self.preloaded, self.world_size, self.backend = preloaded, world_size, backend
+        self.environment = environment
         self.record, self.sandbox = record, sandbox
         self.most = rows.OWN if sandbox is None else rows.JUDGED
         self.imported = set(preloaded.imported)  # when these were forked
@@ -60,7 +68,7 @@ class Pool:
             handed_over += ends
             order = {
                 "rank": rank, "world_size": world_size, "backend": backend, "record": record,
-                "rows": self.most.rows,
+                "rows": self.most.rows, "environment": dict(environment),
             }  # fmt: skip
             # the store, the board, the logs and the stacks are shared with the rank
             entry = SINGLE if backend == ALONE else RANK
@@ -107,7 +115,7 @@ class Pool:
 
 
 _preloaded: Preloaded | None = None
-_spares: dict[tuple, Pool] = {}
+_spares: dict[Key, Pool] = {}
 _modules: tuple[str, ...] = ()
 _environment: dict[str, str] | None = None
 
@@ -147,12 +155,24 @@ def pool(
     import them again, at the same time as the others.
     """
     process = preloaded()
-    found = _spares.pop((world_size, backend, record, sandbox), None)
+    environment = read_at_the_start(process, sandbox)
+    found = _spares.pop((world_size, backend, record, sandbox, environment), None)
     if found is not None and found.preloaded is process and healthy(found):
         if found.imported.issuperset(imports):
             return found
         found.end()
-    return Pool(process, world_size, backend, record, sandbox)
+    return Pool(process, world_size, backend, record, sandbox, environment)
+
+
+def read_at_the_start(process: Preloaded, sandbox: Sandbox | None) -> Environment:
+    """What the notebook changed of the variables that CUDA, NCCL and gloo read when a rank starts.
+
+    Ranks in a sandbox get nothing of the notebook's environment.
+    """
+    if sandbox is not None:
+        return ()
+    changes = process.environment_changes()
+    return tuple(sorted(item for item in changes.items() if item[0].startswith(AT_THE_START)))
 
 
 def healthy(pool: Pool) -> bool:
@@ -165,8 +185,13 @@ def healthy(pool: Pool) -> bool:
 
 
 def keep(pool: Pool) -> None:
-    """Keep ranks that are clean for the next call (see `run.KEPT`)."""
-    _spares[pool.world_size, pool.backend, pool.record, pool.sandbox] = pool
+    """Keep ranks that are clean for the next call (see `run.KEPT`).
+
+    Of those on GPUs only these: each rank's CUDA context takes up to a gigabyte of GPU memory.
+    """
+    if pool.backend == "nccl":
+        end_kept("nccl")
+    _spares[pool.world_size, pool.backend, pool.record, pool.sandbox, pool.environment] = pool
 
 
 def end_kept(backend: str) -> None:
@@ -179,12 +204,14 @@ def spare(
     world_size: int, backend: str = "gloo", record: bool = True, sandbox: Sandbox | None = None
 ) -> None:
     """Fork ranks ahead of the next call; returns at once. One spare pool of each size, three sizes."""
-    key = (world_size, backend, record, sandbox)
+    process = preloaded()
+    environment = read_at_the_start(process, sandbox)
+    key = (world_size, backend, record, sandbox, environment)
     if key in _spares:
         return
     while len(_spares) >= SPARES:
         _spares.pop(next(iter(_spares))).end()
-    _spares[key] = Pool(preloaded(), world_size, backend, record, sandbox)
+    _spares[key] = Pool(process, world_size, backend, record, sandbox, environment)
 
 
 def end_spares() -> None:

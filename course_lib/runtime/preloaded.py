@@ -35,7 +35,10 @@ class Preloaded:
             PYTORCH_NVML_BASED_CUDA_CHECK="1",
         )  # fmt: skip
         given.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        given.setdefault("NCCL_SOCKET_IFNAME", "lo")
         given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # NCCL's order of messages is explained in words where it matters, not by a warning in every rank
+        given.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         code = (
             f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
             "from course_lib.runtime.preload import main\n"
@@ -53,6 +56,13 @@ class Preloaded:
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
+
+    def environment_changes(self) -> dict[str, str | None]:
+        """What the notebook changed in os.environ since this process was started; None: taken away."""
+        before, now = self.environment, dict(os.environ)
+        ours = {*ONE_THREAD, "COURSE_ROLE"}
+        changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
+        return {**changed, **{k: None for k in before if k not in now and k not in ours}}
 
     def spawn(self, entries: Sequence[Entry], sandbox: Sandbox | None = None) -> Children:
         """Fork one process for each entry; see `Children`."""

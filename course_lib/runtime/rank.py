@@ -33,9 +33,12 @@ from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime import heavy, wire
+from course_lib.runtime.backend import on_nccl, synchronize, take_gpu
 from course_lib.runtime.replying import LONGEST_TEXT, LONGEST_TYPE
+from course_lib.runtime.residue import Residue, free_gpu_memory
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+GPUS_SEEN = "CUDA_VISIBLE_DEVICES"
 NEVER = timedelta(days=1)  # the watcher outside decides when it is over, not the backend
 _store_fd = -1  # the file over which the ranks of this process's group met
 
@@ -44,6 +47,7 @@ def start(order: dict, fds: list[int]) -> NoReturn:
     """The entry of a rank's process. `fds`: as `pool.Pool` hands them over."""
     sock, recorder = settle(order, fds)
     faulthandler.register(signal.SIGUSR1, file=fds[-1], all_threads=True)
+    set_environment(order["environment"])
     join(order, fds[0], recorder)
     wire.send(sock, {"hello": recorder.rank})
     for task, buffers in tasks(sock):
@@ -57,6 +61,9 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     for shared in (store_fd, board_fd):
         open_anew(shared)
     redirect_output(out, err)
+    if order["backend"] != "nccl":
+        # Else autograd's first backward, `fully_shard` without a mesh and others would start CUDA, or use it.
+        os.environ[GPUS_SEEN] = ""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2, all_threads=False)
     be_first_to_go_when_memory_is_short()
@@ -90,10 +97,10 @@ def join(order: dict, store_fd: int, recorder: Recorder) -> None:
     # PyTorch 2.13 renames these two; the literature and most code in the wild use the old names
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", f".*{name}. is deprecated", FutureWarning)
+    if nccl:
+        take_gpu(rank)
     if order["record"]:
         install(recorder, nccl)
-    if nccl:
-        torch.cuda.set_device(rank)
     store = dist.FileStore(f"/proc/self/fd/{store_fd}", world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if nccl else "gloo",
@@ -157,6 +164,8 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
     prepare(task, rank)
     import_all(task["imports"])  # the task's time begins when this is done
     groups_before = process_groups()
+    nccl = dist.is_initialized() and on_nccl()
+    residue = Residue.now() if nccl else None
     recorder.begin_task(task["id"])
     reply: dict[str, Any] = {"task": task["id"], "ok": False}
     answer: list = []
@@ -165,14 +174,19 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
         entry = getattr(importlib.import_module(module), name)
         reply["header"], answer = entry(task["header"], [wire.view(b) for b in buffers], rank)
         refuse_open_work(recorder)
+        if nccl:
+            synchronize()  # an operation that never ends, or a kernel that failed, is this task's
         reply["ok"] = True
     except BaseException as error:  # also SystemExit: a rank must not exit by itself
         reply["error"] = describe_error(error)
         answer = []
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        torch.cuda.synchronize()
+        # An error is told at once: the GPU's stream may hold an operation that nobody will ever meet.
     flush()
+    recorder.pending.drain()
     reply["clean"] = reply["ok"] and process_groups() == groups_before
+    if residue is not None and reply["clean"]:
+        reply["clean"] = residue.unchanged()
+        free_gpu_memory()
     reply["imported"] = heavy.imported()
     recorder.set_state(rows.RETURNED if reply["ok"] else rows.RAISED)
     wire.send(sock, reply, answer)
@@ -188,11 +202,7 @@ def prepare(task: dict, rank: int) -> None:
     sys.path[:] = task["path"]
     if task["folder"] is not None:
         os.chdir(task["folder"])
-    for name, value in task["environment"].items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    set_environment(task["environment"])
     for name, source in task["sources"].items():
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     torch.set_default_dtype(torch.float32)
@@ -201,6 +211,20 @@ def prepare(task: dict, rank: int) -> None:
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def set_environment(changes: dict[str, str | None]) -> None:
+    """Give variables the values that the notebook gave them; None takes one away.
+
+    A rank without a GPU of its own goes on seeing none, whatever CUDA_VISIBLE_DEVICES is in the notebook.
+    """
+    for name, value in changes.items():
+        if name == GPUS_SEEN and os.environ.get(name) == "":
+            continue
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def import_all(modules: list[str]) -> None:

@@ -22,7 +22,6 @@ from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import Pool
-from course_lib.runtime.preloaded import ONE_THREAD
 from course_lib.runtime.replying import malformed, well_formed
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 from course_lib.runtime.waiting import Snapshot, stuck
@@ -163,7 +162,8 @@ def hand_out(
     task = {
         "id": watch.task, "entry": entry, "seed": seed, "path": [os.path.abspath(p) for p in sys.path],
         "folder": None if walled else os.getcwd(),
-        "environment": {} if walled else environment_changes(pool), "sources": cell_sources(),
+        "environment": {} if walled else pool.preloaded.environment_changes(),
+        "sources": cell_sources(),
         "imports": list(imports),
     }  # fmt: skip
     for rank, sock in enumerate(pool.sockets):
@@ -176,14 +176,6 @@ def hand_out(
             pass  # a dead rank: its exit code, which `observe` reads, tells why
         finally:
             sock.setblocking(False)
-
-
-def environment_changes(pool: Pool) -> dict[str, str | None]:
-    """What the notebook changed in os.environ since the preloaded process was started."""
-    before, now = pool.preloaded.environment, dict(os.environ)
-    ours = {*ONE_THREAD, "COURSE_ROLE"}
-    changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
-    return {**changed, **{k: None for k in before if k not in now and k not in ours}}
 
 
 def cell_sources() -> dict[str, str]:

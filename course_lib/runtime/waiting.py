@@ -33,14 +33,21 @@ class Snapshot:
         return cls(states, logs, texts)
 
     def blocked_in(self, rank: int) -> rows.Row | None:
-        """The operation in which the rank is blocked, or None."""
-        state = self.states[rank]
-        running = state.state == rows.RUNNING
-        return (
-            self.logs[rank][state.blocked_row]
-            if running and 0 <= state.blocked_row < len(self.logs[rank])
-            else None
-        )
+        """The operation in which the rank is blocked, or None: its host, or else its GPU's stream."""
+        state, log = self.states[rank], self.logs[rank]
+        if state.state != rows.RUNNING:
+            return None
+        if 0 <= state.blocked_row < len(log):
+            return log[state.blocked_row]
+        waited = (row for row in log if row.flags & rows.STREAM and not row.flags & rows.DONE)
+        return next(waited, None)
+
+    def blocked_at(self, rank: int) -> tuple[int, float]:
+        """The text of the line at which it is blocked, and since when."""
+        state, row = self.states[rank], self.blocked_in(rank)
+        if row is None or state.blocked_row >= 0:
+            return state.blocked_line, state.since
+        return row.wait_line, row.issued
 
     def group(self, rank: int, row: rows.Row) -> tuple[str, tuple[int, ...]]:
         name, _, members = self.texts[rank].get(row.group, "|").partition("|")

@@ -35,7 +35,7 @@ def same_random_state(group: Group = None) -> None:
     if n == 1:
         return
     first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
-    on_gpu = dist.get_backend(group) == "nccl"
+    on_gpu = "nccl" in dist.get_backend(group)
     carried = torch.random.get_rng_state()
     row = carried.cuda() if on_gpu else carried
     dist.broadcast(row, first, group=group)

@@ -23,7 +23,7 @@ from course_lib.checks.engine.report import WAITS, Report, refusal
 from course_lib.checks.engine.sentence import at
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
-from course_lib.runtime.backend import ALONE, choose
+from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 
@@ -181,8 +181,17 @@ def expected_reply(case: Case) -> int:
 
 
 def backend(world_size: int) -> str:
-    """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs."""
-    return choose(world_size) if os.environ.get("COURSE_BACKEND") == "nccl" else "gloo"
+    """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs.
+
+    A case with more ranks than find room on them runs on the CPU, and a line says so.
+    """
+    if os.environ.get("COURSE_BACKEND") != "nccl":
+        return "gloo"
+    missing = missing_for_nccl(world_size)
+    if missing:
+        say(f"Cases of {world_size} ranks are judged on the CPU with gloo: {missing}")
+        return "gloo"
+    return choose(world_size)
 
 
 def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> Finding | None:

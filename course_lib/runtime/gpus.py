@@ -1,0 +1,115 @@
+"""The GPUs of this machine: how many there are, whether they work, and how many ranks share one.
+
+Counting asks NVML, which starts nothing. Whether CUDA works is another question: a driver that is too old
+for this build of PyTorch, or a GPU that is too old for its kernels, is counted all the same. So the GPUs are
+tried once, in a process of its own (`python -m course_lib.runtime.gpus`), before ranks are sent there: a
+CUDA context in the notebook's kernel would take memory from them, and one that failed would stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+
+import torch
+
+PER_GPU = "COURSE_RANKS_PER_GPU"
+SHARING = 23000  # the first NCCL, as it numbers itself, in which ranks may share a GPU (2.30)
+TRIAL_SECONDS = 120
+# What several ranks on one GPU need of NCCL (user guide, NCCL_MULTI_RANK_GPU_ENABLE): channels of all ranks
+# must fit on the GPU side by side, and NVLink's multicast (NVLS) knows a GPU only once.
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use, counted without starting CUDA (by NVML)."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return torch.cuda.device_count()
+
+
+def ranks_per_gpu() -> int:
+    """How many ranks share a GPU over NCCL: COURSE_RANKS_PER_GPU, or 1. ValueError if it is not a number."""
+    text = os.environ.get(PER_GPU) or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= 16:
+        raise ValueError(f"{PER_GPU} is a number of ranks from 1 to 16, not {text!r}")
+    return int(text)
+
+
+def places() -> int:
+    """How many ranks can run over NCCL on this machine at once, if its GPUs work."""
+    return gpu_count() * ranks_per_gpu()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a process found that used the GPUs. `error`: why it could not, else ""."""
+
+    error: str = ""
+    nccl: int = 0  # NCCL's version as it numbers itself, 22809 for 2.28.9; 0: not found
+
+    @property
+    def nccl_text(self) -> str:
+        return f"{self.nccl // 10000}.{self.nccl // 100 % 100}.{self.nccl % 100}"
+
+
+_trials: dict[tuple, Trial] = {}
+
+
+def trial() -> Trial:
+    """The outcome of using each GPU once, in a process of its own; remembered.
+
+    It costs as long as PyTorch takes to import, so it is asked for only where ranks would use the GPUs.
+    """
+    seen = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
+    key = tuple(os.environ.get(name) for name in seen)
+    if key not in _trials:
+        _trials[key] = run_trial()
+    return _trials[key]
+
+
+def run_trial() -> Trial:
+    environment = {**os.environ, "COURSE_ROLE": "trial"}
+    command = [sys.executable, "-m", "course_lib.runtime.gpus"]
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=TRIAL_SECONDS, stdin=subprocess.DEVNULL,
+            env={**environment, "PYTHONPATH": path},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Trial(f"CUDA did not answer within {TRIAL_SECONDS} seconds")
+    lines = answer.stdout.strip().splitlines()
+    if answer.returncode == 0 and lines:
+        return Trial(**json.loads(lines[-1]))
+    said = answer.stderr.strip().splitlines()
+    return Trial(said[-1] if said else f"the trial ended with code {answer.returncode}")
+
+
+def use_every_gpu() -> Trial:
+    """In the trial's process: one kernel and one copy on each GPU; which NCCL PyTorch has loaded."""
+    try:
+        for index in range(torch.cuda.device_count()):
+            ones = torch.ones(2, device=torch.device("cuda", index))
+            if (ones + ones).sum().item() != 4:
+                return Trial(f"GPU {index} computes 1 + 1 wrongly")
+    except (RuntimeError, AssertionError) as error:
+        return Trial(str(error).strip().splitlines()[0])
+    return Trial(nccl=loaded_nccl())
+
+
+def loaded_nccl() -> int:
+    """The version of the NCCL in this process. `torch.cuda.nccl.version()` is that of the build."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(use_every_gpu())))

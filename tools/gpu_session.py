@@ -1,0 +1,384 @@
+"""Prove that the course works on this machine's GPUs, in one command: `make gpu`.
+
+The parts run one after the other, each in processes of its own, with a time limit and a log, and the next
+one begins whatever came of the last. Each ends in a line of JSON; at the end there is a report in Markdown.
+
+    facts         driver, GPUs, PyTorch, NCCL, shared memory: what the doctor says
+    one rank      every test that needs a GPU, one rank to a GPU
+    several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
+    as it comes   all notebooks, with the backend that the session chooses by itself
+    over NCCL     all notebooks and their checks, over NCCL
+    grading       the grader's own selftest on a machine with GPUs
+
+Without a GPU only the first part says something; the exit code is 0 all the same. It is 1 if a part failed.
+A newer NCCL than PyTorch's own is loaded with `--nccl path/to/libnccl.so.2`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOLUTIONS = ROOT / "solutions"
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+ALONE = "tests/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
+SHARING_RANKS = 8  # the notebooks' largest world
+LAST_CHANCE = 15  # seconds in which a part that ran past its limit may write its results
+LAST_WORDS = 12  # lines of a failed part's log that the report shows
+
+
+@dataclass
+class Result:
+    """What came of a part. status: "passed", "failed", "timed out" or "left out"."""
+
+    part: str
+    status: str
+    seconds: float
+    said: str
+    details: list[str] = field(default_factory=list)
+
+    def as_line(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all parts are given."""
+
+    out: Path
+    gpus: int
+    nccl_library: str = ""
+    shares: bool = False  # this machine's NCCL lets ranks share a GPU
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """The parts' environment: nothing of the course's own variables but these."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("COURSE_")}
+        if self.nccl_library:
+            own["LD_PRELOAD"] = self.nccl_library
+        paths = [str(ROOT), own.get("PYTHONPATH", "")]
+        own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return {**own, **variables}
+
+    def sharing(self) -> dict[str, str]:
+        """Variables with which the notebooks' largest world finds room on the GPUs."""
+        return {"COURSE_RANKS_PER_GPU": str(max(1, -(-SHARING_RANKS // max(1, self.gpus))))}
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    limit: float  # seconds
+    run: Callable[[Session, float], Result]
+    needs_gpu: bool = True
+    needs_sharing: bool = False
+
+
+def run_logged(
+    command: Sequence[str], log: Path, limit: float, environment: dict[str, str]
+) -> tuple[int | None, float]:
+    """Exit code (None: it ran past the limit, and was ended with all that it started), and seconds."""
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.send_signal(signal.SIGINT)  # pytest then still writes down what it has
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_CHANCE)
+        finally:
+            end_session(process.pid)
+            process.wait()
+    return code, time.monotonic() - began
+
+
+def end_session(leader: int) -> None:
+    """Kill every process of the session that `leader` began; ranks end with whoever launched them."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                os.kill(int(folder.name), signal.SIGKILL)
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile, or is somebody else's
+
+
+def last_words(log: Path, count: int = LAST_WORDS) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-count:]
+
+
+# ---- the parts
+
+
+def facts(session: Session, limit: float) -> Result:
+    """The doctor's report is the part's text; what it finds wrong is a finding, and no failure."""
+    log = session.out / "facts.log"
+    code, seconds = run_logged(
+        [sys.executable, "-m", "course_lib.doctor"], log, limit, session.environment()
+    )
+    text = log.read_text(errors="replace").splitlines()
+    status = "timed out" if code is None else "passed" if code in (0, 1) and text else "failed"
+    return Result("facts", status, seconds, text[-1] if text else "it said nothing", text)
+
+
+def one_rank(session: Session, limit: float) -> Result:
+    return run_tests("one rank", session, limit, session.environment())
+
+
+def several(session: Session, limit: float) -> Result:
+    """A few ranks to a GPU; with several GPUs also across them."""
+    share = max(1, -(-4 // max(1, session.gpus)))
+    return run_tests(
+        "several", session, limit, session.environment(COURSE_RANKS_PER_GPU=str(share))
+    )
+
+
+def run_tests(name: str, session: Session, limit: float, environment: dict[str, str]) -> Result:
+    """The GPU's own tests alone, then the others in a few workers."""
+    began, cases, broken = time.monotonic(), [], []
+    workers = str(max(1, min(6, (os.cpu_count() or 2) // 2)))
+    for label, selection in (
+        ("alone", [ALONE]),
+        ("beside", ["tests", f"--ignore={ALONE}", "-n", workers]),
+    ):
+        stem = f"{name.replace(' ', '_')}_{label}"
+        xml_file, log = session.out / f"{stem}.xml", session.out / f"{stem}.log"
+        rest = limit - (time.monotonic() - began)
+        code, _ = run_logged(
+            [*PYTEST, f"--junit-xml={xml_file}", *selection], log, max(1.0, rest), environment
+        )
+        if xml_file.exists():
+            cases += list(read_cases(xml_file))
+        if code is None or code > 1:
+            why = "ran past the limit" if code is None else f"ended with code {code}"
+            broken += [f"pytest of {label} {why}:", *last_words(log)]
+    failed = [f"{case}: {why}" for case, outcome, why in cases if outcome == "failed"]
+    count = {
+        kind: sum(outcome == kind for _, outcome, _ in cases) for kind in ("passed", "skipped")
+    }
+    said = f"{count['passed']} passed, {len(failed)} failed, {count['skipped']} skipped"
+    good = not failed and not broken and count["passed"] > 0
+    status = "passed" if good else "failed"
+    return Result(name, status, time.monotonic() - began, said, [*failed, *broken])
+
+
+def read_cases(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(name, "passed", "failed" or "skipped", first line of why) of each test in a JUnit file."""
+    for case in xml.etree.ElementTree.parse(path).iter("testcase"):
+        name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
+        for tag, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+            found = case.find(tag)
+            if found is not None:
+                yield name, outcome, (found.get("message") or "").splitlines()[0][:300]
+                break
+        else:
+            yield name, "passed", ""
+
+
+def notebooks_as_they_come(session: Session, limit: float) -> Result:
+    return run_notebooks("as it comes", session, limit, session.environment())
+
+
+def notebooks_over_nccl(session: Session, limit: float) -> Result:
+    variables = {"COURSE_BACKEND": "nccl", **session.sharing()}
+    return run_notebooks("over NCCL", session, limit, session.environment(**variables))
+
+
+def run_notebooks(name: str, session: Session, limit: float, environment: dict[str, str]) -> Result:
+    """Every solution notebook in a process of its own, as many side by side as there are cores for."""
+    began = time.monotonic()
+    assignments = sorted(path.name for path in SOLUTIONS.iterdir() if path.is_dir())
+    side_by_side = max(1, min(len(assignments), (os.cpu_count() or 2) // 2))
+
+    def run_one(assignment: str) -> tuple[str, list[str]]:
+        stem = session.out / f"{name.replace(' ', '_')}_{assignment}"
+        command = [
+            sys.executable,
+            str(Path(__file__)),
+            "--notebook",
+            assignment,
+            "--out",
+            str(stem),
+        ]
+        rest = limit - (time.monotonic() - began)
+        code, seconds = run_logged(command, stem.with_suffix(".log"), max(1.0, rest), environment)
+        if code is None:
+            return f"{assignment}: not finished", last_words(stem.with_suffix(".log"))
+        if not stem.with_suffix(".json").exists():
+            return f"{assignment}: ended with code {code}", last_words(stem.with_suffix(".log"))
+        wrong = json.loads(stem.with_suffix(".json").read_text())
+        return f"{assignment}: {len(wrong)} cells went wrong in {seconds:.0f} s", wrong
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        told = list(pool.map(run_one, assignments))
+    bad = [line for line, wrong in told if wrong]
+    details = [text for line, wrong in told for text in (line, *(f"    {w}" for w in wrong))]
+    said = f"{len(told) - len(bad)} of {len(told)} notebooks without a fault"
+    status = "failed" if bad else "passed"
+    return Result(name, status, time.monotonic() - began, said, details)
+
+
+def execute_notebook(assignment: str, out: Path) -> int:
+    """In a process of its own: run a solution notebook whole, and write down which cells went wrong."""
+    import nbformat
+
+    from autograder.build import QuietClient
+    from autograder.scores import score_cell
+    from autograder.twin import read_twin
+
+    folder = SOLUTIONS / assignment
+    notebook = read_twin(folder / f"{assignment}.py")
+    client = QuietClient(
+        notebook, timeout=300, kernel_name="python3", allow_errors=True, coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}}, shutdown_kernel="immediate",
+    )  # fmt: skip
+    client.execute()
+    nbformat.write(notebook, out.with_suffix(".ipynb"))
+    wrong = []
+    for number, cell in enumerate(notebook.cells):
+        where = f"cell {number} ({cell.metadata.get('nbgrader', {}).get('grade_id', cell['id'])})"
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error" and "raises-exception" not in cell.metadata.get(
+                "tags", ()
+            ):
+                text = output.evalue.splitlines()
+                wrong.append(f"{where}: {output.ename}: {' | '.join(text[:3])[:400]}")
+        own = cell.metadata.get("nbgrader", {})
+        if own.get("grade") and not own.get("solution"):
+            score = score_cell(cell)
+            if score.points != score.maximum:
+                wrong.append(f"{where}: {score.points} of {score.maximum} points")
+    out.with_suffix(".json").write_text(json.dumps(wrong))
+    return 0
+
+
+def grading(session: Session, limit: float) -> Result:
+    log = session.out / "grading.log"
+    command = [sys.executable, "-m", "autograder", "selftest", "--quick"]
+    code, seconds = run_logged(command, log, limit, session.environment())
+    text = log.read_text(errors="replace")
+    warned = re.findall(r".*CUDA initialization.*", text)
+    status = "timed out" if code is None else "passed" if code == 0 and not warned else "failed"
+    words = last_words(log)
+    return Result("grading", status, seconds, words[-1] if words else "", [*words, *warned])
+
+
+PARTS = [
+    Part("facts", 90, facts, needs_gpu=False),
+    Part("one rank", 240, one_rank),
+    Part("several", 300, several, needs_sharing=True),
+    Part("as it comes", 300, notebooks_as_they_come),
+    Part("over NCCL", 420, notebooks_over_nccl, needs_sharing=True),
+    Part("grading", 180, grading),
+]
+
+
+# ---- the session
+
+
+def look_round(nccl_library: str, out: Path) -> tuple[Session, str]:
+    """How many GPUs there are and whether ranks can share one; a sentence on it."""
+    if nccl_library and not Path(nccl_library).is_file():
+        raise SystemExit(f"--nccl: there is no file {nccl_library}")
+    session = Session(out, 0, nccl_library)
+    code = (
+        "import json; from course_lib.runtime import gpus; t = gpus.run_trial(); "
+        "print(json.dumps([gpus.gpu_count(), t.error, t.nccl, t.nccl_text, gpus.SHARING]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        env=session.environment(COURSE_ROLE="gpu session"),
+    )  # fmt: skip
+    if answer.returncode:
+        raise SystemExit(f"the GPUs could not be counted:\n{answer.stderr}")
+    count, error, nccl, text, least = json.loads(answer.stdout.strip().splitlines()[-1])
+    if not count:
+        return session, "No GPU: only the parts that need none were run."
+    if error:
+        return session, f"{count} GPUs were counted, and CUDA cannot use them: {error}"
+    said = f"{count} GPU{'s' * (count > 1)}, NCCL {text}"
+    return Session(out, count, nccl_library, nccl >= least), said
+
+
+def left_out(part: Part, session: Session) -> str:
+    """Why the part cannot be run here; "" if it can."""
+    if part.needs_gpu and not session.gpus:
+        return "needs a GPU"
+    if part.needs_sharing and not session.shares and session.gpus < SHARING_RANKS:
+        return "needs eight GPUs, or NCCL 2.30 or newer (--nccl libnccl.so.2) for several ranks on each"
+    return ""
+
+
+def report(said: str, results: Sequence[Result]) -> str:
+    lines = [
+        f"# The course on GPUs, {time.strftime('%Y-%m-%d')}", "", said, "",
+        "| part | outcome | seconds | |", "|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.said} |" for r in results]
+    for result in results:
+        if result.details:
+            lines += ["", f"## {result.part}", "", "```", *result.details, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "gpu", help="logs, and report.md"
+    )
+    parser.add_argument(
+        "--nccl", default="", metavar="FILE", help="an NCCL to load before PyTorch's"
+    )
+    parser.add_argument("--parts", default="", help="only these, separated by commas")
+    parser.add_argument("--limit", type=float, default=0, help="seconds for all parts together")
+    parser.add_argument("--notebook", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.notebook:
+        return execute_notebook(options.notebook, options.out)
+    chosen = [name.strip() for name in options.parts.split(",") if name.strip()]
+    if unknown := set(chosen) - {part.name for part in PARTS}:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    session, said = look_round(options.nccl and str(Path(options.nccl).resolve()), out)
+    print(said, flush=True)
+    results = []
+    for part in PARTS:
+        if chosen and part.name not in chosen:
+            continue
+        rest = options.limit - (time.monotonic() - began) if options.limit else part.limit
+        why = left_out(part, session) or ("no time was left" if rest < 5 else "")
+        result = (
+            Result(part.name, "left out", 0.0, why)
+            if why
+            else part.run(session, min(part.limit, rest))
+        )
+        print(result.as_line(), flush=True)
+        results.append(result)
+        (out / "report.md").write_text(report(said, results))
+    print(f"The report is in {out / 'report.md'}")
+    return int(any(result.status in ("failed", "timed out") for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
