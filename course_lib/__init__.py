@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from course_lib.runtime.backend import device
+from course_lib.runtime.backend import device, synchronize
 from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
 from course_lib.runtime.launch import Run, launch
 
@@ -26,6 +26,7 @@ __all__ = [
     "check",
     "device",
     "launch",
+    "synchronize",
 ]
 
 

@@ -533,7 +533,14 @@ class OnAStream:
         self.inner, self.group = group.inner, group
         group.inner = self
         group.on_device = lambda tensors: True
-        recorder().pending.mark = lambda work: WorkMark(self.last)
+        self.last: Any = None
+        recorder().pending.mark = self.mark
+
+    def mark(self, work: Any = None) -> Any:
+        last, now = self.last, time.monotonic()
+        if last is None:
+            return type("Start", (), {"passed": lambda _: True, "moment": lambda _: now})()
+        return WorkMark(last)
 
     def allreduce(self, tensors: list, options: Any) -> Any:
         self.last = self.inner.allreduce(tensors, options)
@@ -577,8 +584,8 @@ def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
     def body() -> tuple[int, int]:
         never = type("Never", (), {"passed": lambda _: False, "moment": lambda _: 0.0})()
         pending = recorder().pending
-        pending.mark = lambda work: never
-        pending.add(0)
+        pending.mark = lambda work=None: never
+        pending.add(0, None)
         before = len(pending.open)
         recorder().begin_task(recorder().state.task)
         return before, len(pending.open)

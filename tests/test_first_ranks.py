@@ -40,7 +40,8 @@ def views(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 def test_hello(world_size: int, backend: str, require_ranks: RequireRanks):
     require_ranks(world_size)
     found = launch(first_ranks.hello, world_size=world_size, backend=backend)
-    devices = ["cpu" if backend == "gloo" else f"cuda:{r}" for r in range(world_size)]
+    gpus = torch.cuda.device_count()
+    devices = ["cpu" if backend == "gloo" else f"cuda:{r % gpus}" for r in range(world_size)]
     assert list(found) == [(r, world_size, devices[r]) for r in range(world_size)]
 
 

@@ -129,6 +129,7 @@ def written(draw: random.Random, log: rows.Log, world_size: int) -> rows.Row:
         turn=draw.choice([0, 1, 1 << 31]), wait_line=0, nbytes=draw.choice([0, 24, 1 << 63]),
         bytes_sent=draw.choice(times), issued=draw.choice(times), blocked=draw.choice(times),
         completed=draw.choice(times),
+        waited=draw.choice(times),
     )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def test_of_a_record_no_more_is_read_than_a_judge_can_hold() -> None:
     fds = (rows.anonymous_file("rows"), rows.anonymous_file("texts"))
     log = rows.Log(*fds)
     texts = log.text("g|0,1"), log.text("float32|2"), log.text("Cell In[1]|3")
-    row = rows.Row(0, 3, 1, 0, *texts, 1, 0, 8, 8.0, 0.0, 0.0, 0.0)
+    row = rows.Row(0, 3, 1, 0, *texts, 1, 0, 8, 8.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(11):
         log.add(row)
     state = rows.RankState(0, 2, 1, 11, log.texts.end, 0.0, -1, 0)

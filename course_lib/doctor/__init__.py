@@ -7,9 +7,10 @@ a notebook: `from course_lib import doctor; doctor.report()`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from course_lib.doctor.finding import Finding
 from course_lib.doctor.machine import (
@@ -21,6 +22,7 @@ from course_lib.doctor.machine import (
     usable_cores,
 )
 from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
+from course_lib.doctor.sharing import shared_gpus
 from course_lib.doctor.software import python, pytorch, system
 from course_lib.doctor.speed import Link, measure_link
 from course_lib.runtime.errors import LaunchError, RankError
@@ -30,17 +32,22 @@ __all__ = ["Finding", "Link", "examine", "main", "measure_link", "report"]
 
 def report() -> None:
     """Print the table, a line as soon as it is known."""
-    summary(print_findings())
+    summary(print_findings(examine()))
 
 
-def main() -> int:
-    """Print the table; 0 when nothing is a problem, else 1."""
-    return 1 if summary(print_findings()) else 0
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the table, or with "--nccl" whether ranks can share a GPU; 0 if nothing is a problem, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m course_lib.doctor", description=__doc__)
+    parser.add_argument(
+        "--nccl", action="store_true", help="whether several ranks can share a GPU, and how"
+    )
+    findings = [shared_gpus()] if parser.parse_args(list(arguments)).nccl else examine()
+    return 1 if summary(print_findings(findings)) else 0
 
 
-def print_findings() -> list[Finding]:
+def print_findings(findings: Iterable[Finding]) -> list[Finding]:
     found = []
-    for finding in examine():
+    for finding in findings:
         print(finding, flush=True)
         found.append(finding)
     return found

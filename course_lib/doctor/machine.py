@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from course_lib.doctor.finding import Finding
-from course_lib.runtime.backend import gpu_count
+from course_lib.runtime.gpus import gpu_count
 
 MIB, GIB = 1 << 20, 1 << 30
 

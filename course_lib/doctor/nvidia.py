@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.cuda import nccl as cuda_nccl
 
 from course_lib.doctor.finding import Finding
-from course_lib.runtime.backend import choose, gpu_count
+from course_lib.runtime.backend import choose
+from course_lib.runtime.gpus import gpu_count, trial
 
 
 def gpus() -> Finding:
@@ -44,6 +45,12 @@ def gpus() -> Finding:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "PyTorch sees fewer"
         return Finding("note", "GPUs", f"{text}\n{seen} of {len(names)} can be used: {why}")
+    if seen and (error := trial().error):
+        return Finding(
+            "problem", "GPUs", f"{text}\nthey were counted, but a trial on them failed: {error}",
+            "Ranks run on the CPU with gloo until this is mended: see the driver's version, and whether this "
+            "PyTorch has code for these GPUs.",
+        )  # fmt: skip
     return Finding("ok", "GPUs", text)
 
 
@@ -64,9 +71,11 @@ def gpu_links() -> Finding | None:
 def nccl() -> Finding:
     if not dist.is_nccl_available():
         return Finding("ok", "NCCL", "not in this build of PyTorch; needed only with GPUs")
+    if gpu_count() and (loaded := trial()).nccl:
+        return Finding("ok", "NCCL", loaded.nccl_text)
     version = cuda_nccl.version()
     text = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
-    return Finding("ok", "NCCL", text)
+    return Finding("ok", "NCCL", f"{text}, as PyTorch was built")
 
 
 def ask_nvidia(*arguments: str) -> str:

@@ -98,12 +98,13 @@ class RecordingGroup(ProcessGroup):
         recorder = recording.recorder()
         row = recorder.add(op, listed, nbytes, self, peer, tag, agree)
         on_device = self.on_device(involved)
+        before = recorder.pending.mark() if on_device else None
         with recorder.calling(row) if on_device else contextlib.nullcontext():
             work = call()
         if (
             work is None
         ):  # synchronous, from PyTorch 2.8 on: C++ has waited, on a GPU with its stream
-            recorder.waited_in_backend(row, on_device)
+            recorder.waited_in_backend(row, before)
             return None
         sent = listed if op == "send" else []
         return RecordingWork(work, row, sent, peer, on_device)

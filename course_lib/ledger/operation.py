@@ -24,12 +24,15 @@ class Operation:
     nbytes: int  # of the message, or of the full tensor of a collective
     bytes_sent: float  # what this rank sends; for built-ins, the bandwidth-optimal volume
     issued: float
-    blocked: float
+    blocked: float  # for which it held up the program: the host, or the stream of its GPU
     completed: float | None  # when the rank knew that it was complete; None: it never asked
     waited: bool
     line: str  # "Cell In[5], line 3" or "train.py, line 3"
     source: str  # the text of that line, or ""
     joined: bool = False  # begun in one `batch_isend_irecv` with the operation before it
+    waited_at: float | None = (
+        None  # when the wait returned: on a GPU before the operation is complete
+    )
     at_once: bool = (
         False  # waited for by the line that began it: `dist.send`, `dist.isend(...).wait()`
     )

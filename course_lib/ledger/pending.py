@@ -30,7 +30,7 @@ class Mark(Protocol):
     def passed(self) -> bool: ...
 
     def moment(self) -> float:
-        """When it was passed, by `time.monotonic`; asked for afterwards."""
+        """When it was passed, by `time.monotonic`; may be asked afterwards."""
         ...
 
 
@@ -74,7 +74,8 @@ class DeviceClock:
 @dataclass
 class Open:
     row: int
-    mark: Mark
+    mark: Mark  # behind the operation
+    before: Mark | None  # where the stream was when it began to wait
 
 
 class Pending:
@@ -87,16 +88,20 @@ class Pending:
         self.thread: threading.Thread | None = None
         self.clock: DeviceClock | None = None
 
-    def mark(self, work: Work | None) -> Mark:
+    def mark(self, work: Work | None = None) -> Mark:
+        """The place at which the current stream is now; with `work`, the end of that operation."""
         if work is not None:
             return WorkMark(work)
         if self.clock is None:
             self.clock = DeviceClock()
         return EventMark(self.clock)
 
-    def add(self, row: int, work: Work | None = None) -> None:
-        """The current stream waits for this operation now; with `work`, nobody does yet."""
-        self.open.append(Open(row, self.mark(work)))
+    def add(self, row: int, before: Mark | None, work: Work | None = None) -> None:
+        """The current stream waits for this operation now, and did not yet `before`.
+
+        With `work` no stream of this program waits: somebody else may ask for the handle's future.
+        """
+        self.open.append(Open(row, self.mark(work), before))
         if self.thread is None:  # started here, since a process with threads must not be forked
             self.thread = threading.Thread(
                 target=self.look, args=(current_gpu(),), name="course-pending", daemon=True
@@ -121,9 +126,10 @@ class Pending:
             if not entry.mark.passed():
                 return False
             moment = entry.mark.moment()
+            blocked = moment - entry.before.moment() if entry.before else 0.0
         except RuntimeError:  # the GPU failed: the host's next call raises the reason
-            moment = time.monotonic()
-        self.recorder.completed_on_device(entry.row, moment)
+            moment, blocked = time.monotonic(), 0.0
+        self.recorder.completed_on_device(entry.row, moment, max(0.0, blocked))
         return True
 
     def clear(self) -> None:

@@ -69,6 +69,7 @@ def operation(
         waited=bool(row.flags & rows.WAITED),
         line=line,
         source=source,
+        waited_at=row.waited - began if row.flags & rows.WAITED and row.waited else None,
         joined=bool(row.flags & rows.JOINED),
         at_once=bool(row.flags & rows.WAITED) and row.wait_line == row.line != 0,
     )

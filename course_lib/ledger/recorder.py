@@ -27,7 +27,7 @@ from torch.distributed import Work
 
 from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
-from course_lib.ledger.pending import Pending
+from course_lib.ledger.pending import Mark, Pending
 
 if TYPE_CHECKING:
     from course_lib.ledger.group import RecordingGroup
@@ -128,15 +128,16 @@ class Recorder:
             self.state.blocked_row = -1
             self.publish()
 
-    def waits_on_stream(self, row: int, work: Work | None = None) -> None:
-        """The host has gone on, and a stream of the GPU waits; see `Pending`."""
+    def waits_on_stream(self, row: int, before: Mark | None, work: Work | None = None) -> None:
+        """The host has gone on, and a stream of the GPU waits; see `Pending.add`."""
         self.log.rows.map[row * rows.ROW.size + rows.FLAGS_AT] |= rows.STREAM
-        self.pending.add(row, work)
+        self.pending.add(row, before, work)
 
     def end_wait(self, row: int, since: float, done: bool = True) -> None:
         now, at, log = time.monotonic(), row * rows.ROW.size, self.log.rows.map
         (blocked,) = rows.struct.unpack_from("<d", log, at + rows.BLOCKED_AT)
         rows.struct.pack_into("<d", log, at + rows.BLOCKED_AT, blocked + now - since)
+        rows.struct.pack_into("<d", log, at + rows.WAITED_AT, now)
         if done:
             rows.struct.pack_into("<d", log, at + rows.DONE_AT, now)
         rows.struct.pack_into("<I", log, at + rows.WAIT_LINE_AT, self.state.blocked_line)
@@ -146,20 +147,27 @@ class Recorder:
         for observer in self.observers:
             observer("done", row, None)
 
-    def completed_on_device(self, row: int, moment: float) -> None:
-        """The stream finished an operation at this `moment` (of `time.monotonic`)."""
+    def completed_on_device(self, row: int, moment: float, blocked: float = 0.0) -> None:
+        """The stream finished an operation at this `moment` (of `time.monotonic`).
+
+        blocked: seconds for which the operation held up the stream.
+        """
         at, log = row * rows.ROW.size, self.log.rows.map
-        rows.struct.pack_into("<d", log, at + rows.DONE_AT, moment)
+        rows.struct.pack_into("<dd", log, at + rows.BLOCKED_AT, blocked, moment)
         log[at + rows.FLAGS_AT] |= rows.DONE
 
-    def waited_in_backend(self, row: int, on_device: bool) -> None:
-        """The backend was asked to wait, and has handed back nothing; on a GPU its stream waits now."""
+    def waited_in_backend(self, row: int, before: Mark | None) -> None:
+        """The backend was asked to wait, and has handed back nothing.
+
+        before: where the GPU's stream was before the call, if that is what waits now.
+        """
         line, _ = students_line()
         at, log = row * rows.ROW.size, self.log.rows.map
         rows.struct.pack_into("<I", log, at + rows.WAIT_LINE_AT, self.log.text(line))
+        rows.struct.pack_into("<d", log, at + rows.WAITED_AT, time.monotonic())
         log[at + rows.FLAGS_AT] |= rows.WAITED
-        if on_device:
-            self.waits_on_stream(row)
+        if before is not None:
+            self.waits_on_stream(row, before)
         else:
             self.completed_on_device(row, time.monotonic())
         for observer in self.observers:
@@ -200,7 +208,7 @@ class Recorder:
                 rows.OP_NUMBER[op], flags, peer, tag,
                 log.text(f"{group.label}|{','.join(map(str, group.ranks))}"),
                 log.text(f"{dtype_name(first)}|{shape_text(first)}"),
-                log.text(line), turn, 0, nbytes, sent, time.monotonic(), 0.0, 0.0,
+                log.text(line), turn, 0, nbytes, sent, time.monotonic(), 0.0, 0.0, 0.0,
             )
         )  # fmt: skip
         self.state.rows = row + 1

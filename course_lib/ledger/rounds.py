@@ -4,7 +4,8 @@ A message belongs to round 1 + r, where r is the latest round that its sender ha
 began to send or its receiver before it began to receive. Messages that are under way together are
 in one round; a rank that sends three messages, each after the last, needs three. So a ring
 all-reduce over N ranks has 2 (N-1) rounds, a binomial tree ceil(log2 N), and collecting N - 1 messages
-one by one N - 1. "Finished" is what the rank knew: a handle that was never waited for delays nothing.
+one by one N - 1. "Finished" is what the program waited for: a handle that was never waited for delays
+nothing, and on a GPU, whose stream waits, the next message counts as later although the host runs ahead.
 
 A built-in collective is a round of its own for its members. A barrier holds them together and moves
 nothing, so it is not counted.
@@ -70,11 +71,16 @@ def events(operations: Sequence[Operation]) -> list[_Event]:
         while pending and pending[0][0] <= operation.issued:
             listed.append(_Event(operations[heapq.heappop(pending)[1]], True))
         listed.append(_Event(operation, False))
-        if operation.completed is not None:
-            heapq.heappush(pending, (operation.completed, place))
+        if (moment := known(operation)) is not None:
+            heapq.heappush(pending, (moment, place))
     while pending:
         listed.append(_Event(operations[heapq.heappop(pending)[1]], True))
     return listed
+
+
+def known(operation: Operation) -> float | None:
+    """When the program had waited for the operation; None if it never did."""
+    return operation.completed if operation.waited_at is None else operation.waited_at
 
 
 class _Depths:
@@ -134,7 +140,7 @@ class _Depths:
         message has come: the earliest completion goes ahead with the depth known so far.
         """
         waiting = [
-            (queue[place].operation.completed, rank)
+            (known(queue[place].operation), rank)
             for rank, (place, queue) in enumerate(zip(self.place, self.queues, strict=True))
             if place < len(queue)
         ]

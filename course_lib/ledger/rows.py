@@ -30,9 +30,10 @@ OPS = [
 ]  # fmt: skip
 OP_NUMBER = {name: number for number, name in enumerate(OPS)}
 
-# op, flags, peer, tag, group, tensor, line, turn, wait line | nbytes | bytes sent, issued, blocked, done
-ROW = struct.Struct("<BBxxiiIIIIIQdddd")
-LINE_AT, WAIT_LINE_AT, BLOCKED_AT, DONE_AT, FLAGS_AT = 20, 28, 56, 64, 1
+# op, flags, peer, tag, group, tensor, line, turn, wait line | nbytes |
+# bytes sent, issued, blocked, done, waited
+ROW = struct.Struct("<BBxxiiIIIIIQddddd")
+LINE_AT, WAIT_LINE_AT, BLOCKED_AT, DONE_AT, WAITED_AT, FLAGS_AT = 20, 28, 56, 64, 72, 1
 WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, not inside a library
 JOINED = 8  # flag: of one batch with the row before
 STREAM = 16  # flag: a GPU's stream waits for it; the host has gone on
@@ -69,6 +70,7 @@ class Row(NamedTuple):
     issued: float
     blocked: float
     completed: float
+    waited: float  # when the wait returned; the flag WAITED says whether there was one
 
 
 def anonymous_file(name: str, size: int = 0) -> int:
@@ -245,7 +247,7 @@ def read_texts(raw: bytes) -> tuple[dict[int, str], bool]:
 
 def makes_sense(row: Row, texts: dict[int, str], world_size: int) -> bool:
     """Could the recorder have written this row?"""
-    times = (row.bytes_sent, row.issued, row.blocked, row.completed)
+    times = (row.bytes_sent, row.issued, row.blocked, row.completed, row.waited)
     return (
         row.op < len(OPS)
         and -1 <= row.peer < world_size

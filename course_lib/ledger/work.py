@@ -75,6 +75,7 @@ class RecordingWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.check_first()
         rec = recorder()
+        before = rec.pending.mark() if self.device else None
         since = rec.begin_wait(self.row)
         try:
             if timeout is None or timeout <= timedelta(0):
@@ -84,7 +85,7 @@ class RecordingWork(Work):
         finally:
             rec.end_wait(self.row, since, done=not self.device)
         if self.device:
-            rec.waits_on_stream(self.row)
+            rec.waits_on_stream(self.row, before)
         self.check_untouched()
         self.waited, self.sent = True, []
         keep(self.row, None)
@@ -101,7 +102,7 @@ class RecordingWork(Work):
         rec.log.rows.map[self.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
         keep(self.row, None)
         if self.device:
-            rec.waits_on_stream(self.row, self.inner)
+            rec.waits_on_stream(self.row, None, self.inner)
         return self.inner.get_future()
 
     def is_success(self) -> bool:

@@ -164,9 +164,10 @@ def device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait until all work that this rank has given to its GPU is done; on the CPU there is none.
+    """Wait until this rank's GPU has done what the lines before asked for; on the CPU that is so anyway.
 
-    A clock that is read without it measures how long it took to *ask* for the work.
+    A clock that is read without it measures how long it took to *ask* for the work. Messages that were
+    begun and not yet waited for may go on.
     """
     if device().type == "cuda":
-        torch.cuda.synchronize(device())
+        torch.cuda.current_stream(device()).synchronize()

@@ -33,7 +33,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime import heavy, wire
-from course_lib.runtime.backend import on_nccl, synchronize, take_gpu
+from course_lib.runtime.backend import on_nccl, take_gpu
 from course_lib.runtime.replying import LONGEST_TEXT, LONGEST_TYPE
 from course_lib.runtime.residue import Residue, free_gpu_memory
 
@@ -175,7 +175,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
         reply["header"], answer = entry(task["header"], [wire.view(b) for b in buffers], rank)
         refuse_open_work(recorder)
         if nccl:
-            synchronize()  # an operation that never ends, or a kernel that failed, is this task's
+            torch.cuda.synchronize()  # an operation that never ends, or a kernel that failed, is this task's
         reply["ok"] = True
     except BaseException as error:  # also SystemExit: a rank must not exit by itself
         reply["error"] = describe_error(error)

@@ -58,7 +58,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib import RankError, check, device, launch
+from course_lib import RankError, check, device, launch, synchronize
 from course_lib.ledger.colours import BACKWARD, COMMUNICATION, FORWARD, INK, RANKS, picture
 from course_lib.runtime.errors import told
 from course_lib.scorecard import costs, scorecard
@@ -361,8 +361,10 @@ def phases(wrap, width=256, count=256):
         dist.barrier()
         began = time.perf_counter()
         loss = nn.functional.mse_loss(model(x), y)
+        synchronize()  # on a GPU the clock is read when it has computed, not when it was asked to
         forward = time.perf_counter()
         loss.backward()
+        synchronize()
         backward = time.perf_counter()
         model.finish_gradient_synchronization()
     return forward - began, backward - began

@@ -57,7 +57,7 @@ import torch.nn.functional as F
 from matplotlib.patches import Rectangle
 from torch.autograd.graph import saved_tensors_hooks
 
-from course_lib import RankError, check, device, launch
+from course_lib import RankError, check, device, launch, synchronize
 from course_lib.context_parallel import contiguous, deal, striped
 from course_lib.context_parallel.layouts import chunks, without_empty
 from course_lib.data import batch, library_text
@@ -598,6 +598,7 @@ def compared(attends, seq=2048, repeats=3):
         for _ in range(repeats):
             began = time.perf_counter()
             results.append(gradients(attend, *given, causal=True))
+            synchronize()
             taken.append(time.perf_counter() - began)
         found.append((min(taken), furthest(results[-1], results[0])))
     return found
@@ -1564,6 +1565,7 @@ def block_seconds(lengths, repeats=5):
         for _ in range(repeats):
             began = time.perf_counter()
             block_attention(q, k, v, range(c), range(c))
+            synchronize()
             taken.append(time.perf_counter() - began)
         found.append(min(taken))
     return found

@@ -17,6 +17,7 @@ from course_lib.checks.engine.case import (
 )
 from course_lib.checks.engine.formulas import Formula, Prediction, predictions
 from course_lib.checks.engine.sentence import Sentence
+from course_lib.runtime.gpus import gpu_count
 
 REFERENCE = ("course_lib.first_ranks",)
 HELLO = ("rank", "world size", "device")
@@ -35,7 +36,6 @@ def hello(draw: Draw) -> Iterator[Case]:
 
 def said_hello(place: int) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
-        device = "cuda:{}" if seen.ledger.backend == "nccl" else "cpu"
         for rank in range(seen.world_size):
             given = seen.values[rank].get("result")
             if not isinstance(given, list) or len(given) != len(HELLO):
@@ -47,7 +47,7 @@ def said_hello(place: int) -> Callable[[Observed], Finding]:
                     ),
                     cause="form",
                 )
-            right = (rank, seen.world_size, device.format(rank))[place]
+            right = (rank, seen.world_size, device_of(rank, seen.ledger.backend))[place]
             if given[place] != right or isinstance(given[place], bool):
                 what = f"the {HELLO[place]} of rank {rank}"
                 return wrong(
@@ -60,6 +60,11 @@ def said_hello(place: int) -> Callable[[Observed], Finding]:
         return RIGHT
 
     return judge
+
+
+def device_of(rank: int, backend: str) -> str:
+    """Ranks take the GPUs in turn: with COURSE_RANKS_PER_GPU several of them have the same one."""
+    return f"cuda:{rank % gpu_count()}" if backend == "nccl" else "cpu"
 
 
 def hello_hint(place: int, given: list, rank: int, n: int) -> str:

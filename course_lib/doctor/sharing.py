@@ -1,0 +1,81 @@
+"""Can several ranks share a GPU over NCCL? `python -m course_lib.doctor --nccl`
+
+The course needs four ranks, and NCCL used to take a GPU for each. From 2.30 on ranks may share one
+(NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE, "experimental"). PyTorch's wheels bring an older NCCL, as a
+package of its own that can be replaced. Nothing is installed here: two lines say how.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from course_lib.doctor.finding import Finding
+from course_lib.runtime import gpus
+from course_lib.runtime.backend import ENOUGH, count
+from course_lib.runtime.errors import LaunchError, RankError
+from course_lib.runtime.launch import launch
+
+WHEEL = "2.30.7"
+
+
+def shared_gpus() -> Finding:
+    """Whether ranks can share this machine's GPUs, tried with two on one of them."""
+    machine = gpus.gpu_count()
+    if not machine or not dist.is_nccl_available():
+        return Finding(
+            "ok", "shared GPUs", "no GPU that this PyTorch can use: ranks run on the CPU with gloo"
+        )
+    tried = gpus.trial()
+    if tried.error:
+        return Finding("problem", "shared GPUs", f"a trial on the GPUs failed: {tried.error}")
+    text = f"{count(machine)}, NCCL {tried.nccl_text}"
+    if tried.nccl < gpus.SHARING:
+        return Finding(
+            "note",
+            "shared GPUs",
+            f"{text}: each rank needs a GPU of its own",
+            how_to_share(machine),
+        )
+    share = gpus.ranks_per_gpu()
+    if share == 1:
+        return Finding(
+            "ok", "shared GPUs", f"{text}: ranks can share a GPU", setting(ranks_for(machine))
+        )
+    try:
+        ranks = min(gpus.places(), ENOUGH)
+        totals = launch(add_up, world_size=ranks, backend="nccl", timeout=60)
+    except (RankError, LaunchError, ValueError) as error:
+        return Finding(
+            "problem", "shared GPUs", f"{text}: {share} ranks a GPU were tried, and failed: {error}",
+            "Sharing is experimental in NCCL. Without COURSE_RANKS_PER_GPU everything runs on the CPU.",
+        )  # fmt: skip
+    right = totals == [float(ranks)] * ranks
+    said = f"{text}: {ranks} ranks, {share} to a GPU, have added up a tensor"
+    return Finding(
+        "ok" if right else "problem", "shared GPUs", said + ("" if right else ", wrongly")
+    )
+
+
+def add_up() -> float:
+    ones = torch.ones(1000, device=torch.device("cuda", torch.cuda.current_device()))
+    dist.all_reduce(ones)
+    return ones.mean().item()
+
+
+def ranks_for(machine: int) -> int:
+    """Ranks on each of these GPUs with which a session has enough."""
+    return max(2, -(-ENOUGH // machine))
+
+
+def how_to_share(machine: int) -> str:
+    cuda = (torch.version.cuda or "12").split(".")[0]
+    return (
+        f"Two lines change that (NCCL calls it experimental), then restart the kernel: "
+        f"pip install --no-deps nvidia-nccl-cu{cuda}=={WHEEL} and, before course_lib is imported, "
+        f"{setting(ranks_for(machine))}"
+    )
+
+
+def setting(ranks: int) -> str:
+    return f'os.environ["{gpus.PER_GPU}"] = "{ranks}"'
