@@ -12,7 +12,7 @@ ARGS ?=
 # All tests run in several workers, about one to a core; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade test test-all lab bench notebooks lock doctor clean
+.PHONY: help setup grade test test-all lab bench notebooks lock doctor gpu clean
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -62,6 +62,10 @@ lock: $(READY) ## remake requirements.lock and environment.yml (newest versions:
 
 doctor: $(READY) ## say what this machine can do and what is wrong with it
 	@$(PY) -m course_lib.doctor
+
+gpu: $(READY) ## prove that the course works on this machine's GPUs; without one, say so
+	@$(COMPILED)
+	@$(PY) tools/gpu_session.py $(ARGS)
 
 clean: ## remove what was built, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache autograder/out

@@ -98,6 +98,8 @@ def join(order: dict, store_fd: int, recorder: Recorder) -> None:
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", f".*{name}. is deprecated", FutureWarning)
     if nccl:
+        # autograd's thread for the GPU is the first to need cuBLAS there, makes its context, and says so
+        warnings.filterwarnings("ignore", ".*there was no current CUDA context.*", UserWarning)
         take_gpu(rank)
     if order["record"]:
         install(recorder, nccl)
