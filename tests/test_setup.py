@@ -89,7 +89,7 @@ def installs(monkeypatch):
     """What pip was asked for; `works` says whether an attempt to get the CPU build succeeds."""
     asked: list[tuple[str, ...]] = []
 
-    def prepare(works, gpu: bool = False) -> list[tuple[str, ...]]:
+    def prepare(works, gpu: bool = False, cuda: int = 13) -> list[tuple[str, ...]]:
         def attempt(*arguments: str) -> bool:
             asked.append(arguments)
             return works(arguments)
@@ -99,6 +99,7 @@ def installs(monkeypatch):
             make_venv, "pip", lambda *arguments, show=False: asked.append(arguments)
         )
         monkeypatch.setattr(make_venv, "has_nvidia_gpu", lambda: gpu)
+        monkeypatch.setattr(make_venv, "driver_cuda", lambda: cuda)
         monkeypatch.setattr(make_venv, "installed_torch_suits", lambda version, build: False)
         monkeypatch.setattr(make_venv.platform, "system", lambda: "Linux")
         return asked
@@ -132,6 +133,24 @@ def test_a_machine_with_a_gpu_gets_cuda_at_once(installs):
     asked = installs(lambda arguments: True, gpu=True)
     assert make_venv.install_torch("auto") == "the package registry's build"
     assert asked == [("install", "torch==2.13.0")]
+
+
+def test_a_driver_that_is_too_old_for_this_pytorch_gets_the_cpu_build(installs, capsys):
+    asked = installs(lambda arguments: True, gpu=True, cuda=12)
+    assert make_venv.install_torch("auto") == "CPU build, found by pip's own configuration"
+    assert asked[-1][-1] == "torch==2.13.0+cpu"
+    assert "the NVIDIA driver knows CUDA 12" in capsys.readouterr().out
+    assert make_venv.install_torch("cuda") == "the package registry's build", "asked for by name"
+
+
+@pytest.mark.parametrize(
+    ("says", "cuda"),
+    [("| Driver Version: 550.54  CUDA Version: 12.4 |", 12), ("CUDA Version: 13.0", 13), ("", 13)],
+)
+def test_the_drivers_cuda_is_read(monkeypatch, says: str, cuda: int):
+    answer = subprocess.CompletedProcess(["nvidia-smi"], 0, stdout=says)
+    monkeypatch.setattr(make_venv, "run", lambda command: answer)
+    assert make_venv.driver_cuda() == cuda
 
 
 def test_an_unknown_build_is_refused(installs):

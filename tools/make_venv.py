@@ -39,6 +39,7 @@ CPU_INDEX_ATTEMPTS = 2
 BUILDS = ("auto", "cpu", "cuda")
 # What PyTorch 2.13 from the package registry takes with its CUDA packages (x86-64: 2.7 and 5 GB).
 CUDA_DOWNLOAD_GB, CUDA_DISK_GB = 3, 5
+TORCH_CUDA = 13  # the CUDA that it is built for: an older driver cannot run it
 
 
 class SetupFailed(Exception):
@@ -165,6 +166,15 @@ def install_torch(build: str) -> str:
         raise SetupFailed(f"COURSE_TORCH is {build!r}; it may be {', '.join(BUILDS)}")
     if build == "auto":
         build = "cuda" if has_nvidia_gpu() else "cpu"
+        knows = driver_cuda() if build == "cuda" else TORCH_CUDA
+        if knows < TORCH_CUDA:
+            build = "cpu"
+            say(
+                f"note: the NVIDIA driver knows CUDA {knows}, and PyTorch {version} is built for CUDA "
+                f"{TORCH_CUDA}, so the CPU build is taken. To use the GPUs, install the course beside a "
+                "PyTorch that was made for this driver (`pip install .` in its environment), or update the "
+                "driver and run `make setup COURSE_TORCH=cuda`"
+            )
     if installed_torch_suits(version, build):
         say(f"PyTorch {version} is installed already")
         return recorded_source() or "installed by hand"
@@ -191,6 +201,12 @@ def install_torch(build: str) -> str:
 
 def has_nvidia_gpu() -> bool:
     return bool(shutil.which("nvidia-smi")) and "GPU 0" in run(["nvidia-smi", "-L"]).stdout
+
+
+def driver_cuda() -> int:
+    """The newest CUDA that the NVIDIA driver knows (the major number); TORCH_CUDA where it does not say."""
+    found = re.search(r"CUDA Version: (\d+)", run(["nvidia-smi"]).stdout)
+    return int(found.group(1)) if found else TORCH_CUDA
 
 
 def installed_torch_suits(version: str, build: str) -> bool:
