@@ -29,6 +29,7 @@ NAMES_SHOWN = 5
 NAME_BYTES = 128  # nbgrader's column for a student's id
 CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
+LINE_END = re.compile("\r\n?")
 
 
 class UnreadableError(Exception):
@@ -248,9 +249,13 @@ def _as_notebook(data: Any) -> NotebookNode:
 
 
 def _tidy(cell: NotebookNode) -> None:
-    """One cell as nbformat 4.5 has it: text in one string, metadata a mapping, no outputs."""
+    """One cell as nbformat 4.5 has it: text in one string, metadata a mapping, no outputs.
+
+    Lines end in a line feed, also if the file was written on Windows.
+    """
     source = cell["source"]
-    cell["source"] = "".join(source) if isinstance(source, list) else str(source)
+    text = "".join(source) if isinstance(source, list) else str(source)
+    cell["source"] = LINE_END.sub("\n", text)
     metadata = cell.get("metadata")
     cell["metadata"] = NotebookNode(metadata if isinstance(metadata, dict) else {})
     tags = cell.metadata.get("tags")

@@ -22,6 +22,8 @@ from autograder.exercises import Assignment
 from autograder.intake import HandedIn, MissingError, Submission, UnreadableError, collect, parse
 from autograder.limits import Limits
 from autograder.preprocessors.executing import RestoreReleased, RunAndJudge
+from autograder.recognise import defined_names, plain
+from autograder.restore import Restored
 from autograder.result import Exercise, Result
 from autograder.scores import one_line
 from autograder.secret import seed
@@ -100,12 +102,13 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
     RestoreReleased(assignment).preprocess(notebook, resources)
     RunAndJudge(assignment, means).preprocess(notebook, resources)
     events: list[Event] = resources["events"]
+    restored: Restored = resources["restored"]
     result.exercises = resources["exercises"]
-    blank = untouched(notebook, assignment.released)
+    blank = result.score == 0 and untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
     result.reason = one_line(_reason(result, events))
-    result.changes += resources["changes"]
-    result.eyes = [*_crashes(events), *resources["changes"]]
+    result.changes += [*restored.changes, *restored.notes]
+    result.eyes = [*_crashes(events), *restored.changes]
     result.eyes += [
         f"{one.name}: the record of its messages and the network contradict each other"
         for one in result.exercises
@@ -115,10 +118,14 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
 
 
 def untouched(notebook: NotebookNode, released: NotebookNode) -> bool:
-    """Whether every exercise is as it was handed out."""
-    given = {grade_id(c): c.source.strip() for c in released.cells if _is_solution(c)}
-    own = {grade_id(c): c.source.strip() for c in notebook.cells if _is_solution(c)}
-    return bool(given) and own == given
+    """Whether every exercise is as it was handed out, and no other cell of the student's answers one."""
+    given = {grade_id(cell): plain(cell.source) for cell in released.cells if _is_solution(cell)}
+    own = {grade_id(cell): plain(cell.source) for cell in notebook.cells if _is_solution(cell)}
+    handed_out = {cell.source for cell in released.cells}
+    added = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    names = frozenset().union(*map(defined_names, given.values()))
+    answered = any(names & defined_names(text) for text in added if text not in handed_out)
+    return bool(given) and own == given and not answered
 
 
 def _is_solution(cell: NotebookNode) -> bool:

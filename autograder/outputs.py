@@ -16,6 +16,9 @@ from nbformat import NotebookNode
 from autograder.config import NOTEBOOK_METADATA, ROOT
 from autograder.twin import BuildError
 
+# ipykernel's files of cells, and Colab's: /tmp/ipython-input-4-2084266668.py, newer /tmp/ipython-input-2755120846.py
+CELL_FILES = re.compile(r"/tmp/(?:ipykernel_\d+/|ipython-input-(?:\d+-)?)\d+\.py")
+
 WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 
@@ -30,7 +33,7 @@ def _machine_paths() -> list[tuple[re.Pattern[str], str]]:
     }
     known = sorted((path for path in found if len(path) > 1), key=len, reverse=True)
     patterns = [(re.compile(re.escape(path) + r"(?=[/\s:'\"]|$)"), found[path]) for path in known]
-    return [*patterns, (re.compile(r"/tmp/ipykernel_\d+/\d+\.py"), "cell")]
+    return [*patterns, (CELL_FILES, "cell")]
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:

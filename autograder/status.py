@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 GRADED = "graded"  # every cell ran to its end; the score may be anything
-BLANK = "blank"  # every exercise is as it was handed out
+BLANK = "blank"  # every exercise is as it was handed out, and no points were earned
 # A limit costs only what it hit: the other exercises keep their points.
 KERNEL_DIED = "kernel died"  # the notebook's process ended
 OUT_OF_MEMORY = "out of memory"

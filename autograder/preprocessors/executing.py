@@ -16,7 +16,7 @@ Resources = dict[str, Any]
 
 
 class RestoreReleased(NbGraderPreprocessor):
-    """Puts back what a submission may not change; the sentences go to `resources["changes"]`."""
+    """Puts back what a submission may not change; `resources["restored"]` says what that was."""
 
     def __init__(self, assignment: Assignment, **options: Any) -> None:
         super().__init__(**options)
@@ -24,7 +24,7 @@ class RestoreReleased(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources: Resources) -> tuple[NotebookNode, Resources]:
         released = self.assignment.released
-        resources["changes"] = restore(nb, released)
+        resources["restored"] = restore(nb, released)
         nb.metadata = copy.deepcopy(released.metadata)
         return nb, resources
 
