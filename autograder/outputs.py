@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from autograder.config import NOTEBOOK_METADATA, ROOT
 from autograder.twin import BuildError
 
-# ipykernel's files of cells, and Colab's: /tmp/ipython-input-4-2084266668.py, newer /tmp/ipython-input-2755120846.py
+# ipykernel's files of cells, and Colab's: /tmp/ipython-input-4-2084266668.py, or without the 4-
 CELL_FILES = re.compile(r"/tmp/(?:ipykernel_\d+/|ipython-input-(?:\d+-)?)\d+\.py")
 
 WIDGETS = "application/vnd.jupyter.widget-state+json"

@@ -1,8 +1,9 @@
 """Which cell of a submission is which of the released ones.
 
-Every editor and host saves a notebook in its own way: ids are new or gone, metadata are cut or have grown, lines
-end otherwise. A cell is recognised by the first of these that is left of it: the exercise's name in its metadata
-(`grade_id`), its id, its text, the names that an exercise defines, and its place between two cells that are known.
+Every editor and host saves a notebook in its own way: ids are new or gone, metadata are cut or have grown,
+lines end otherwise. A cell is recognised by the first of these that is left of it: the exercise's name in
+its metadata (`grade_id`), its id, its text, the names that an exercise defines, and its place between two
+known cells.
 
 A text that stands in a notebook several times tells only together with its neighbours which cell it is.
 """
@@ -111,7 +112,9 @@ class Matching:
                 for index in defining[name]:
                     shared[index] += index not in self.places
             if any(shared.values()):
-                rank = {index: (place in reach[index], n, -index) for index, n in shared.items() if n}
+                rank = {
+                    index: (place in reach[index], n, -index) for index, n in shared.items() if n
+                }
                 self.pair(max(rank, key=lambda index: rank[index]), place)
 
     def by_place(self) -> None:
@@ -135,7 +138,7 @@ class Matching:
         return [one for one in enumerate(self.released) if one[0] not in self.indices]
 
     def _answers(self) -> list[tuple[int, NotebookNode]]:
-        """Missing exercises that a student answers. A locked cell would lose what the student wrote into it."""
+        """Missing exercises that a student answers. What is written into a locked cell would be lost."""
         return [
             (place, cell)
             for place, cell in self._missing()

@@ -2,9 +2,9 @@
 
 Cells are recognised as `autograder.recognise` says. Their metadata are the released ones again, and for
 exercises and graded cells the type too; a graded cell has its released text, a solution cell keeps the
-student's; a copy loses its grading metadata; an exercise's cell that is missing comes back where it was; cells
-stand in the released order. What the student added stays, behind the cell that it followed, without tags:
-those mean something to grading.
+student's; a copy loses its grading metadata; an exercise's cell that is missing comes back where it was;
+cells stand in the released order. What the student added stays, behind the cell that it followed, without
+tags: those mean something to grading.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from autograder.twin import grade_id
 # What of nbgrader's metadata a submission has no business to change.
 FIXED = ("grade", "locked", "points", "schema_version", "solution", "task")
 STRIPPED = (
-    "the notebook was saved without grading metadata; its cells were recognised by their ids, their texts and "
-    "what they define"
+    "the notebook was saved without grading metadata; its cells were recognised by their ids, by their texts "
+    "and by what they define"
 )
 
 
@@ -30,8 +30,8 @@ STRIPPED = (
 class Restored:
     """What was put back, a sentence each.
 
-    changes: the student's doing, which a person should look at; notes: what editors and hosts do by themselves
-    when they save a notebook, or when a cell is copied in them.
+    changes: the student's doing, which a person should look at; notes: what editors and hosts do by
+    themselves when they save a notebook, or when a cell is copied in them.
     """
 
     changes: list[str] = field(default_factory=list)
@@ -41,7 +41,9 @@ class Restored:
 def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
     """Change `submission` in place; returns what was changed."""
     known = recognise(submission, released)
-    restored = Restored(_changed_metadata(submission, released), _notes(submission, released, known))
+    restored = Restored(
+        _changed_metadata(submission, released), _notes(submission, released, known)
+    )
     matched = {
         id(known[original["id"]]): original
         for original in released.cells
@@ -52,7 +54,9 @@ def restore(submission: NotebookNode, released: NotebookNode) -> Restored:
         cell["metadata"] = copy.deepcopy(original.metadata) if original else NotebookNode()
         if original and plain(cell.source) == plain(original.source):
             cell["source"] = original.source
-    moved = _moved([matched[id(cell)] for cell in submission.cells if id(cell) in matched], released)
+    moved = _moved(
+        [matched[id(cell)] for cell in submission.cells if id(cell) in matched], released
+    )
     position = 0  # where a missing cell goes: behind the last released cell that is there
     for original in released.cells:
         cell = known.get(original["id"])
@@ -92,7 +96,9 @@ def _notes(
     """Sentences about copies and about lost metadata."""
     names = {str(name): cell["id"] for cell in released.cells if (name := grade_id(cell))}
     count = Counter(own_metadata(cell)["grade_id"] for cell in submission.cells)
-    notes = [f"cell {name!r} was there {n} times" for name, n in count.items() if name in names and n > 1]
+    notes = [
+        f"cell {name!r} was there {n} times" for name, n in count.items() if name in names and n > 1
+    ]
     lost = [name for name, own in names.items() if own in known and not count[name]]
     if lost and not count.keys() & names.keys():
         return [STRIPPED]

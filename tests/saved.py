@@ -1,8 +1,9 @@
 """A worked notebook as each host and editor saves it, by a function for each kind of saving.
 
-Each takes the notebook as JupyterLab holds it (nbformat 4.5, ids, outputs) and gives the file that a student
-hands in. The forms are those of files that these programs wrote and, for VS Code, of its source. None of them was
-made by the program itself: whether Kaggle keeps nbgrader's metadata is not known, so both are here.
+Each takes the notebook as JupyterLab holds it (nbformat 4.5, ids, outputs) and gives the file that a
+student hands in. The forms are those of files that these programs wrote and, for VS Code, of its source.
+The course's own notebooks were not sent through these programs: whether Kaggle keeps nbgrader's metadata is
+not known, so a file without any is here, too.
 """
 
 from __future__ import annotations
@@ -237,7 +238,10 @@ def _colab_id(draw: random.Random) -> str:
 
 
 def _times() -> Json:
-    return {"iopub.execute_input": "2026-11-22T10:00:00.000001Z", "iopub.status.busy": "2026-11-22T10:00:00Z"}
+    return {
+        "iopub.execute_input": "2026-11-22T10:00:00.000001Z",
+        "iopub.status.busy": "2026-11-22T10:00:00Z",
+    }
 
 
 KINDS: dict[str, Change] = {

@@ -19,7 +19,7 @@ from autograder.exercises import read_assignment
 from autograder.kernels import prefer_this_environment
 from autograder.outputs import clean
 from autograder.report.sanitise import clean_notebook
-from autograder.restore import restore
+from autograder.restore import Restored, restore
 from autograder.twin import read_twin
 
 TOY = Path(__file__).resolve().parent / "toy" / "solutions"
@@ -243,7 +243,7 @@ def test_an_answer_that_a_person_grades_is_released_without_its_solution(
     assert by_hand == {"why": 2.5, "sketch": 1} and assignment.maximum == 3.5
     submission = copy.deepcopy(assignment.released)
     submission.cells[0].source = f"My answer: {seed}"
-    assert restore(submission, assignment.released) == []
+    assert restore(submission, assignment.released) == Restored()
     shown = clean_notebook(submission, assignment.released).cells[0]
     assert f"My answer: {seed}" in shown.source and shown.metadata["nbgrader"]["points"] == 2.5
 
@@ -306,6 +306,22 @@ def test_paths_of_the_machine_are_taken_out() -> None:
     text = f"{SOLUTIONS}/x.py and {Path.home()}/y and /tmp/ipykernel_12/34.py"
     cleaned = clean(notebook_that_prints(text, "nbval-ignore-output"))
     assert cleaned.cells[0].outputs[0].text == "course/solutions/x.py and ~/y and cell"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/tmp/ipykernel_12/34.py",
+        "/tmp/ipython-input-4-2084266668.py",  # Colab's
+        "/tmp/ipython-input-2755120846.py",
+    ],
+)
+def test_a_cells_file_is_a_cell_on_every_host(file: str) -> None:
+    printed = f'File "{file}", line 2'
+    cleaned = clean(notebook_that_prints(printed, "nbval-ignore-output"))
+    assert cleaned.cells[0].outputs[0].text == 'File "cell", line 2'
+    with pytest.raises(BuildError, match="path of this machine"):
+        clean(notebook_that_prints(printed))
 
 
 def test_a_compared_output_may_not_hold_such_a_path() -> None:

@@ -218,6 +218,13 @@ def test_a_notebook_comes_back_tidied() -> None:
     nbformat.writes(notebook).encode()
 
 
+@pytest.mark.parametrize("source", ["a = 1\r\nb\rc\n", ["a = 1\r\n", "b\r", "c\n"]])
+def test_lines_end_as_everywhere(source: str | list[str]) -> None:
+    data = {"cells": [{"cell_type": "code", "source": source}]}
+    (cell,) = parse(json.dumps(data, indent=1).replace("\n", "\r\n").encode()).cells
+    assert cell.source == "a = 1\nb\nc\n"
+
+
 def test_notebooks_of_old_editors_are_read() -> None:
     old = nbformat.convert(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1")]), 3)
     (cell,) = parse(nbformat.writes(old, version=3).encode()).cells

@@ -423,11 +423,13 @@ def test_changed_metadata_is_restored_and_named() -> None:
     cell_of(submission, "two").cell_type = "markdown"
     submission.cells.append(copy.deepcopy(cell_of(submission, "one")))
     submission.cells[-1]["id"] = "copy"
-    changes = restore(submission, released)
-    assert set(changes) == {
+    said = restore(submission, released)
+    assert set(said.changes) == {
         "cell 'one_check': its points had been changed",
-        "cell 'two_check' had lost its grading metadata",
         "cell 'two' had become a markdown cell",
+    }
+    assert set(said.notes) == {
+        "cell 'two_check' had lost its grading metadata",
         "cell 'one' was there 2 times",
     }
     for original in released.cells:
