@@ -1,4 +1,8 @@
-"""Student versions: made by nbgrader's `generate_assignment`, and handed out in a folder and a zip."""
+"""Student versions: made by nbgrader's `generate_assignment`, and handed out in a folder and a zip.
+
+With a repository on GitHub each notebook begins with badges that open it in Colab and Kaggle, and with a
+cell that gets the course where it is not installed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 
@@ -18,6 +23,7 @@ from autograder.config import NOTEBOOKS, SOLUTIONS, base_config
 
 REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
 BRANCH = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+FOLDER = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+){0,9}")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
 
 
@@ -53,26 +59,64 @@ class Release:
     readme: Path
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the handed-out notebooks lie on GitHub: `repository` is "owner/name", `folder` lies in it.
+
+    The course is installed from there, too. ReleaseError for a name that cannot be one.
+    """
+
+    repository: str
+    branch: str = "main"
+    folder: str = "notebooks"
+
+    def __post_init__(self) -> None:
+        if not REPOSITORY.fullmatch(self.repository):
+            raise ReleaseError(
+                f"{self.repository!r} is not the name of a repository: it is OWNER/NAME, as on GitHub."
+            )
+        if not BRANCH.fullmatch(self.branch) or ".." in self.branch:
+            raise ReleaseError(f"{self.branch!r} is not the name of a branch.")
+        if not FOLDER.fullmatch(self.folder) or ".." in self.folder:
+            raise ReleaseError(
+                f"{self.folder!r} is not a folder of a repository: it is a path such as notebooks."
+            )
+
+    @property
+    def package(self) -> str:
+        """What pip installs the course from."""
+        return f"git+https://github.com/{self.repository}@{self.branch}"
+
+    def colab(self, assignment: str) -> str:
+        return f"https://colab.research.google.com/github/{self._file(assignment)}"
+
+    def kaggle(self, assignment: str) -> str:
+        return f"https://kaggle.com/kernels/welcome?src=https://github.com/{self._file(assignment)}"
+
+    def badges(self, assignment: str) -> str:
+        colab = "https://colab.research.google.com/assets/colab-badge.svg"
+        kaggle = "https://kaggle.com/static/images/open-in-kaggle.svg"
+        return (
+            f"[![Open in Colab]({colab})]({self.colab(assignment)}) "
+            f"[![Open in Kaggle]({kaggle})]({self.kaggle(assignment)})"
+        )
+
+    def _file(self, assignment: str) -> str:
+        return f"{self.repository}/blob/{self.branch}/{self.folder}/{assignment}/{assignment}.ipynb"
+
+
 def release(
     assignments: Sequence[str],
     into: Path,
     *,
-    repository: str = "",
-    branch: str = "main",
+    place: Place | None = None,
     notebooks: Path = NOTEBOOKS,
 ) -> Release:
     """Write the student versions to `into/<assignment>/`, all of them into one zip, and a README.
 
-    Byte for byte as `notebooks` holds them: what was checked is what is handed out. repository:
-    "owner/name" on GitHub, where this course lies with its `notebooks` folder: the README then links each
-    notebook in Colab. Raises ReleaseError for a name that is none, and for an assignment that was not built.
+    Without a place on GitHub byte for byte as `notebooks` holds them: what was checked is what is handed out.
+    With one, `opened_anywhere` adds two cells before the others. ReleaseError if an assignment was not built.
     """
-    if repository and not REPOSITORY.fullmatch(repository):
-        raise ReleaseError(
-            f"{repository!r} is no repository's name: it is OWNER/NAME, as on GitHub."
-        )
-    if not BRANCH.fullmatch(branch) or ".." in branch:
-        raise ReleaseError(f"{branch!r} is no branch's name.")
     texts = {}
     for name in assignments:
         path = notebooks / name / f"{name}.ipynb"
@@ -80,8 +124,9 @@ def release(
             raise ReleaseError(
                 f"there is no student version of {name}: run `make notebooks` first."
             )
-        texts[name] = path.read_bytes()
-    readme = _readme(texts, repository, branch)
+        text = path.read_bytes()
+        texts[name] = opened_anywhere(text, name, place) if place else text
+    readme = _readme(texts, place)
     written = []
     for name, text in texts.items():
         target = into / name / f"{name}.ipynb"
@@ -99,29 +144,39 @@ def release(
     return Release(written, archive, into / "README.md")
 
 
-def colab_link(assignment: str, repository: str, branch: str = "main") -> str:
-    """Where Colab opens the student version of an assignment that lies on GitHub."""
-    path = f"notebooks/{assignment}/{assignment}.ipynb"
-    return f"https://colab.research.google.com/github/{repository}/blob/{branch}/{path}"
+def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
+    """The notebook behind a cell of badges and one that installs the course if it is not there.
+
+    Both belong to nobody's exercise: grading takes them for the student's own, and runs the second, which
+    finds the course and does nothing.
+    """
+    notebook: NotebookNode = nbformat.reads(text.decode("utf-8"), as_version=4)
+    badges = nbformat.v4.new_markdown_cell(place.badges(assignment), id="open-elsewhere")
+    course = nbformat.v4.new_code_cell(GET_THE_COURSE.format(place.package), id="get-the-course")
+    notebook.cells = [badges, course, *notebook.cells]
+    return f"{nbformat.writes(notebook)}\n".encode()
 
 
-def _readme(texts: dict[str, bytes], repository: str, branch: str) -> str:
+GET_THE_COURSE = """\
+# Gets the course where it is not installed, as in Colab and Kaggle. PyTorch stays as it is.
+import importlib.util
+
+if importlib.util.find_spec("course_lib") is None:
+    %pip install -q {}"""
+
+
+def _readme(texts: dict[str, bytes], place: Place | None) -> str:
     lines = ["# Notebooks", ""]
-    if repository:
+    if place:
         lines += ["| notebook | |", "|---|---|"]
     for name, text in texts.items():
-        title = _title(text) or name
-        here = f"[{title}]({name}/{name}.ipynb)"
-        if repository:
-            lines.append(f"| {here} | [open in Colab]({colab_link(name, repository, branch)}) |")
-        else:
-            lines.append(f"- {here}")
-    if repository:
+        here = f"[{_title(text) or name}]({name}/{name}.ipynb)"
+        lines.append(f"| {here} | {place.badges(name)} |" if place else f"- {here}")
+    if place:
         lines += [
             "",
-            "In Colab, run this in a cell of its own first. It leaves Colab's PyTorch as it is:",
-            "",
-            f"    %pip install git+https://github.com/{repository}@{branch}",
+            "The first code cell of each notebook gets the course where it is not installed. It leaves",
+            "PyTorch as it is. In Kaggle, turn on *Internet* in the notebook's settings before you run it.",
         ]
     return "\n".join([*lines, ""])
 

@@ -33,7 +33,7 @@ GROUPS = (
     "pg",
     "process_group",
 )  # `.inner` of these is the group that is not recorded
-MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
+MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 MOST = 10  # sentences about one submission
 # Characters that are read of one cell, and of all: a parser's time can grow as the square.
 LONGEST, READ = 100_000, 1_000_000
@@ -69,7 +69,7 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
     if cell.cell_type != "code":
         return
     try:
-        tree = ast.parse(MAGIC.sub("", cell.source))
+        tree = ast.parse(MAGIC.sub(r"\1pass", cell.source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it does not run either
     for node in ast.walk(tree):

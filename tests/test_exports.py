@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -16,13 +17,16 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
 from autograder.commands import export, gradescope, reliability, report
 from autograder.commands import release as release_command
 from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
-from autograder.release import ReleaseError, colab_link, release
+from autograder.intake import parse
+from autograder.marking import untouched
+from autograder.release import Place, ReleaseError, release
 from autograder.report import bundle
 from autograder.report.exports import Columns, ExportError, canvas, moodle, read_table
 from autograder.report.gradescope import WITHOUT_GRADEBOOK, results_json
@@ -30,8 +34,10 @@ from autograder.report.reliability import reference_submission
 from autograder.report.reliability import reliability as try_often
 from autograder.report.standing import ByHand, Standing, final_maximum, final_score, standings
 from autograder.report.write import page_of, read_class, write_reports
+from autograder.restore import Restored, restore
 from autograder.result import Exercise, Result
 from autograder.store import Store
+from autograder.suspicion import suspicious
 from course_lib.checks.engine.report import Report, ReportLine
 from course_lib.checks.engine.sentence import Sentence
 
@@ -413,10 +419,13 @@ def test_all_pages_and_files_of_a_class(book: Path) -> None:
 # --- release -------------------------------------------------------------------------------------
 
 
+PLACE = Place("someone/course", "v1", "handout/2026")
+
+
 def test_what_is_released_is_what_was_checked(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "old.txt").write_text("from before")
-    made = release(assignments(), tmp_path, repository="someone/course", branch="v1")
+    made = release(assignments(), tmp_path)
     assert [path.parent.name for path in made.notebooks] == assignments()
     with zipfile.ZipFile(made.archive) as archive:
         for name in assignments():
@@ -425,32 +434,73 @@ def test_what_is_released_is_what_was_checked(tmp_path: Path) -> None:
             assert [path.read_bytes() for path in (tmp_path / name).iterdir()] == [built]
         assert len(archive.namelist()) == len(assignments()) + 1
     readme = made.readme.read_text("utf-8")
-    link = f"https://colab.research.google.com/github/someone/course/blob/v1/notebooks/{NAME}/{NAME}.ipynb"
-    assert colab_link(NAME, "someone/course", "v1") == link and f"[open in Colab]({link})" in readme
-    assert "00 · First ranks" in readme and "git+https://github.com/someone/course@v1" in readme
+    assert "00 · First ranks" in readme and "colab" not in readme.lower()
     first = made.archive.read_bytes()
-    assert (
-        release(
-            assignments(), tmp_path, repository="someone/course", branch="v1"
-        ).archive.read_bytes()
-        == first
-    )
+    assert release(assignments(), tmp_path).archive.read_bytes() == first
 
 
-def test_without_a_repository_nothing_is_linked(tmp_path: Path) -> None:
-    assert "colab" not in release([NAME], tmp_path).readme.read_text("utf-8").lower()
+def test_with_a_repository_each_notebook_opens_anywhere(tmp_path: Path) -> None:
+    made = release(assignments(), tmp_path, place=PLACE)
+    readme = made.readme.read_text("utf-8")
+    for name, path in zip(assignments(), made.notebooks, strict=True):
+        file = f"someone/course/blob/v1/handout/2026/{name}/{name}.ipynb"
+        links = (
+            f"https://colab.research.google.com/github/{file}",
+            f"https://kaggle.com/kernels/welcome?src=https://github.com/{file}",
+        )
+        released = nbformat.read(path, as_version=4)
+        nbformat.validate(released)
+        badges, course, *rest = released.cells
+        for link in links:
+            assert f"]({link})" in badges.source and f"]({link})" in readme
+        assert "%pip install -q git+https://github.com/someone/course@v1" in course.source
+        checked = nbformat.read(NOTEBOOKS / name / f"{name}.ipynb", as_version=4)
+        assert (rest, released.metadata) == (checked.cells, checked.metadata)
+    with zipfile.ZipFile(made.archive) as archive:
+        for path in made.notebooks:
+            assert archive.read(f"{path.parent.name}/{path.name}") == path.read_bytes()
+    first = made.archive.read_bytes()
+    assert release(assignments(), tmp_path, place=PLACE).archive.read_bytes() == first
+
+
+def test_the_cells_for_other_hosts_change_no_grade(tmp_path: Path) -> None:
+    for path in release(assignments(), tmp_path, place=PLACE).notebooks:
+        released = nbformat.read(NOTEBOOKS / path.parent.name / path.name, as_version=4)
+        submission = parse(path.read_bytes())
+        assert restore(submission, released) == Restored()
+        assert [cell["id"] for cell in submission.cells[:2]] == ["open-elsewhere", "get-the-course"]
+        assert submission.cells[2:] == parse(nbformat.writes(released).encode()).cells
+        assert untouched(submission, released) and suspicious(submission, released) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_course_is_fetched_only_if_it_is_not_there(
+    tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = release([NAME], tmp_path, place=PLACE).notebooks
+    asked: list[str] = []
+    shell = InteractiveShell()
+    shell.register_magic_function(asked.append, magic_name="pip")
+    if not there:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    cell = nbformat.read(made, as_version=4).cells[1]
+    shell.run_cell(cell.source).raise_error()
+    assert asked == ([] if there else ["install -q git+https://github.com/someone/course@v1"])
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"repository": "https://github.com/a/b"}, {"repository": "a"}, {"repository": "a/b)c"},
-        {"repository": "a/b", "branch": "x y"}, {"repository": "a/b", "branch": "../x"},
+        ("https://github.com/a/b",), ("a",), ("a/b)c",), ("a/b", "x y"), ("a/b", "../x"),
+        ("a/b", "main", ""), ("a/b", "main", "/x"), ("a/b", "main", "x/../y"), ("a/b", "main", "x)y"),
     ],
 )  # fmt: skip
-def test_a_name_that_is_none_releases_nothing(fields: dict, tmp_path: Path) -> None:
-    with pytest.raises(ReleaseError):
-        release([NAME], tmp_path / "out", **fields)
+def test_a_name_that_cannot_be_one_is_said(fields: tuple[str, ...]) -> None:
+    with pytest.raises(ReleaseError, match="is not"):
+        Place(*fields)
+
+
+def test_what_was_not_built_is_not_released(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="make notebooks"):
         release(["99_never"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -547,6 +597,10 @@ def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("export", "--out", tmp_path, "canvas", tmp_path / "no.csv"), "No such file"),
         (("release", "99_never"), "There is no assignment 99_never"),
         (("release", NAME, "--repository", "x", "--into", tmp_path / "r"), "OWNER/NAME"),
+        (
+            ("release", NAME, "--repository", "x/y", "--folder", "..", "--into", tmp_path),
+            "a folder of",
+        ),
         (("reliability", "99_never"), "There is no assignment 99_never"),
         (("gradescope", "bundle", "99_never"), "There is no assignment 99_never"),
         (("gradescope", "run", NAME, "--seconds", "5"), "--seconds must be more than"),

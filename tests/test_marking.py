@@ -455,6 +455,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "import sys\nsys.modules['x'] = 1": "sets sys.modules",
         "from course_lib.checks.engine import client": "imports course_lib.checks.engine",
         "%matplotlib inline\nimport the.answers": "imports the.answers",
+        "if True:\n    %pip install x\nimport the.answers": "imports the.answers",
         "dist.group.WORLD.inner.allreduce([x])": "reaches for inner",
         "hook = block._forward_hooks.popitem()": "reaches for _forward_hooks",
         "import sys\nsys._getframe(1).f_locals": "reaches for f_locals",

@@ -1,4 +1,4 @@
-"""`python -m autograder release`: the student versions in a folder and a zip, with links to Colab."""
+"""`python -m autograder release`: student versions in a folder and a zip, with badges for Colab and Kaggle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autograder.config import OUT, assignments
 from autograder.drift import differences
-from autograder.release import ReleaseError, release
+from autograder.release import Place, ReleaseError, release
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -16,9 +16,17 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("assignment", nargs="*", help="all when none is named")
     parser.add_argument("--into", type=Path, default=OUT / "handout", help="folder (%(default)s)")
     parser.add_argument(
-        "--repository", default="", metavar="OWNER/NAME", help="on GitHub, for links to Colab"
+        "--repository",
+        default="",
+        metavar="OWNER/NAME",
+        help="on GitHub: each notebook then opens in Colab and Kaggle, and gets the course there",
     )
     parser.add_argument("--branch", default="main", help="of the repository (%(default)s)")
+    parser.add_argument(
+        "--folder",
+        default="notebooks",
+        help="of the repository, in which you publish what is handed out (%(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(stale), file=sys.stderr)
         return 2
     try:
-        made = release(chosen, options.into, repository=options.repository, branch=options.branch)
+        on_github = (options.repository, options.branch, options.folder)
+        made = release(chosen, options.into, place=Place(*on_github) if on_github[0] else None)
     except ReleaseError as error:
         print(error, file=sys.stderr)
         return 2
