@@ -1,4 +1,4 @@
-"""`python -m autograder release`: student versions in a folder and a zip, with badges for Colab and Kaggle."""
+"""`python -m autograder release`: student versions in a folder and a zip, badges for Colab and Kaggle."""
 
 from __future__ import annotations
 
