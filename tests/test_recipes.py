@@ -97,10 +97,15 @@ def host(tmp_path: Path, address: Path) -> Host:
     work.mkdir()
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
     environment = {
-        **inherited, "PATH": f"{own / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": "",
-        "IPYTHONDIR": str(tmp_path / "ipython"), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        **inherited,
+        "PATH": f"{own / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": "",
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the other way round: no isolation, no network
-    }  # fmt: skip
+    }
     return Host(work, python, address, environment)
 
 
