@@ -1,0 +1,277 @@
+"""Train a GPT on one machine or on several, with the classes of this course.
+
+One machine:
+
+    torchrun --standalone --nproc-per-node 2 examples/train.py --parallel zero1
+
+Two machines, the same command on both (`first` is the name of one of them):
+
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id run1 \
+        examples/train.py --parallel zero3 --checkpoints /shared/run1
+
+Started again, an interrupted run goes on from its newest checkpoint. README.md in this folder says what
+else differs between one machine and several.
+
+Copy this file as the start of your own trainer. Its functions stand in the order in which they run.
+"""
+
+import os
+import shutil
+import socket
+import threading
+import time
+import zlib
+from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.optim import AdamW, Optimizer
+
+from course_lib.data import batch, library_text
+from course_lib.data_parallel import BucketedDataParallel
+from course_lib.models import GPT, PRESETS, next_token_loss
+from course_lib.runtime.torchrun import Recording
+from course_lib.zero import Zero1Optimizer, Zero3Module, merge_state_dicts
+
+
+@record  # torchrun's report then shows the exception of the rank that failed first
+def main() -> None:
+    args = parse_arguments()
+    end_with_the_agent()
+
+    # The ranks meet over a store, agree on a backend, and make their process group.
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    backend, reason = choose_backend(args.backend, store, rank, world_size)
+    device, own_gpu = torch.device("cpu"), None
+    if backend == "nccl":
+        device = own_gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    recording = Recording(backend) if args.ledger else None
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, device_id=own_gpu
+    )
+
+    # Data, model and, after an interruption, the state in which the run was.
+    text = library_text()  # (7 million,) bytes, on the CPU
+    hosts = compare_machines(text)
+    torch.manual_seed(args.seed)
+    config = PRESETS[args.model]
+    model, optimizer = parallelize(GPT(config).to(device), args)
+    start = load_checkpoint(args, model, optimizer) if args.checkpoints else 0
+    if rank == 0:
+        machines = ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts))
+        print(f"{world_size} ranks on {machines}; backend {backend}: {reason}")
+        print(f"GPT {args.model}, {args.parallel}, steps {start} to {args.steps - 1}", flush=True)
+
+    recorded_step = min(start + 1, args.steps - 1)  # connections are made in the first
+    for step in range(start, args.steps):
+        began = time.perf_counter()
+        torch.manual_seed(args.seed + step * world_size + rank)  # dropout repeats after a resume
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1, (step + 1) / args.warmup)
+        rows = batch(
+            text, step, batch_size=args.batch_size, length=config.context, seed=args.seed,
+            rank=rank, world_size=world_size,
+        )  # fmt: skip
+        inputs, targets = (one.to(device) for one in rows)  # (batch_size / world_size, context)
+        with recording if recording and step == recorded_step else nullcontext():
+            logits = model(inputs)  # (batch_size / world_size, context, vocab_size)
+            loss = next_token_loss(logits, targets)  # (), the mean of this rank's rows
+            loss.backward()
+            if isinstance(model, BucketedDataParallel):
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+        if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
+            mean = loss.detach() / world_size
+            dist.all_reduce(mean)  # (), of all rows
+            if rank == 0:
+                seconds = time.perf_counter() - began
+                print(f"step {step}  loss {mean.item():.6f}  {seconds:.3f} s", flush=True)
+        if recording and step == recorded_step and rank == 0:
+            print(f"What the ranks sent in step {step}:\n{recording.ledger.table()}", flush=True)
+        if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):
+            save_checkpoint(args, step + 1, model, optimizer)
+    dist.destroy_process_group()
+
+
+def parse_arguments() -> Namespace:
+    parser = ArgumentParser(description="Train a GPT with the classes of the course.")
+    add = parser.add_argument
+    add("--parallel", choices=("ddp", "zero1", "zero3"), default="ddp", help="the class to use")
+    add("--backend", choices=("nccl", "gloo"), help="default: nccl if every rank has its own GPU")
+    add("--model", choices=tuple(PRESETS), default="0.8M", help="preset, by its parameters")
+    add("--steps", type=int, default=200, help="of the whole run, those before a resume included")
+    add("--batch-size", type=int, default=16, help="rows of all ranks together")
+    add("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
+    add("--warmup", type=int, default=10, help="steps in which the learning rate rises")
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--seed", type=int, default=0, help="of weights and batches")
+    add("--log-every", type=int, default=1, help="steps between two losses in the log")
+    add("--checkpoints", type=Path, help="folder, seen by all machines; resumes from its newest")
+    add("--checkpoint-every", type=int, default=100, help="steps between two checkpoints")
+    add("--ledger", action="store_true", help="show what the ranks send in the second step")
+    args = parser.parse_args()
+    for name in ("steps", "batch_size", "warmup", "log_every", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1, not {getattr(args, name)}")
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start this file with torchrun: torchrun --standalone --nproc-per-node 2 ...")
+    return args
+
+
+def end_with_the_agent() -> None:
+    """End this rank when its torchrun is gone: one that is killed by force cannot end its ranks."""
+    agent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def choose_backend(asked: str | None, store: dist.Store, rank: int, n: int) -> tuple[str, str]:
+    """The backend and the reason for it. The ranks tell each other what they have, and decide alike."""
+    own_gpu = dist.is_nccl_available() and int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count()
+    store.set(f"lacks a GPU/{rank}", "" if own_gpu else socket.gethostname())
+    lacking = [store.get(f"lacks a GPU/{other}").decode() for other in range(n)]
+    if asked == "gloo":
+        return "gloo", "asked for"
+    if not any(lacking):
+        return "nccl", "every rank has a GPU of its own"
+    first = next(other for other in range(n) if lacking[other])
+    reason = f"rank {first} on {lacking[first]} has no GPU of its own"
+    if asked == "nccl":
+        raise SystemExit(f"--backend nccl: {reason}. Start fewer ranks there, or use gloo.")
+    return "gloo", reason
+
+
+def compare_machines(text: Tensor) -> list[str]:
+    """The host of every rank. RuntimeError if they do not hold the same text."""
+    machines: list = [None] * dist.get_world_size()
+    dist.all_gather_object(machines, (socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
+    for rank, (host, checksum) in enumerate(machines):
+        if checksum != machines[0][1]:
+            raise RuntimeError(
+                f"rank {rank} on {host} has another training text than rank 0 on {machines[0][0]}: the text "
+                "is Python's own library. Use the same version of Python on all machines"
+            )
+    return [host for host, _ in machines]
+
+
+def parallelize(model: nn.Module, args: Namespace) -> tuple[nn.Module, Optimizer]:
+    """The model as the ranks share it, with its optimizer. The weights become rank 0's."""
+    if args.parallel == "zero1":
+        optimizer = Zero1Optimizer(model.parameters(), AdamW, lr=args.lr)
+        clip_before_step(optimizer.optimizer, args.clip, sharded=True)
+        return model, optimizer
+    model = Zero3Module(model) if args.parallel == "zero3" else BucketedDataParallel(model)
+    optimizer = AdamW(model.parameters(), lr=args.lr)
+    clip_before_step(optimizer, args.clip, sharded=args.parallel == "zero3")
+    return model, optimizer
+
+
+def clip_before_step(optimizer: Optimizer, most: float, sharded: bool) -> None:
+    """Make each step scale the gradients, means over the ranks, to a norm of `most` at most."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+
+    def clip(*_: object) -> None:
+        gradients = [param.grad for param in params if param.grad is not None]
+        square = torch.zeros((), device=params[0].device)
+        for gradient in gradients:
+            square += gradient.square().sum()
+        if sharded:
+            dist.all_reduce(square)  # each rank has the sum of its own part
+        scale = (most / (square.sqrt() + 1e-6)).clamp(max=1)
+        for gradient in gradients:
+            gradient.mul_(scale)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Optimizer) -> None:
+    """Every rank writes its part; then rank 0 gives the folder the name that counts.
+
+    Whenever the run is interrupted, a checkpoint is there as a whole or not at all.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    whole = args.checkpoints / f"step-{steps:08d}"
+    partial = whole.with_suffix(".partial")
+    if isinstance(model, Zero3Module):
+        weights, state = model.full_state_dict(), model.optimizer_state_dict(optimizer)
+    else:
+        weights, state = getattr(model, "module", model).state_dict(), optimizer.state_dict()
+    files = {}
+    if rank == 0:
+        about = {"steps": steps, "model": args.model, "layout": f"{args.parallel} of {world_size}"}
+        files["model.pt"] = {"weights": weights, **about}
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was interrupted here
+        partial.mkdir(parents=True)
+    if rank == 0 or args.parallel != "ddp":  # with ddp all ranks hold the same state
+        files[f"optimizer-{rank:05d}.pt"] = state
+    dist.barrier()
+    check_shared(partial)
+    for name, content in files.items():
+        with (partial / name).open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk before the folder gets its name
+    dist.barrier()
+    if rank == 0:
+        partial.rename(whole)
+        for old in checkpoints(args.checkpoints)[:-2]:
+            shutil.rmtree(old)
+        print(f"saved {whole}", flush=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those that are complete, the newest last."""
+    return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
+
+
+def check_shared(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"rank {dist.get_rank()} on {socket.gethostname()} does not see {folder}, which rank 0 sees: "
+            "--checkpoints must be a folder that all machines share, such as one on a network file system"
+        )
+
+
+def load_checkpoint(args: Namespace, model: nn.Module, optimizer: Optimizer) -> int:
+    """Load the newest checkpoint, of any class and any number of ranks; returns the steps behind it.
+
+    If there is none, one is saved: a folder that cannot be used is an error now, not after hours.
+    """
+    newest = [(checkpoints(args.checkpoints) or [None])[-1]]
+    dist.broadcast_object_list(newest)  # rank 0's, so that all load the same
+    folder = newest[0]
+    if folder is None:
+        save_checkpoint(args, 0, model, optimizer)
+        return 0
+    check_shared(folder)
+    saved = torch.load(folder / "model.pt", map_location="cpu", mmap=True)
+    if saved["model"] != args.model:
+        raise ValueError(f"{folder} holds a GPT {saved['model']}, but --model is {args.model}")
+    parts = sorted(folder.glob("optimizer-*.pt"))
+    if args.parallel != "ddp" and saved["layout"] == f"{args.parallel} of {dist.get_world_size()}":
+        state = torch.load(parts[dist.get_rank()], map_location="cpu")
+    else:  # the state was cut otherwise, or not at all
+        states = [torch.load(part, map_location="cpu") for part in parts]
+        state = merge_state_dicts(states) if "world_size" in states[0] else states[0]
+    if isinstance(model, Zero3Module):
+        model.load_full_state_dict(saved["weights"])
+        model.load_optimizer_state_dict(optimizer, state)
+    else:
+        getattr(model, "module", model).load_state_dict(saved["weights"])
+        optimizer.load_state_dict(state)
+    return saved["steps"]
+
+
+if __name__ == "__main__":
+    main()
