@@ -96,8 +96,7 @@ class Recording:
     ) -> None:
         if kind is None and self.backend == "nccl":
             torch.cuda.synchronize()
-            while self._recorder.pending.works:  # completions that are not booked yet
-                time.sleep(0.001)
+            self._recorder.pending.drain()
         ended = time.monotonic() - self._began
         self._recorder.keeps = False
         if kind is None:  # after an error the others may never come
@@ -135,5 +134,7 @@ class _ScopedRecorder(Recorder):
         return super().add(*args, **kwargs)
 
     def forget(self) -> None:
+        """Begin anew. Handles of operations that are under way keep rows that are far from the first."""
+        self.pending.clear()
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()
