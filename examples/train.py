@@ -43,7 +43,7 @@ def main() -> None:
     args = parse_arguments()
     end_with_the_agent()
 
-    # The ranks meet over a store, agree on a backend, and make their process group.
+    # The ranks meet at a store, agree on a backend, and make their process group.
     store, rank, world_size = next(dist.rendezvous("env://"))
     backend, reason = choose_backend(args.backend, store, rank, world_size)
     device, own_gpu = torch.device("cpu"), None
@@ -125,7 +125,7 @@ def parse_arguments() -> Namespace:
 
 
 def end_with_the_agent() -> None:
-    """End this rank when its torchrun is gone: one that is killed by force cannot end its ranks."""
+    """End this rank when its torchrun is gone: a torchrun that is killed cannot end its ranks."""
     agent = os.getppid()
 
     def watch() -> None:
@@ -153,7 +153,7 @@ def choose_backend(asked: str | None, store: dist.Store, rank: int, n: int) -> t
 
 
 def compare_machines(text: Tensor) -> list[str]:
-    """The host of every rank. RuntimeError if they do not hold the same text."""
+    """The host of every rank. RuntimeError if their texts differ."""
     machines: list = [None] * dist.get_world_size()
     dist.all_gather_object(machines, (socket.gethostname(), zlib.crc32(text.numpy().tobytes())))
     for rank, (host, checksum) in enumerate(machines):
@@ -231,7 +231,7 @@ def save_checkpoint(args: Namespace, steps: int, model: nn.Module, optimizer: Op
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those that are complete, the newest last."""
+    """The checkpoints that are complete, the newest last."""
     return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE = bool(os.environ.get("COURSE_ALL_TESTS"))
 CLASSES = ("ddp", "zero1", "zero3")
 MODEL, BATCH, CLIP = "0.1M", 8, 0.5
-PATIENCE = 240.0  # seconds for anything that torchrun does, on a machine that is busy
+PATIENCE = 300.0  # seconds for anything that torchrun does, on a machine that is busy
 OPTIONS = f"--model {MODEL} --batch-size {BATCH} --clip {CLIP} --seed {SEED}".split()
 
 

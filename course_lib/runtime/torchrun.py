@@ -33,7 +33,7 @@ from course_lib.ledger.recorder import CommunicationError, Recorder
 from course_lib.runtime.backend import BACKENDS
 from course_lib.runtime.places import where
 
-OUTSIDE = 1 << 12  # rows after which the record of what nobody asked for begins anew
+OUTSIDE = 1 << 12  # rows after which the record outside of `with` begins anew
 
 
 class Recording:
@@ -107,7 +107,7 @@ class Recording:
             self.ledger = Ledger(self.world_size, operations, self.backend, ended=last)
 
     def _operations(self) -> list[Operation]:
-        """This rank's rows. They are its own, and need not be doubted as those of `read_log` are."""
+        """This rank's rows. It wrote them itself, so that they need no checks as in `read_log`."""
         state = self._recorder.state
         rows_file, texts_file = self._files
         texts, _ = rows.read_texts(os.pread(texts_file, self._recorder.log.texts.end, 0))
