@@ -240,7 +240,7 @@ def overlap_and_memory(n: int = 2) -> Case:
             lines.during_backward_line(title="overlap"),
             lines.volume_line([2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)],
                               most=[3 * WHOLE] * n),
-            lines.held_line([("at the start", 0, WHOLE), ("after the step", -1, 3 * WHOLE)], slack=1e6),
+            lines.held_line([("at the start", 0, WHOLE), ("after the step", 2, 3 * WHOLE)], slack=1e6),
             lines.peak_line(3 * WHOLE, slack=1e6),
         ],
     )  # fmt: skip

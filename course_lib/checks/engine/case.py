@@ -12,7 +12,7 @@ the tensors that may come back, and the lines of the table that are judged from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -130,7 +130,9 @@ class Line:
 
     aspect: value, shape, communication or memory; lines of communication and memory count only when
     the value lines of the same run are right. trivial: a case that doing nothing also passes (one
-    rank, no elements); it counts only when another value is right. short: may share a row.
+    rank, no elements); it counts only when another value is right. short: may share a row. enough: of a line
+    of memory, how many bytes are enough, by the name of what the recipe measures; of each of the ranks that
+    take part, in their order, or of all alike.
     """
 
     title: str
@@ -139,6 +141,7 @@ class Line:
     aspect: str = "value"
     trivial: bool = False
     short: bool = False
+    enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,17 @@ class Case:
     @property
     def world_size(self) -> int:
         return len(self.sides)
+
+    def enough(self, rank: int) -> dict[str, float]:
+        """Bytes that are enough on a rank, by the names of what its recipe measures; see `engine.memory`."""
+        ranks = self.groups[0] if self.groups else range(self.world_size)
+        if rank not in ranks:
+            return {}
+        place, found = ranks.index(rank), dict[str, float]()
+        for name, most in (bound for line in self.lines for bound in line.enough.items()):
+            own = most[place] if isinstance(most, Sequence) else most
+            found[name] = min(own, found.get(name, math.inf))
+        return found
 
 
 class Draw:

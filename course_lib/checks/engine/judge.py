@@ -140,7 +140,7 @@ def run(session: Session, case: Case) -> Outcome:
     headers, buffers = [], []
     among = ALONE if case.alone else backend(case.world_size)
     apart = session.sandbox is not None and session.sandbox.has(APART) and among != "nccl"
-    for side in case.sides:
+    for rank, side in enumerate(case.sides):
         meta, raw = wire.pack_tensors(side.inputs)
         headers.append(
             {
@@ -151,7 +151,7 @@ def run(session: Session, case: Case) -> Outcome:
                 "references": list(session.exercise.references),
                 "refused": session.exercise.refused,
                 "apart": apart,
-                "instructions": side.instructions,
+                "instructions": side.instructions | {"enough": case.enough(rank)},
             }
         )
         buffers.append([*session.payload, *raw])

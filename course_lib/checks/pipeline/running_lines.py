@@ -9,14 +9,13 @@ from typing import Any
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
-from course_lib.checks.engine.formulas import numeric
+from course_lib.checks.engine.recognising import recognised
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.running_whole import Run
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS
 
 NOT_TOLD = "rank {} did not tell what its stage did."
-CLOSE = 1e-6  # of a fingerprint: rounding is far below, another microbatch far above
 FREE = (
     "After a microbatch's backward nothing of it is needed any more: neither its graph (retain_graph), nor "
     "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B; what "
@@ -53,7 +52,7 @@ def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
     events, inputs = told(run, seen, stage, "events"), told(run, seen, stage, "inputs")
     if not isinstance(events, list) or not isinstance(inputs, list):
         return None
-    which = [microbatch(one, run.incoming(stage)) for one in inputs]
+    which = [recognised(one, run.incoming(stage)) for one in inputs]
     found = []
     for one in events:
         if not isinstance(one, list) or len(one) != 3:
@@ -64,18 +63,6 @@ def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
             return None
         found.append(Done(kind, which[number], kept))
     return found
-
-
-def microbatch(came: Any, known: Sequence[Sequence[float]]) -> int | None:
-    """The microbatch of this fingerprint."""
-    numbers = [numeric(one) for one in came] if isinstance(came, list) else []
-    if len(numbers) != 2 or None in numbers:
-        return None
-    size, value = numbers
-    for k, (length, right) in enumerate(known):
-        if size == length and value is not None and abs(value - right) <= CLOSE * (1 + abs(right)):
-            return k
-    return None
 
 
 # ---- order

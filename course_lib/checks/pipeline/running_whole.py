@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from course_lib.checks.engine.case import Case, Draw, Line, RankSide, Spec
 from course_lib.checks.engine.pipelines import models
-from course_lib.checks.engine.pipelines.watching import Kept, fingerprint
+from course_lib.checks.engine.pipelines.watching import Kept
+from course_lib.checks.engine.recognising import fingerprint, tokens
 from course_lib.pipeline import Action
 
 RECIPE = "course_lib.checks.engine.pipelines.recipes:schedules"
@@ -191,15 +192,17 @@ def case(
 
 def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor]]:
     """Of one to three rows and three to five columns each, no two neighbours of one size; of tokens' targets
-    some do not count."""
-    found = []
-    for k in range(count):
-        shape = (1 + (k + draw.integer(0, 2)) % 3, 3 + k % 3)
-        if kind == "numbers":
-            x, targets = (draw.normal(*shape, WIDTH, dtype=torch.float64) for _ in range(2))
-        else:
-            x, targets = (draw.distinct(*shape, low=0) % models.VOCABULARY for _ in range(2))
-            targets[:, : draw.integer(0, 3)] = -100
+    some do not count. No two have the same inputs, and no two neighbours equally many targets that count."""
+    shapes = [(1 + (k + draw.integer(0, 2)) % 3, 3 + k % 3) for k in range(count)]
+    if kind == "numbers":
+        pairs = [draw.normal(2, *shape, WIDTH, dtype=torch.float64) for shape in shapes]
+        return [(x, targets) for x, targets in pairs]
+    found, before = [], 0
+    for x, (rows, columns) in zip(tokens(draw, shapes, models.VOCABULARY), shapes, strict=True):
+        ignored = draw.choice([n for n in range(3) if rows * (columns - n) != before])
+        before = rows * (columns - ignored)
+        targets = torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)
+        targets[:, :ignored] = -100
         found.append((x, targets))
     return found
 

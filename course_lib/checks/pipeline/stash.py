@@ -19,6 +19,7 @@ from course_lib.checks.engine.case import (
     wrong,
 )
 from course_lib.checks.engine.pipelines.models import VOCABULARY
+from course_lib.checks.engine.recognising import tokens
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.engine.training.lines import OPTIMIZERS
 from course_lib.checks.pipeline.references import REFERENCES
@@ -136,7 +137,7 @@ def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> Run:
     width = more.get("width", 6)
     count, shape = 1 + max(k for _, k in actions), (2, 3)
     if kind == "first":
-        xs = [draw.distinct(*shape) % VOCABULARY for _ in range(count)]
+        xs = tokens(draw, [shape] * count, VOCABULARY)
     else:
         xs = [draw.normal(*shape, width, dtype=torch.float64) for _ in range(count)]
     gs = [draw.normal(*shape, width, dtype=torch.float64) for _ in xs] if kind != "last" else []

@@ -97,7 +97,13 @@ def offload(draw: Draw) -> Iterator[Case]:
     training = run(wide(draw, 1))
     told = [
         stepped(training, "6.4 MB of parameters", [], 0.5, what="end", otherwise=VALUES),
-        Line("memory without a file: P", memory(WHOLE), 3, "memory"),
+        Line(
+            "memory without a file: P",
+            memory(WHOLE),
+            3,
+            "memory",
+            enough={"anonymous": WHOLE + SLACK},
+        ),
     ]
     yield case(training, "memory", told)
     if draw.hidden:

@@ -293,4 +293,4 @@ def memory_line(
         )
         return wrong(said, cause, cause=cause or key, misses_point=misses)
 
-    return Line(title, judge, weight, "memory")
+    return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})

@@ -12,6 +12,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_lib.checks.engine.memory import Patience
+
 _Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
 _Ref = StorageWeakRef
 
@@ -20,13 +22,17 @@ class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
     apart_from: tensors that were there before. made: numbers that operations have returned, all together:
-    what is computed where no operation is seen (by NumPy, in another thread) is not among them.
+    what is computed where no operation is seen (by NumPy, in another thread) is not among them. name: of what
+    is measured, for the patience that it is measured with.
     """
 
     made = 0
 
-    def __init__(self, apart_from: Iterable[torch.Tensor]):
+    def __init__(
+        self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""
+    ):
         super().__init__()
+        self.patience, self.name = patience or Patience({}), name
         self.apart = {_untyped(one).data_ptr() for one in apart_from}
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.at_most = self.highest = 0
@@ -53,10 +59,14 @@ class Peak(TorchDispatchMode):
         self.alive[ref.cdata] = ref, storage.nbytes()
         self.at_most += storage.nbytes() - (known[1] if known else 0)
         if self.at_most > self.highest:  # of what counts so far some may be gone
-            self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
-            self.at_most = sum(nbytes for _, nbytes in self.alive.values())
+            self.at_most = self.patience.measured(self.name, self.still_alive)
             self.highest = max(self.highest, self.at_most)
 
-    def start_again(self) -> None:
+    def still_alive(self) -> int:
+        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        return sum(nbytes for _, nbytes in self.alive.values())
+
+    def start_again(self, name: str = "") -> None:
         """Forget the highest so far, and what was made; what is alive still counts."""
+        self.name = name
         self.highest = self.made = 0

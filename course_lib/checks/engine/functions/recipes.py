@@ -36,6 +36,7 @@ from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers.counting import Saved, alive
+from course_lib.checks.engine.memory import Patience
 
 _Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
 _zeros, _backward = torch.zeros, torch.autograd.backward
@@ -47,9 +48,10 @@ def calls(
     """Every call of the instructions, one after the other."""
     values: dict[str, dict] = {}
     found: dict[str, torch.Tensor] = {}
+    patience = Patience(given["enough"])
     with without_operators(given.get("refused", ())):
         for described in given["calls"]:
-            call = Call(described, objects, tensors)
+            call = Call(described, objects, tensors, patience)
             try:
                 call.go()
             except Exception as error:
@@ -62,10 +64,14 @@ def calls(
 
 
 class Call:
-    """One call of one function."""
+    """One call of one function. kept: what the bytes that forward keeps are called among the values."""
 
-    def __init__(self, call: dict, objects: list, tensors: dict[str, torch.Tensor]):
-        self.given, self.name = call, call["name"]
+    kept = "kept"
+
+    def __init__(
+        self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
+    ):
+        self.given, self.name, self.patience = call, call["name"], patience
         self.function = objects[call.get("object", 0)]
         self.inputs = {
             name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
@@ -76,7 +82,7 @@ class Call:
 
     def go(self) -> None:
         known = [*self.inputs.values(), *self.gradients.values()]
-        peak = Peak(known)
+        peak = Peak(known, self.patience, f"{self.name}.forward")
         made = self.forward(peak)
         names = self.given["outputs"]
         parts = list(made) if isinstance(made, list | tuple) else [made]
@@ -96,7 +102,9 @@ class Call:
                 made = self.function(*self.inputs.values(), **kwargs)
             beside = objects.kept
         self.values["forward"] = peak.highest
-        self.values["kept"] = saved.nbytes + saved.beside(before, made) + beside
+        self.values[self.kept] = self.patience.measured(
+            f"{self.name}.{self.kept}", lambda: saved.nbytes + saved.beside(before, made) + beside
+        )
         self.values["made"] = {"forward": peak.made}
         return made
 
@@ -111,7 +119,7 @@ class Call:
         ]
         if not ends:
             return
-        peak.start_again()
+        peak.start_again(f"{self.name}.backward")
         with peak:
             _backward(ends, inputs=list(self.inputs.values()))
         if self.given.get("measured"):

@@ -6,26 +6,25 @@ Both are counted by the memory that tensors lie in, each piece once: a view of a
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.detach
 _collect, _objects, _hooks = gc.collect, gc.get_objects, saved_tensors_hooks
+_Ref = StorageWeakRef
 
-_clock, _sleep = time.monotonic, time.sleep
-LETTING_GO = 0.5  # seconds
-
-Pieces = dict[int, int]  # where a piece of memory begins: its bytes
+Piece = tuple[int, StorageWeakRef]  # bytes, and whether it is still there
+Pieces = dict[int, Piece]  # by where they begin
 
 
 def pieces(tensors: Iterable[torch.Tensor]) -> Pieces:
     """The memory that these tensors lie in."""
     storages = (_untyped(one) for one in tensors)
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return {storage.data_ptr(): (storage.nbytes(), _Ref(storage)) for storage in storages}
 
 
 def alive() -> Pieces:
@@ -35,8 +34,9 @@ def alive() -> Pieces:
 
 
 def more(now: Pieces, before: Pieces) -> int:
-    """Bytes of `now` that `before` does not have."""
-    return sum(nbytes for begin, nbytes in now.items() if begin not in before)
+    """Bytes of `now` that `before` does not have; a piece that took the place of one that is gone is new."""
+    there = {begin for begin, (_, ref) in before.items() if not ref.expired()}
+    return sum(nbytes for begin, (nbytes, _) in now.items() if begin not in there)
 
 
 class Saved:
@@ -49,25 +49,20 @@ class Saved:
         self.hooks = _hooks(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        for begin, nbytes in pieces([tensor]).items():
+        for begin, piece in pieces([tensor]).items():
             if begin not in self.known:
-                self.known[begin] = nbytes
-                self.nbytes += nbytes
+                self.known[begin] = piece
+                self.nbytes += piece[0]
                 self.kept.append(_detach(tensor))
         return tensor
 
     def beside(self, before: Pieces, y: Any) -> int:
         """Bytes that came since `before` and are still there, not handed to PyTorch for keeping.
 
-        On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's. gloo's thread
-        lets go of a message's tensor a moment after the wait for it is over: that is not keeping it.
+        On a Function's ctx, on the layer or anywhere else. `y`, the output, is the caller's.
         """
         passed_on = pieces([y]) if isinstance(y, _Tensor) else {}
-        apart = before | passed_on | self.known
-        deadline = _clock() + LETTING_GO
-        while (kept := more(alive(), apart)) and _clock() < deadline:
-            _sleep(0.01)
-        return kept
+        return more(alive(), before | passed_on | self.known)
 
     @staticmethod
     def unpack(tensor: torch.Tensor) -> torch.Tensor:

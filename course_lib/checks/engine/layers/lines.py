@@ -281,13 +281,14 @@ def memory_line(
     run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float
 ) -> Line:
     what = {"held": "holds", "saved": "keeps for backward"}[key]
+    bounds = [SLACK[0] * enough + SLACK[1] for enough in most]
 
     def judge(seen: Observed) -> Finding:
         for k, rank in enumerate(members(seen)):
             got = told(seen, rank, run, key)
             if type(got) is not int:
                 return wrong(f"rank {rank} did not tell what it {what}.")
-            if got > SLACK[0] * most[k] + SLACK[1]:
+            if got > bounds[k]:
                 enough = f"{words.number(round(most[k]))} are enough."
                 said = Sentence(
                     f"rank {rank} {what} {words.number(got)} bytes; {enough}",
@@ -296,4 +297,4 @@ def memory_line(
                 return wrong(said, says, cause=f"{key} {says}")
         return Finding(True, title=f"{title}: {words.number(round(max(most)))} bytes are enough")
 
-    return Line(title, judge, weight, "memory")
+    return Line(title, judge, weight, "memory", enough={f"{run.name}.{key}": bounds})

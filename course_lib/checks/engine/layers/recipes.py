@@ -36,7 +36,7 @@ values["a"]:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,7 @@ from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
 from course_lib.checks.engine.layers.own_parts import own_parts, refuse_imports
+from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.training.watching import begun_and_waited
 from course_lib.runtime.backend import device
 
@@ -67,10 +68,10 @@ refuse_imports()  # now: the harness imports this module, then reads the student
 
 def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
     """Every run of the instructions, one after the other."""
-    values, found = {}, {}
+    values, found, patience = {}, {}, Patience(given["enough"])
     with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
         for run in given.get("runs", ()):
-            told = Run(run, objects, tensors, groups)
+            told = Run(run, objects, tensors, groups, patience)
             told.go()
             values[run["name"]] = told.values
             found |= {f"{run['name']}.{name}": one for name, one in told.tensors().items()}
@@ -111,8 +112,15 @@ def default_dtype(name: str) -> Iterator[None]:
 class Run:
     """One layer, made and run on this rank."""
 
-    def __init__(self, run: dict, objects: list, tensors: dict[str, torch.Tensor], groups: list):
-        self.given, self.groups, self.sent = run, groups, tensors
+    def __init__(
+        self,
+        run: dict,
+        objects: list,
+        tensors: dict[str, torch.Tensor],
+        groups: list,
+        patience: Patience,
+    ):
+        self.given, self.groups, self.sent, self.patience = run, groups, tensors, patience
         self.object = objects[run.get("object", 0)]
         fixed = run.get("fixed", ())
         self.inputs: dict[str, torch.Tensor] = {}
@@ -148,7 +156,7 @@ class Run:
         before = alive()
         with Saved(self.parameters.values()) as saved:
             y = layer(*self.inputs.values(), **kwargs)
-        self.values["saved"] = saved.nbytes + saved.beside(before, y)
+        self.measure("saved", lambda: saved.nbytes + saved.beside(before, y))
         self.moment()
         self.found["drawn"] = _rand(2, dtype=torch.float64)
         self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
@@ -180,9 +188,12 @@ class Run:
         if isinstance(layer, _Module):
             layer.to(device())
             _train(layer, not self.given.get("evaluates"))
-        self.values["held"] = more(alive(), before)
+        self.measure("held", lambda: more(alive(), before))
         self.moment()
         return layer
+
+    def measure(self, key: str, count: Callable[[], int]) -> None:
+        self.values[key] = self.patience.measured(f"{self.given['name']}.{key}", count)
 
     def norm(self) -> nn.LayerNorm:
         weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])

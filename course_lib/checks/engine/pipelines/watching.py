@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from course_lib.checks.engine.recognising import fingerprint
+
 _untyped, _detach, _view_as = (
     torch.Tensor.untyped_storage,
     torch.Tensor.detach,
     torch.Tensor.view_as,
 )
-_Hooks, _Ref, _arange = saved_tensors_hooks, StorageWeakRef, torch.arange
+_Hooks, _Ref = saved_tensors_hooks, StorageWeakRef
 
 
 class Kept:
@@ -60,7 +62,7 @@ class Watched(nn.Module):
     """A stage's module that notes its forwards and backwards.
 
     events: in order, [kind, number of the forward, bytes kept]; a backward begins when the gradient of that
-    forward's output has come. inputs: of each forward `fingerprint`.
+    forward's output has come. inputs: the `fingerprint` of what came into each forward.
     apart_from: what is kept anyway, beside the module's parameters.
     """
 
@@ -95,10 +97,3 @@ class _Passed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         ctx.watched.note("B", ctx.number)
         return grads[0], None, None
-
-
-def fingerprint(x: Tensor) -> list[float]:
-    """[how many elements, their sum, each weighted by its place]: which microbatch is it?"""
-    flat = _detach(x).double().flatten()
-    places = _arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-    return [len(flat), float((flat * places).sum())]

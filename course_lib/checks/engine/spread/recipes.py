@@ -29,6 +29,7 @@ import torch
 from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.recipes import Call
 from course_lib.checks.engine.harness import describe
+from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.spread.watching import Work
 from course_lib.checks.engine.training.watching import begun_and_waited
 
@@ -37,10 +38,10 @@ def spread(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
 ) -> tuple[dict, dict[str, Any]]:
     """Every run of the instructions, one after the other."""
-    values, found = {}, {}
+    values, found, patience = {}, {}, Patience(given["enough"])
     with without_operators(given.get("refused", ())):
         for run in given.get("runs", ()):
-            part = Part(run, objects, tensors, groups)
+            part = Part(run, objects, tensors, groups, patience)
             part.go()
             values[run["name"]] = part.values
             found |= {f"{run['name']}.{name}": one for name, one in part.tensors().items()}
@@ -50,15 +51,18 @@ def spread(
 class Part(Call):
     """One call, with this rank's part of the sequence."""
 
-    def __init__(self, run: dict, objects: list, tensors: dict, groups: list):
+    kept = "saved"
+
+    def __init__(self, run: dict, objects: list, tensors: dict, groups: list, patience: Patience):
         kwargs = dict(run["kwargs"])
         if "layout" in run:
             kwargs["layout"] = [[range(*span) for span in spans] for spans in run["layout"]]
         if "group" in run:
             kwargs["group"] = groups[run["group"]]
         told = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
-        super().__init__(run | told, objects, tensors)
-        self.work = Work([*self.inputs.values(), *self.gradients.values()], run.get("worth", 0))
+        super().__init__(run | told, objects, tensors, patience)
+        known = [*self.inputs.values(), *self.gradients.values()]
+        self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
         self.values["begun"] = []
 
     def go(self) -> None:
@@ -74,15 +78,13 @@ class Part(Call):
             return
         self.moment()
         self.found["y"] = y.detach().clone() if isinstance(y, torch.Tensor) else y
-        self.work.start_again()
+        self.work.start_again(f"{self.name}.backward")
         self.backward({"y": y}, self.work)
         self.values["backward"] = self.work.told()
         self.moment()
 
     def called(self) -> Any:
         y = self.forward(self.work)
-        if self.given.get("measured"):
-            self.values["saved"] = self.values.pop("kept")
         self.values["forward"] = self.work.told()
         return y
 

@@ -124,7 +124,7 @@ def alive_line(
                 return wrong(said, usual(says, found), cause=f"alive {usual(says, found)}")
         return RIGHT
 
-    return Line(title, judge, weight, "memory")
+    return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
 
 
 def overlap_line(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine.functions.peak import Peak
+from course_lib.checks.engine.memory import Patience
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
 
@@ -27,8 +28,14 @@ class Work(Peak):
 
     flops = 0
 
-    def __init__(self, apart_from: Iterable[torch.Tensor], worth: float = 0):
-        super().__init__(apart_from)
+    def __init__(
+        self,
+        apart_from: Iterable[torch.Tensor],
+        worth: float = 0,
+        patience: Patience | None = None,
+        name: str = "",
+    ):
+        super().__init__(apart_from, patience, name)
         self.worth = worth
         self.under_way: dict[int, list[int]] = {}
 
@@ -43,8 +50,8 @@ class Work(Peak):
                 self.under_way.setdefault(row, [nbytes, 0])[1] += flops
         return made
 
-    def start_again(self) -> None:
-        super().start_again()
+    def start_again(self, name: str = "") -> None:
+        super().start_again(name)
         self.flops, self.under_way = 0, {}
 
     def told(self) -> dict[str, int]:

@@ -46,7 +46,9 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
         outside, count = states_outside(optimizer, folder)
         looked["outside"].append(outside)
         looked["states"].append(count)
-        looked["anonymous"].append(anonymous() - base)
+        looked["anonymous"].append(
+            session.patience.measured("anonymous", lambda: anonymous() - base)
+        )
         session.stepped(step)  # keeps copies of parameters, which are not to be counted
     shutil.rmtree(folder, ignore_errors=True)
     values, found = session.told()

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.training import toys, watching
 from course_lib.runtime.backend import device
 
@@ -49,7 +50,8 @@ class Session:
         self.model = toys.build(instructions["model"]).to(device())
         self.named = dict(self.model.named_parameters())
         self.dtype = next(iter(self.named.values())).dtype
-        self.watch = watching.Watch(self.model, base)
+        self.patience = Patience(instructions["enough"])
+        self.watch = watching.Watch(self.model, base, self.patience)
         self.tensors: dict[str, torch.Tensor] = {}
         self.without: list[str] = []
         self.held: list[int | None] = []
@@ -73,7 +75,7 @@ class Session:
         """A backward or a step is over: note what is held, and how many operations were begun."""
         if self.given.get("memory"):
             watching.settle()
-        self.held.append(self.watch.held())
+        self.held.append(self.watch.held(len(self.held)))
         self.begun.append(watching.begun_and_waited()[0])
 
     def started(self, whole: Whole | None = None) -> None:

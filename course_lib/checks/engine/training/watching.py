@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib.checks.engine.memory import Patience
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
 
@@ -50,9 +51,11 @@ class Watch:
     passes: of each backward a list of [block, operations begun, of those waited for]; block k is passed
     when the gradients of all later blocks are complete, and its own are not. highest: bytes held at the
     fullest of these moments, above `base`, which was held before; None when memory is not watched.
+    patience: with which it is measured, as "highest" and "held.0" and so on.
     """
 
-    def __init__(self, model: nn.Module, base: int | None = None):
+    def __init__(self, model: nn.Module, base: int | None = None, patience: Patience | None = None):
+        self.patience = patience or Patience({})
         self.passes: list[list[list[int]]] = []
         self.base = base
         self.highest: int | None = None if base is None else 0
@@ -72,16 +75,19 @@ class Watch:
         self.passes.append([])
 
     def look(self) -> None:
-        if self.base is not None and self.highest is not None:
-            self.highest = max(self.highest, resident() - self.base)
+        if self.highest is not None:
+            self.highest = max(self.highest, self.patience.measured("highest", self.above))
 
-    def held(self) -> int | None:
+    def above(self) -> int:
+        return resident() - (self.base or 0)
+
+    def held(self, place: int) -> int | None:
         """Bytes held now, above `base`; what nobody refers to any more is given back first."""
         if self.base is None:
             return None
         _collect()
         self.look()
-        return resident() - self.base
+        return self.patience.measured(f"held.{place}", self.above)
 
 
 def begun_and_waited() -> tuple[int, int]:

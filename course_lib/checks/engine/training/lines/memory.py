@@ -27,11 +27,7 @@ def held_line(
         for rank in range(seen.world_size):
             held = seen.values[rank].get("held")
             for moment, place, enough in most:
-                got = (
-                    held[place]
-                    if isinstance(held, list) and -len(held) <= place < len(held)
-                    else None
-                )
+                got = held[place] if isinstance(held, list) and place < len(held) else None
                 if type(got) is not int:
                     return wrong(f"rank {rank} did not tell what it holds {moment}.")
                 if got > enough + slack:
@@ -43,7 +39,8 @@ def held_line(
                     )
         return RIGHT
 
-    return Line(title, judge, weight, "memory")
+    bounds = {f"held.{place}": enough + slack for _, place, enough in most}
+    return Line(title, judge, weight, "memory", enough=bounds)
 
 
 def peak_line(
@@ -70,7 +67,7 @@ def peak_line(
                 )
         return RIGHT
 
-    return Line(title, judge, weight, "memory")
+    return Line(title, judge, weight, "memory", enough={"highest": enough + slack})
 
 
 def megabytes(count: float) -> str:
