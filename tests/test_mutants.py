@@ -113,7 +113,7 @@ def until_told(mutant: Mutant) -> Iterator[None]:
         yield
 
 
-def drawing_once(exercise: Exercise) -> Exercise:
+def drawing_once(exercise: Exercise, longer: float = 2) -> Exercise:
     """The exercise, whose cases are drawn once from each seed, and what is expected of them computed once.
 
     They have twice the time: beside other tests a slow solution must not become one that never ends.
@@ -123,7 +123,9 @@ def drawing_once(exercise: Exercise) -> Exercise:
     def cases(draw: Draw) -> Iterator[Case]:
         key = draw.generator.initial_seed(), draw.hidden
         if key not in drawn:
-            drawn[key] = [replace(one, timeout=2 * one.timeout) for one in exercise.cases(draw)]
+            drawn[key] = [
+                replace(one, timeout=longer * one.timeout) for one in exercise.cases(draw)
+            ]
         return iter(drawn[key])
 
     return replace(exercise, cases=cases)
