@@ -28,7 +28,7 @@ def right_solutions() -> dict[str, list[Mutant]]:
 
 
 def solution_of(twin: Path) -> str:
-    """The notebook's solution cells, and of its other cells what these need: no launch, no check, no figure."""
+    """The notebook's solution cells, and of its other cells what these need: neither a launch nor a check."""
     nodes = [*statements(twin)]
     given = [node for node, is_solution in nodes if not is_solution and isinstance(node, DEFINES)]
     kept = {id(node): node for node, is_solution in nodes if is_solution}

@@ -4,7 +4,7 @@
     python -m tests.sweep --seeds 30 07_pipeline            those of a notebook at thirty
     python -m tests.sweep --seed 1422992698 run_schedule    an exercise's at a seed that made trouble
 
-A line for each solution and seed, the whole table where points are missing, and a summary of these at the end.
+A line for each solution and seed, the whole table where points are missing, and a summary of these.
 `test_seeds.py` runs it with `make test-all`.
 """
 
@@ -64,12 +64,12 @@ def sweep(solutions: Mapping[str, Sequence[Mutant]], seeds: Iterable[int]) -> It
 
 
 @contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Within, so many processes compute without a pause. They end with this one, however it ends."""
+def busy(processes: int) -> Iterator[list[int]]:
+    """Within, so many processes compute without a pause; their ids. They end with this one, however it ends."""
     command = [sys.executable, "-c", BURN, str(os.getpid())]
     burning = [subprocess.Popen(command) for _ in range(processes)]
     try:
-        yield
+        yield [one.pid for one in burning]
     finally:
         for one in burning:
             one.kill()

@@ -13,27 +13,29 @@ import time
 from collections.abc import Callable, Mapping
 
 _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
-LETTING_GO = 1.0  # seconds, of all measurements of a case together
-PAUSE, PAUSES = (
-    0.005,
-    20,
-)  # seconds between two measurements, in which other threads run; at least so many
+LETTING_GO = 1.0  # seconds; other threads run in the pauses
+PAUSE, PAUSES = 0.005, 20  # seconds between two measurements, and how many of them there are at least
 
 
 class Patience:
-    """Measures bytes; where they are more than `enough`, by what they are called, measures them again."""
+    """Measures bytes; where they are more than is enough of what has that name, measures them again.
+
+    What was waited for in vain is not waited for once more: a solution that keeps memory costs a second.
+    """
 
     def __init__(self, enough: Mapping[str, float]):
         self.enough = enough
-        self.seconds, self.pauses = LETTING_GO, PAUSES
+        self.in_vain: set[str] = set()
 
     def measured(self, name: str, measure: Callable[[], int]) -> int:
-        """What `measure` gives; the least of several times where that is too many."""
+        """What `measure` gives, or the least of several times."""
         least, most = measure(), self.enough.get(name, _infinity)
-        while least > most and (self.seconds > 0 or self.pauses > 0):
-            since = _clock()
+        if least <= most or name in self.in_vain:
+            return least
+        deadline, pauses = _clock() + LETTING_GO, 0
+        while least > most and (pauses < PAUSES or _clock() < deadline):
             _sleep(PAUSE)
-            least = min(least, measure())
-            self.seconds -= _clock() - since
-            self.pauses -= 1
+            least, pauses = min(least, measure()), pauses + 1
+        if least > most:
+            self.in_vain.add(name)
         return least
