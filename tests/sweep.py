@@ -65,7 +65,7 @@ def sweep(solutions: Mapping[str, Sequence[Mutant]], seeds: Iterable[int]) -> It
 
 @contextmanager
 def busy(processes: int) -> Iterator[list[int]]:
-    """Within, so many processes compute without a pause; their ids. They end with this one, however it ends."""
+    """Within, so many processes (their ids) compute without a pause. They end with this one in any case."""
     command = [sys.executable, "-c", BURN, str(os.getpid())]
     burning = [subprocess.Popen(command) for _ in range(processes)]
     try:

@@ -220,6 +220,22 @@ def test_the_time_of_a_task_begins_when_its_imports_are_over(
     assert outcome.failure is None, outcome.failure.message
 
 
+def test_on_a_busy_machine_a_check_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many times longer as there are processes to a core, and `longest` at most; `launch` keeps its time."""
+    cores = len(os.sched_getaffinity(0))
+
+    def run(processes: float, longest: float) -> str:
+        monkeypatch.setattr(os, "getloadavg", lambda: (processes * cores, 0.0, 0.0))
+        outcome = run_ranks(
+            "course_lib.runtime.call:call", {}, wire.dumps((time.sleep, (2,), {})),
+            world_size=1, timeout=0.5, longest=longest,
+        )  # fmt: skip
+        return outcome.failure.kind if outcome.failure else "done"
+
+    assert run(100, 60) == "done"
+    assert run(100, 1) == run(100, 0) == run(0.1, 60) == run(2, 60) == "timeout"
+
+
 def test_descriptors_do_not_grow() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -19,6 +19,7 @@ from course_lib.runtime.backend import ALONE, choose
 from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
+from course_lib.runtime.load import slowdown
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import Pool
@@ -58,7 +59,7 @@ def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
     sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
-    imports: Sequence[str] = (),
+    imports: Sequence[str] = (), longest: float = 0,
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
@@ -69,6 +70,7 @@ def run_ranks(
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
     before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
+    longest: seconds that the ranks may have instead of `timeout` where a busy machine slows them down.
     LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
     global _tasks
@@ -93,7 +95,7 @@ def run_ranks(
         if ahead is not None and backend not in KEPT:
             pools.spare(ahead, backend, record, sandbox)
         try:
-            observe(watch, output, timeout)
+            observe(watch, output, timeout, longest)
         except KeyboardInterrupt:
             drain(watch, output)
             text = diagnose(watch, timeout, interrupted=True)
@@ -187,13 +189,13 @@ def cell_sources() -> dict[str, str]:
     }
 
 
-def observe(watch: Watch, output: Output, timeout: float) -> None:
+def observe(watch: Watch, output: Output, timeout: float, longest: float) -> None:
     """Read replies, output and exits until every rank is done, or it is clear that they never will.
 
     The time is counted from when the last rank has begun the task.
     """
     pool, ready = watch.pool, False
-    deadline = time.monotonic() + READY + timeout
+    began, seconds = time.monotonic(), READY + timeout
     with selectors.DefaultSelector() as selector:
         for rank in range(pool.world_size):
             selector.register(pool.sockets[rank], selectors.EVENT_READ, ("reply", rank))
@@ -211,8 +213,8 @@ def observe(watch: Watch, output: Output, timeout: float) -> None:
             if watch.first_trouble and now - watch.first_trouble > GRACE:
                 return
             if not ready and watch.all_begun():
-                ready, deadline = True, now + timeout
-            if now > deadline:
+                ready, began, seconds = True, now, timeout
+            if now - began > max(seconds, min(longest, seconds * slowdown())):
                 watch.verdict = "timeout"
                 return
             for rank, (events, _) in enumerate(seen):

@@ -155,13 +155,14 @@ def run(session: Session, case: Case) -> Outcome:
             }
         )
         buffers.append([*session.payload, *raw])
-    following = session.following
+    following, left = session.following, max(1.0, session.deadline - time.monotonic())
     return run_ranks(
         ENTRY,
         headers,
         buffers,
         world_size=case.world_size,
-        timeout=min(case.timeout, max(1.0, session.deadline - time.monotonic())),
+        timeout=min(case.timeout, left),
+        longest=left,
         backend=among,
         spare=following is None and session.sandbox is None,
         ahead=following.world_size if following and not following.alone else None,

@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping
 
 _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
 LETTING_GO = 1.0  # seconds; other threads run in the pauses
-PAUSE, PAUSES = 0.005, 20  # seconds between two measurements, and how many of them there are at least
+PAUSE, PAUSES = (
+    0.005,
+    20,
+)  # seconds between two measurements, and how many of them there are at least
 
 
 class Patience:
