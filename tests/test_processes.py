@@ -221,7 +221,7 @@ def test_the_time_of_a_task_begins_when_its_imports_are_over(
 
 
 def test_on_a_busy_machine_a_check_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many times longer as there are processes to a core, and `longest` at most; `launch` keeps its time."""
+    """As many times as there are processes to a core, and `longest` at most; `launch` keeps its time."""
     cores = len(os.sched_getaffinity(0))
 
     def run(processes: float, longest: float) -> str:
