@@ -200,7 +200,7 @@ def where_memory_counts(exercise: Exercise) -> Exercise:
     ],
     ids=lambda given: str(given).partition("/")[2],
 )
-def test_who_lets_go_late_loses_nothing_and_who_keeps_loses(
+def test_a_late_thread_costs_nothing_and_kept_memory_costs_points(
     exercise: str, title: str, seconds: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged_in_part = where_memory_counts(find(exercise))

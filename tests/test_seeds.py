@@ -40,7 +40,7 @@ def lost(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 @pytest.mark.parametrize("exercise", SOLUTIONS if WHOLE else [A_FEW])
-def test_what_is_right_loses_nothing_at_any_seed(exercise: str, seed: int) -> None:
+def test_right_solutions_lose_nothing_at_any_seed(exercise: str, seed: int) -> None:
     with busy(max(1, CORES // WORKERS)):
         outcomes = a_few(seed) if exercise == A_FEW else of_exercise(exercise, seed)
         found = lost(outcomes)
@@ -67,7 +67,7 @@ def test_every_exercise_has_its_own_solution_and_two_others() -> None:
         assert all(f"{wanted}" in first.code for wanted in find(name).objects), name
 
 
-def test_what_keeps_the_machine_busy_ends_with_who_asked_for_it(
+def test_processes_that_keep_the_machine_busy_end_with_their_parent(
     assert_no_orphans: Callable[..., None],
 ) -> None:
     """Killed, as a run of the tests may be."""

@@ -1,13 +1,14 @@
 """Runs in the rank: drives the student's object and hands back what came of it. Decides nothing.
 
-It holds one case's and one rank's inputs, never an expectation, a seed or a later case. What it needs
+It holds one case's and one rank's inputs, never an expected value, a seed or a later case. What it needs
 of torch is taken before the student's bytes are unpickled. What goes back is JSON and raw tensors.
 
 A recipe is a function `recipe(objects, tensors, groups, instructions) -> (values, tensors)`:
 
 * objects: what the student wrote, in the order of the exercise;
 * tensors: this rank's inputs by name; groups: the process groups that the case asks for;
-* instructions: this rank's plain data;
+* instructions: this rank's plain data; under "enough" the bytes of memory that are enough, by the names of
+  what the recipe measures (see `memory`), so that it measures again before it tells of more;
 * values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
   described by its type). It is named "package.module:function" in the case, so that a topic with
   its own (say, training a model) adds it without touching this file.

@@ -1,9 +1,9 @@
 """In the rank: memory is judged on what stays.
 
 gloo's threads let go of a message's tensors a moment after the wait for it is over, and on a busy machine
-that moment is long. Bytes that are about to go are kept by no code of a student's. So the judge says how many
-bytes are enough, and where more are found they are measured again, until they are no longer too many or the
-time is over. What a solution keeps is still there then.
+that moment is long. No code of a student's keeps these bytes. So the judge says how many bytes are enough, and
+a rank that finds more measures again, until they are no longer too many or the time is over. Memory that a
+solution keeps is still there then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PAUSE, PAUSES = (
 
 
 class Patience:
-    """Measures bytes; where they are more than is enough of what has that name, measures them again.
+    """Measures bytes, and measures again where they are more than `enough` has under the same name.
 
-    What was waited for in vain is not waited for once more: a solution that keeps memory costs a second.
+    Once it was in vain it is not tried again under that name: a solution that keeps memory costs a second.
     """
 
     def __init__(self, enough: Mapping[str, float]):

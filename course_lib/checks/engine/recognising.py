@@ -1,10 +1,10 @@
 """Which of several tensors is it that comes by?
 
 A check that wants to know which microbatch just went through a stage cannot ask the student's code, and the
-tensor itself may be a copy, or have come as a message. So it is recognised by its contents, and two things
-keep any two apart, whatever was drawn: `tokens` draws no two tensors that are alike, and a `fingerprint`
-weighs each element in several ways, so that tensors that differ do not have the same by chance. (One sum,
-weighted by the elements' places, is the same for [8, 8, 8] and [6, 9, 8].)
+tensor itself may be a copy, or have come as a message. So it is recognised by its contents. Two things keep
+tensors apart, whatever was drawn: `tokens` draws no two that are alike, and a `fingerprint` has several sums,
+each with other weights, so that no two different tensors have the same one by chance. (One sum alone, weighted
+by the elements' places, is 48 for [8, 8, 8] and for [6, 9, 8].)
 
 `fingerprint` is taken in the rank and in the judge, whose arithmetic may differ by rounding.
 """
