@@ -1,9 +1,9 @@
 """In the rank: memory is judged on what stays.
 
 gloo's threads let go of a message's tensors a moment after the wait for it is over, and on a busy machine
-that moment is long. No code of a student's keeps these bytes. So the judge says how many bytes are enough, and
-a rank that finds more measures again, until they are no longer too many or the time is over. Memory that a
-solution keeps is still there then.
+that moment is long. No code of a student's keeps these bytes. So the judge says how many bytes are enough,
+and a rank that finds more measures again, until they are no longer too many or the time is over. Memory that
+a solution keeps is still there then.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A check that wants to know which microbatch just went through a stage cannot ask the student's code, and the
 tensor itself may be a copy, or have come as a message. So it is recognised by its contents. Two things keep
-tensors apart, whatever was drawn: `tokens` draws no two that are alike, and a `fingerprint` has several sums,
-each with other weights, so that no two different tensors have the same one by chance. (One sum alone, weighted
-by the elements' places, is 48 for [8, 8, 8] and for [6, 9, 8].)
+tensors apart, whatever was drawn: `tokens` draws no two that are alike, and a `fingerprint` has several
+sums, each with other weights, so that no two different tensors have the same one by chance. (One sum alone,
+weighted by the elements' places, is 48 for [8, 8, 8] and for [6, 9, 8].)
 
 `fingerprint` is taken in the rank and in the judge, whose arithmetic may differ by rounding.
 """
