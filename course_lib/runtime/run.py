@@ -21,7 +21,7 @@ from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.load import slowdown
 from course_lib.runtime.output import OnOutput, Output
-from course_lib.runtime.places import where
+from course_lib.runtime.places import is_cell, where
 from course_lib.runtime.pool import Pool
 from course_lib.runtime.replying import malformed, well_formed
 from course_lib.runtime.sandbox.spec import APART, Sandbox
@@ -185,7 +185,7 @@ def cell_sources() -> dict[str, str]:
     return {
         name: "".join(entry[2])
         for name, entry in list(linecache.cache.items())
-        if len(entry) == 4 and ("ipykernel_" in name or name.startswith(("<", "Cell In[")))
+        if len(entry) == 4 and (is_cell(name) or name.startswith(("<", "Cell In[")))
     }
 
 
