@@ -7,6 +7,7 @@ import random
 import struct
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -22,6 +23,7 @@ from course_lib import launch
 from course_lib.ledger import colours, marks, steps_figure
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.paper import runs
+from course_lib.ledger.shown import widget_view
 from course_lib.ledger.stepper import Stepper, stepper
 from course_lib.ledger.steps import Parcel, Steps, steps
 from course_lib.ledger.steps_figure import Layout, layout
@@ -642,6 +644,29 @@ def test_without_a_kernel_there_is_a_still_picture_and_text(made_stepper: Steppe
     bundle = made_stepper._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png"}
     assert bundle["text/plain"] == "Stepper(made: 3 ranks, 4 rounds)"
+
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def test_a_widget_that_can_be_asked_says_itself_how_it_is_shown() -> None:
+    """ipywidgets 8."""
+    view = {"version_major": 3, "version_minor": 1, "model_id": "abc"}
+    widget = SimpleNamespace(
+        _repr_mimebundle_=lambda: {"text/plain": "VBox()", VIEW: view}, model_id="another"
+    )
+    assert widget_view(widget) == {VIEW: view}
+
+
+def test_a_widget_that_cannot_be_asked_is_shown_by_its_model(made_stepper: Stepper) -> None:
+    """ipywidgets 7 displays a widget and returns nothing."""
+    widget = SimpleNamespace(_ipython_display_=None, model_id="abc", _view_name="VBoxView")
+    view = {VIEW: {"version_major": 2, "version_minor": 0, "model_id": "abc"}}
+    assert widget_view(widget) == view
+    here = made_stepper.widget()
+    assert widget_view(here) == widget_view(SimpleNamespace(model_id=here.model_id)), (
+        "the protocol of ipywidgets 7 is that of the version that is installed"
+    )
 
 
 def test_a_round_that_is_not_there_is_a_sentence(made_stepper: Stepper) -> None:

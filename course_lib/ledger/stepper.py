@@ -4,31 +4,27 @@
     stepper(run.ledger)                 # messages only
 
 In a notebook it is a slider and a play button over pictures that are drawn once; they are switched in
-the browser, so it also works in a saved notebook or a web page made from one. Where widgets cannot be
-shown at all, the same output holds a still picture of all rounds.
+the browser, so it also works in a saved notebook or a web page made from one. With ipywidgets 7 (Colab)
+the kernel changes the picture, so it works while the kernel runs. If widgets cannot be shown at all, the
+same output holds a still picture of all rounds.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from course_lib.ledger import wording
 from course_lib.ledger.colours import Picture
 from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.shown import forms, small_png
 from course_lib.ledger.steps import Steps, steps
 from course_lib.ledger.steps_figure import frame, still
 from course_lib.ledger.watch import Film
 
 MOST_FRAMES = 64
-SHARPNESS = 160  # dots per inch of the frames: sharp on dense screens too
-STILL = "COURSE_STILL"  # environment variable: 1 shows the still picture alone
 
 
 def stepper(
@@ -95,29 +91,4 @@ class Stepper:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The widget for those who can show it, the still picture and a line of text for the others."""
-        png = base64.b64encode(small_png(self.still(), dpi=110)).decode()
-        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png}
-        if os.environ.get(STILL) != "1" and in_a_kernel():
-            view = self.widget()._repr_mimebundle_()
-            bundle |= {kind: data for kind, data in view.items() if "widget-view" in kind}
-        return bundle
-
-
-def in_a_kernel() -> bool:
-    """Whether there is a notebook kernel that a widget could talk through."""
-    try:
-        from IPython.core.getipython import get_ipython
-    except ModuleNotFoundError:
-        return False
-    return getattr(get_ipython(), "kernel", None) is not None
-
-
-def small_png(picture: Picture, dpi: int = SHARPNESS) -> bytes:
-    """A figure as a PNG of at most 128 colours: a quarter of the bytes that a notebook would keep."""
-    with io.BytesIO() as raw, io.BytesIO() as small:
-        picture.savefig(raw, format="png", dpi=dpi, facecolor="white")
-        with Image.open(raw) as image:
-            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
-                small, format="png", optimize=True
-            )
-        return small.getvalue()
+        return forms(repr(self), self.still(), self.widget)

@@ -8,14 +8,12 @@ the same output holds the chart of the first schedule.
 
 from __future__ import annotations
 
-import base64
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.ledger.colours import Picture
-from course_lib.ledger.stepper import STILL, in_a_kernel, small_png
+from course_lib.ledger.shown import forms, small_png
 from course_lib.pipeline.actions import Schedule, stage_ranks
 from course_lib.pipeline.gantt import gantt
 from course_lib.pipeline.simulate import Durations, Simulation, simulate
@@ -164,9 +162,4 @@ class Explorer:
         first = self.chart(
             next(iter(self.generators)), self.stages, self.microbatches, 2, Durations()
         )
-        png = base64.b64encode(small_png(first, dpi=110)).decode()
-        bundle: dict[str, Any] = {"text/plain": repr(self), "image/png": png}
-        if os.environ.get(STILL) != "1" and in_a_kernel():
-            view = self.widget()._repr_mimebundle_()
-            bundle |= {kind: data for kind, data in view.items() if "widget-view" in kind}
-        return bundle
+        return forms(repr(self), first, self.widget)
