@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
-import select
 import signal
 import socket
 import time
@@ -22,6 +21,7 @@ from typing import NoReturn
 from course_lib.ledger import rows
 from course_lib.ledger.recorder import Recorder
 from course_lib.runtime import rank, wire
+from course_lib.runtime.endings import readable_before_end
 from course_lib.runtime.preload import die_with
 from course_lib.runtime.sandbox import init, kernel
 
@@ -56,11 +56,9 @@ def run_in_fork(
         finally:
             os._exit(70)
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(pid, signal.SIGUSR1))
-    ended = os.pidfd_open(pid)
-    ready, _, _ = select.select([sock, ended], [], [])
-    os.close(ended)
+    next_task = readable_before_end(sock, pid)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if sock not in ready and recorder.board.read(0).state != rows.IDLE:
+    if not next_task and recorder.board.read(0).state != rows.IDLE:
         end_like(os.waitpid(pid, 0)[1])
     end_with_descendants(pid)
 

@@ -18,8 +18,9 @@ import signal
 import socket
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from course_lib.runtime import endings
 from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
 from course_lib.runtime.sandbox.init import close_all_but, keep
 from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
@@ -63,12 +64,20 @@ class Server:
         self.links: dict[int, socket.socket] = {}  # in a sandbox: number of the group -> its init
         self.bounded: set[int] = set()  # keepers that have a control group
         self.emptied: set[int] = set()  # keepers that ended, whose group is still there
+        self.looked_at: dict[int, tuple] = {}  # processes without a handle
         if kernel_pid is not None:
             try:
-                kernel = os.pidfd_open(kernel_pid)
+                self.watch(kernel_pid, "kernel")
             except ProcessLookupError:
                 os._exit(0)
-            self.selector.register(kernel, selectors.EVENT_READ, ("kernel",))
+
+    def watch(self, pid: int, what: str, *about: Any) -> None:
+        """Have `happened` told of the end of this child, or of the kernel."""
+        ended = endings.handle(pid)
+        if ended is None:
+            self.looked_at[pid] = (what, *about)
+        else:
+            self.selector.register(ended, selectors.EVENT_READ, (what, *about))
 
     def tell(self, message: dict) -> None:
         try:
@@ -91,18 +100,26 @@ class Server:
         while True:
             if self.emptied:
                 self.emptied = remove_groups(self.emptied)
-            for key, _ in self.selector.select(SOON if self.emptied else None):
-                what, *about = key.data
-                if what == "request":
-                    self.request()
-                elif what == "kernel":
-                    self.end()
-                elif what == "child":
-                    self.reap(key, *about)
-                elif what == "link":
-                    self.relay(*about)
-                elif what == "keeper":
-                    self.end_of_keeper(key, *about)
+            wait = endings.LOOK if self.looked_at else SOON if self.emptied else None
+            for key, _ in self.selector.select(wait):
+                if key.data[0] in ("kernel", "child", "keeper"):  # the handle of what has ended
+                    self.selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                self.happened(*key.data)
+            for pid in [pid for pid in self.looked_at if endings.has_ended(pid)]:
+                self.happened(*self.looked_at.pop(pid))
+
+    def happened(self, what: str, *about: Any) -> None:
+        if what == "request":
+            self.request()
+        elif what == "kernel":
+            self.end()
+        elif what == "child":
+            self.reap(*about)
+        elif what == "link":
+            self.relay(*about)
+        elif what == "keeper":
+            self.end_of_keeper(*about)
 
     def request(self) -> None:
         try:
@@ -140,16 +157,12 @@ class Server:
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(pid, pgid)  # here and in the child, whoever comes first; it may be gone
             pids.append(pid)
-            self.selector.register(
-                os.pidfd_open(pid), selectors.EVENT_READ, ("child", pid, order["fork"], number)
-            )
+            self.watch(pid, "child", pid, order["fork"], number)
         self.groups[order["fork"]] = pgid
         self.tell({"of": order["fork"], "pids": pids, "pgid": pgid})
 
-    def reap(self, key: selectors.SelectorKey, pid: int, group: int, number: int) -> None:
+    def reap(self, pid: int, group: int, number: int) -> None:
         _, status = os.waitpid(pid, 0)
-        self.selector.unregister(key.fileobj)
-        os.close(key.fd)
         self.tell({"of": group, "exit": [number, os.waitstatus_to_exitcode(status)]})
 
     # ---- in a sandbox: a keeper, its init, and the children below that
@@ -172,7 +185,7 @@ class Server:
             self.bounded.add(pid)
         self.links[group] = here
         self.selector.register(here, selectors.EVENT_READ, ("link", group, pid))
-        self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("keeper", group, pid))
+        self.watch(pid, "keeper", group, pid)
 
     def relay(self, group: int, keeper: int) -> bool:
         """Pass on what a sandbox's init says; False at the end of the link."""
@@ -199,10 +212,8 @@ class Server:
             self.selector.unregister(link)
             link.close()
 
-    def end_of_keeper(self, key: selectors.SelectorKey, group: int, pid: int) -> None:
+    def end_of_keeper(self, group: int, pid: int) -> None:
         os.waitpid(pid, 0)
-        self.selector.unregister(key.fileobj)
-        os.close(key.fd)
         while self.relay(group, pid):
             continue  # what init said before it ended
         self.tell({"of": group, "over": True})

@@ -82,7 +82,10 @@ class Preloaded:
         """Take in what the process has told; False when nothing came within `wait` seconds."""
         if not select.select([self.socket], [], [], wait)[0]:
             return False
-        data = self.socket.recv(1 << 16)
+        try:
+            data = self.socket.recv(1 << 16)
+        except ConnectionResetError:  # it ended before it had read all that it was sent
+            data = b""
         if not data:
             raise LaunchError(self.obituary())
         message = json.loads(data)
