@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from course_lib import RankError, doctor
+from course_lib.doctor import capability, machine, nvidia, software, speed
 from course_lib.doctor import finding as findings
-from course_lib.doctor import machine, nvidia, software, speed
 
 GPU_LINE = "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15"
 TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t32-63\n"
@@ -28,6 +28,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     program.write_text(
         "#!/bin/sh\n"
         'case "$1" in\n'
+        '  *compute_cap) printf "Tesla P100-PCIE-16GB, 6.0\\nTesla T4, 7.5\\n" ;;\n'
         f'  --query-gpu*) echo "{GPU_LINE}" ;;\n'
         f"  topo) printf '{TOPOLOGY}' ;;\n"
         '  *) echo "| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4 |" ;;\n'
@@ -172,6 +173,88 @@ def test_without_nvidia_smi(monkeypatch, tmp_path):
 def test_the_gpus_of_this_machine():
     finding = nvidia.gpus()
     assert torch.cuda.get_device_name(0) in finding.text
+    assert capability.gpu_code() is None, "this PyTorch was installed for this machine"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "gpu", "runs"),
+    [
+        (["sm_70", "sm_75", "sm_80", "sm_90"], "6.0", False),  # Kaggle's P100
+        (["sm_70", "sm_75", "sm_80", "sm_90"], "7.5", True),
+        (["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"], "7.0", False),  # a V100
+        (["sm_80"], "8.9", True),  # later, of the same major number
+        (["sm_80", "sm_86"], "8.0", True),
+        (["sm_86"], "8.0", False),  # earlier
+        (["sm_80"], "9.0", False),  # of another major number
+        (["sm_80", "compute_80"], "12.0", True),  # the driver translates
+        (["sm_90a", "compute_90a"], "9.0", True),
+        (["sm_90a", "compute_90a"], "10.0", False),  # for that GPU alone
+        (["sm_120"], "12.0", True),
+        (["gfx90a"], "9.0", False),
+    ],
+)
+def test_which_code_runs_on_which_gpu(compiled, gpu, runs):
+    assert capability.runs_on(compiled, gpu) is runs
+
+
+def test_a_gpu_for_which_pytorch_was_not_built(nvidia_smi, monkeypatch):
+    """The ranks run on the CPU there, as the line about the GPUs says; this one says why."""
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90"])
+    finding = capability.gpu_code()
+    assert finding is not None and finding.status == "note"
+    assert "no code for Tesla P100-PCIE-16GB (compute capability 6.0), only" in finding.text
+    assert "T4 x2" in finding.advice
+
+
+@pytest.mark.parametrize("compiled", [["sm_60", "sm_75"], []])
+def test_gpus_for_which_pytorch_was_built_and_a_pytorch_without_cuda(
+    nvidia_smi, monkeypatch, compiled
+):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: compiled)
+    assert capability.gpu_code() is None
+
+
+# --- what the system gives and holds back
+
+
+def test_a_system_without_handles_of_processes(monkeypatch):
+    def refused(pid):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    finding = software.process_handles()
+    assert finding is not None and finding.status == "note" and "pidfd_open" in finding.text
+
+
+def test_a_system_with_handles_of_processes(monkeypatch):
+    null = os.open(os.devnull, os.O_RDONLY)
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: null)
+    assert software.process_handles() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(null)
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_a_pytorch_that_is_compiled_again_and_again(monkeypatch, tmp_path, forbidden):
+    monkeypatch.setattr(sys, "dont_write_bytecode", forbidden)
+    module = tmp_path / "torch" / "__init__.py"
+    module.parent.mkdir()
+    module.write_text("")
+    finding = software.compiled(str(module))
+    assert finding is not None and finding.status == "note"
+    assert ("PYTHONDONTWRITEBYTECODE" in finding.text) == forbidden
+    assert finding.advice == f"Once: python -m compileall -q {module.parent}"
+    subprocess.run([sys.executable, *finding.advice.split()[2:]], check=True)
+    assert software.compiled(str(module)) is None
+
+
+def test_ranks_that_cannot_be_forked_are_a_finding_and_not_a_traceback(monkeypatch):
+    def refused():
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(doctor, "measure_link", refused)
+    finding = doctor.two_ranks()
+    assert finding.status == "problem" and "Connection reset by peer" in finding.text
 
 
 def test_a_long_line_is_wrapped_and_its_advice_stands_below():

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from course_lib.doctor.capability import gpu_code
 from course_lib.doctor.finding import Finding
 from course_lib.doctor.machine import (
     cores,
@@ -23,7 +24,7 @@ from course_lib.doctor.machine import (
 )
 from course_lib.doctor.nvidia import backends, gpu_links, gpus, nccl
 from course_lib.doctor.sharing import shared_gpus
-from course_lib.doctor.software import python, pytorch, system
+from course_lib.doctor.software import compiled, process_handles, python, pytorch, system
 from course_lib.doctor.speed import Link, measure_link
 from course_lib.runtime.errors import LaunchError, RankError
 
@@ -70,7 +71,8 @@ def examine() -> Iterator[Finding]:
     if sys.platform != "linux":
         return
     checks: list[Callable[[], Finding | None]] = [
-        gpus, gpu_links, nccl, backends, two_ranks, shared_memory, memory, cores, folder, open_files,
+        compiled, gpus, gpu_code, gpu_links, nccl, backends, process_handles, two_ranks, shared_memory,
+        memory, cores, folder, open_files,
     ]  # fmt: skip
     for check in checks:
         finding = check()
@@ -82,7 +84,7 @@ def two_ranks() -> Finding:
     """A real launch: it also shows that ranks can be started and can talk."""
     try:
         measured = measure_link()
-    except (RankError, LaunchError, ValueError) as error:
+    except (RankError, LaunchError, ValueError, OSError) as error:
         text = f"two ranks could not exchange a message: {error}"
         advice = (
             "See what the lines above and below say; if all of them are ok, a firewall on the "
