@@ -12,7 +12,7 @@ ARGS ?=
 # All tests run in several workers, about one to a core; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade test test-all lab bench notebooks lock doctor gpu clean
+.PHONY: help setup grade test test-all test-hosts lab bench notebooks lock doctor gpu clean
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -47,6 +47,9 @@ test: $(READY) ## run every test (some of them: make test ARGS="tests/test_docto
 test-all: $(READY) ## the same, with the tests that take long run whole and not in part
 	@$(COMPILED)
 	@COURSE_ALL_TESTS=1 $(PY) -m pytest $(or $(ARGS),$(WORKERS))
+
+test-hosts: $(READY) ## run all notebooks with each host's versions: Colab, Kaggle, Runpod and others (hours)
+	@$(PY) tools/try_hosts.py $(ARGS)
 
 lab: $(READY) ## open JupyterLab on the student notebooks
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks

@@ -45,7 +45,13 @@ def seed() -> int:
 # --- several workers: pytest -n auto -------------------------------------------------------------
 
 # Files whose tests take minutes come first, so that no worker is left alone with one at the end.
-LONG = ("test_autograder.py", "test_faults.py", "test_mutants.py", "test_notebooks.py")
+LONG = (
+    "test_autograder.py",
+    "test_faults.py",
+    "test_mutants.py",
+    "test_notebooks.py",
+    "test_hosts.py",
+)
 # Of these every test may run in another worker: they share nothing that is dear to make.
 APART = ("test_mutants.py", "test_notebooks.py", "test_seeds.py")
 

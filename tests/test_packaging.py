@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = (ROOT / "requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in LOCK.splitlines() if re.match(r"[a-zA-Z]", line)]
-STUDENT = {"cloudpickle", "ipywidgets", "matplotlib", "numpy", "torch"}
+STUDENT = {"cloudpickle", "ipython", "ipywidgets", "matplotlib", "numpy", "torch"}
 PYTHONS = ["3.11.2", "3.12.3", "3.13.5"]  # those of Debian 12, Ubuntu 24.04 and Debian 13
 
 
@@ -161,6 +161,30 @@ def test_a_pytorch_that_is_there_is_left_alone(wheel, tmp_path, there, kept):
         assert re.search(r"Would install course-lib-\S+$", done.stdout.strip())
     else:
         assert "torch>=2.6" in done.stderr
+
+
+def test_without_the_internet_the_folder_on_the_path_is_enough(tmp_path):
+    """As on Kaggle, where the folder is a data set and can be read alone: the ranks find it, too."""
+    folder = tmp_path / "input" / "course"
+    hidden = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "course_lib", folder / "course_lib", ignore=hidden)
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+        "from course_lib import launch\n"
+        "def where():\n"
+        "    import course_lib.collectives\n"
+        "    return course_lib.collectives.__file__\n"
+        "print(*launch(where, world_size=2), sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    file = str(folder / "course_lib" / "collectives" / "__init__.py")
+    assert done.stdout.splitlines() == [file, file], done.stderr
 
 
 def test_no_process_builds_a_parser_that_is_never_used() -> None:

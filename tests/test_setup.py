@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-COMMANDS = ("help", "setup", "grade", "test", "lab", "bench", "notebooks", "lock", "doctor")
+COMMANDS = (
+    "help", "setup", "grade", "test", "test-all", "test-hosts", "lab", "bench", "notebooks", "lock", "doctor",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -199,6 +201,7 @@ def test_help_names_every_command():
         (("grade", "SUBMISSIONS=/tmp/a class"), '"/tmp/a class"'),
         (("test",), "-m pytest -n auto"),
         (("test", "ARGS=tests/test_x.py -x"), "-m pytest tests/test_x.py -x"),
+        (("test-hosts", "ARGS=colab --exact"), "tools/try_hosts.py colab --exact"),
         (("lab",), "-m jupyterlab"),
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder.build"),

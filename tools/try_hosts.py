@@ -1,0 +1,229 @@
+"""Run the solutions in an environment made from each host's versions: `make test-hosts`.
+
+    make test-hosts                                  every host, every notebook; two hours on two cores
+    make test-hosts ARGS="colab --notebooks 00 02"   some of them
+    make test-hosts ARGS="colab --exact"             with the host's own Python and PyTorch
+
+A host's Python and PyTorch are replaced by this environment's Python and the lock's PyTorch for the CPU:
+others come with gigabytes of CUDA. `--exact` takes them as they are. The package is installed as a student
+does it, and must change nothing else. What was seen of all notebooks is kept in tests/hosts/tried.json, from
+which the README's table is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from host_kernel import Kernel, try_notebook
+from hosts import FOLDER, ROOT, WANTED, Host, hosts
+from make_venv import TORCH_CPU_INDEX, without_addresses
+
+from autograder.config import SOLUTIONS
+
+SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
+NOTEBOOKS = sorted(SOLUTIONS.glob("*/*.ipynb"))
+TRIED, README = FOLDER / "tried.json", ROOT / "README.md"
+BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
+
+
+class NotMade(Exception):
+    """An environment that cannot be made, with the end of what pip said."""
+
+
+@dataclass
+class Trial:
+    """What came of a host: versions as installed, points, and what was wrong."""
+
+    versions: dict[str, str]
+    points: float = 0.0
+    maximum: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the solutions in each host's environment.")
+    known = {host.name: host for host in hosts()}
+    parser.add_argument("hosts", nargs="*", help=f"of: {', '.join(known)}")
+    parser.add_argument("--notebooks", nargs="+", default=[], help="such as 00 02")
+    parser.add_argument("--exact", action="store_true", help="the host's own Python and PyTorch")
+    options = parser.parse_args()
+    if unknown := set(options.hosts) - set(known):
+        parser.error(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    chosen = [p for p in NOTEBOOKS if not options.notebooks or p.name[:2] in options.notebooks]
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="course-hosts-") as folder:
+        wheel = build_wheel(Path(folder))
+        for name in options.hosts or known:
+            try:
+                trial = try_host(known[name], Path(folder) / name, wheel, chosen, options.exact)
+            except NotMade as problem:
+                print(f"{name}: the environment could not be made: {problem}", flush=True)
+                failed.append(name)
+                continue
+            finally:
+                shutil.rmtree(Path(folder) / name, ignore_errors=True)
+            failed += [name] * bool(trial.wrong)
+            if chosen == NOTEBOOKS:
+                record(known[name], trial, options.exact)
+    print(f"\nNot as it should be: {', '.join(failed)}." if failed else "\nAll as it should be.")
+    return 1 if failed else 0
+
+
+def try_host(
+    host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], exact: bool
+) -> Trial:
+    python = make_environment(host, folder, wheel, exact)
+    versions = installed(python)
+    told = ", ".join(f"{name} {versions[name]}" for name in SHOWN)
+    print(f"{host.name}: Python {versions['python']}, {told}", flush=True)
+    trial = Trial(versions)
+    for path in notebooks:
+        began = time.monotonic()
+        points, maximum, wrong = try_notebook(path, Kernel(str(python), host.cells))
+        trial.points, trial.maximum = trial.points + points, trial.maximum + maximum
+        trial.wrong += wrong
+        seconds = time.monotonic() - began
+        print(f"    {path.stem}: {points:g} of {maximum:g} points, {seconds:.0f} s", flush=True)
+        for sentence in wrong:
+            print(f"        {sentence}", flush=True)
+    return trial
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+def build_wheel(folder: Path) -> Path:
+    """The package, from a copy of this folder."""
+    source = folder / "course"
+    hidden = shutil.ignore_patterns(".*", "*.egg-info", "build", "out", "__pycache__", "*.ipynb")
+    shutil.copytree(ROOT, source, ignore=hidden)
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    run(sys.executable, "-m", "pip", "wheel", *options, str(source))
+    return next(folder.glob("*.whl"))
+
+
+def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path:
+    """An environment with the host's versions and the package; returns its Python."""
+    run(host_python(host.python) if exact else sys.executable, "-m", "venv", str(folder))
+    python = folder / "bin" / "python"
+    pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+    if exact:
+        torch = f"torch=={host.torch}"
+    else:
+        torch = f"torch=={locked('torch')}+cpu"
+        try:
+            run(*pip, "install", "--no-deps", "--retries", "0", torch)
+        except NotMade:
+            run(*pip, "install", "--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch)
+    run(*pip, "install", "--constraint", str(host.path), torch, *WANTED)
+    before = frozen(pip)
+    run(*pip, "install", str(wheel))
+    added = frozen(pip) ^ before
+    if {line.partition(" ")[0] for line in added} != {"course-lib"}:
+        raise NotMade(
+            f"installing the package changed more than itself: {', '.join(sorted(added))}"
+        )
+    return python
+
+
+def host_python(version: str) -> str:
+    """A Python of this minor version: on the PATH, or one of pyenv's."""
+    name = f"python{version}"
+    found = [
+        shutil.which(name),
+        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}")),
+    ]
+    for path in filter(None, found):
+        if subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
+            return path
+    raise NotMade(f"there is no Python {version} on this machine")
+
+
+def locked(package: str) -> str:
+    lock = (ROOT / "requirements.lock").read_text()
+    match = re.search(rf"^{package}==(\S+)", lock, flags=re.MULTILINE)
+    assert match is not None, f"requirements.lock names no {package}"
+    return match[1]
+
+
+def frozen(pip: tuple[str, ...]) -> set[str]:
+    lines = run(*pip, "list", "--format", "freeze").splitlines()
+    return {line.replace("==", " ") for line in lines if "==" in line}
+
+
+def installed(python: Path) -> dict[str, str]:
+    code = (
+        "import json, platform, sys; from importlib.metadata import version; "
+        "print(json.dumps({name: version(name) for name in sys.argv[1:]} "
+        "| {'python': platform.python_version()}))"
+    )
+    return json.loads(run(str(python), "-c", code, *SHOWN))
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).splitlines()[-20:]
+        text = "\n".join(map(without_addresses, lines))
+        raise NotMade(f"`{' '.join(command[1:4])} ...` failed. The end of what it said:\n{text}")
+    return done.stdout
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+def record(host: Host, trial: Trial, exact: bool) -> None:
+    """Keep what was seen, and the README's table of it."""
+    seen = json.loads(TRIED.read_text()) if TRIED.exists() else {}
+    seen[f"{host.name}, exact" if exact else host.name] = {
+        "pins": host.digest(), "date": str(datetime.date.today()), "versions": trial.versions,
+        "notebooks": len(NOTEBOOKS), "points": trial.points, "maximum": trial.maximum,
+        "wrong": len(trial.wrong),
+    }  # fmt: skip
+    TRIED.write_text(json.dumps(dict(sorted(seen.items())), indent=2) + "\n")
+    README.write_text(with_table(README.read_text(), seen))
+
+
+def with_table(readme: str, seen: dict) -> str:
+    """The README with the table of what was seen between its two marks."""
+    rows = [
+        "| host | it has | known up to | tried with | result |",
+        "|---|---|---|---|---|",
+        *(row(host, name, seen[name]) for host in hosts() for name in names(host) if name in seen),
+    ]
+    before, _, rest = readme.partition(BEGIN)
+    return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
+
+
+def names(host: Host) -> tuple[str, str]:
+    return host.name, f"{host.name}, exact"
+
+
+def row(host: Host, name: str, entry: dict) -> str:
+    versions = entry["versions"]
+    tried = (
+        f"Python {versions['python']}, PyTorch {versions['torch']}, IPython {versions['ipython']}, "
+    )
+    tried += f"ipykernel {versions['ipykernel']}, ipywidgets {versions['ipywidgets']}, "
+    tried += f"numpy {versions['numpy']}, matplotlib {versions['matplotlib']}"
+    result = f"{entry['date']}: {entry['notebooks']} notebooks, {entry['points']:g} of "
+    result += f"{entry['maximum']:g} points, " + (
+        f"{entry['wrong']} faults" if entry["wrong"] else "no fault"
+    )
+    there = f"Python {host.python}, PyTorch {host.torch}"
+    return f"| {host.host} (`{host.name}`) | {there} | {host.date} | {tried} | {result} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
