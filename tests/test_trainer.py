@@ -121,7 +121,8 @@ def test_each_rank_has_a_gpu(parallel: str, tmp_path: Path, own_temporary_folder
     for steps in ("3", "6"):
         done = subprocess.run(
             [sys.executable, *command, "examples/train.py", *OPTIONS, *mine, "--steps", steps],
-            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=PATIENCE,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         said += done.stdout

@@ -204,7 +204,7 @@ def slurm(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {
             "PATH": path, "SLURM_JOB_ID": "1234567", "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_JOB_NUM_NODES": "2", **environment,
+            "SLURM_JOB_NUM_NODES": "2", "PYTHONPATH": str(ROOT), **environment,
         }  # fmt: skip
         return subprocess.run(
             ["bash", "examples/train.sbatch", *arguments], cwd=ROOT, env={**os.environ, **own},

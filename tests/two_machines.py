@@ -40,7 +40,7 @@ class Job:
             *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"),
             *("--local-addr=127.0.0.1", *torchrun, "examples/train.py", *OPTIONS, *arguments),
         ]
-        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
         self.lines: list[str] = []
         self.agents = [
             subprocess.Popen(
