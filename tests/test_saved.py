@@ -228,13 +228,14 @@ def _is_exercise(cell: NotebookNode) -> bool:
 # ---- blank: nothing was earned and nothing was written
 
 
+@pytest.mark.parametrize("form", ["{}", "exec({!r})"], ids=["plain", "exec"])
 def test_work_in_cells_of_ones_own_is_not_blank(
-    grade: Callable[[str, bytes], Result], seed: int
+    grade: Callable[[str, bytes], Result], form: str, seed: int
 ) -> None:
     notebook, draw = released_of(FIRST), random.Random(seed)
     answers = {grade_id(cell): cell.source for cell in solved(FIRST).cells if _is_exercise(cell)}
     place = next(i for i, cell in enumerate(notebook.cells) if grade_id(cell) == "hello")
-    notebook.cells.insert(place + 1, own_cell(answers["hello"], draw))
+    notebook.cells.insert(place + 1, own_cell(form.format(answers["hello"]), draw))
     result = grade(FIRST, Saved.of(FIRST, notebook).content)
     assert result.status == status.GRADED and result.score == points(result)["hello"] > 0
     assert "nothing was written" not in result.reason
@@ -347,6 +348,24 @@ def test_an_exercise_is_recognised_by_what_it_defines_wherever_it_stands(seed: i
     assert found == {"a": "@cache\ndef a(x):\n    return (", "b": "def b():\n    return helper()"}
     assert said.notes == [STRIPPED]
     assert said.changes == ["cells had been put into another order"]
+
+
+@pytest.mark.parametrize("kind", ["Colab to Drive", "metadata moved"])
+def test_a_cell_is_recognised_by_the_id_in_its_metadata(kind: str, seed: int) -> None:
+    """Nothing else tells where the exercises are: the student cleared both and took notes between them."""
+    draw = random.Random(seed)
+    answers = copy.deepcopy(TWICE)
+    answers.cells[2].source = answers.cells[4].source = ""
+    for place in (5, 4, 3, 2):
+        answers.cells.insert(place, own_cell(f"note_{place} = {seed}", draw))
+    for cell in answers.cells:
+        cell.metadata.pop("nbgrader", None)
+    notebook, said = restored(save(kind, "x", answers, draw).content, TWICE)
+    assert {grade_id(cell): cell.source for cell in notebook.cells if grade_id(cell)} == {
+        "a": "",
+        "b": "",
+    }
+    assert said.changes == []
 
 
 def test_a_written_answer_is_recognised_by_its_place(seed: int) -> None:
