@@ -36,3 +36,4 @@ class Operation:
     at_once: bool = (
         False  # waited for by the line that began it: `dist.send`, `dist.isend(...).wait()`
     )
+    group_name: str = ""  # tells groups of the same members apart

@@ -49,7 +49,7 @@ def operation(
     where: Callable[[str], tuple[str, str]],
 ) -> Operation:
     dtype, _, shape = texts.get(row.tensor, "|").partition("|")
-    members = texts.get(row.group, "|").partition("|")[2]
+    group_name, _, members = texts.get(row.group, "|").partition("|")
     line, source = where(texts.get(row.line, ""))
     done = bool(row.flags & rows.DONE)
     return Operation(
@@ -72,4 +72,5 @@ def operation(
         waited_at=row.waited - began if row.flags & rows.WAITED and row.waited else None,
         joined=bool(row.flags & rows.JOINED),
         at_once=bool(row.flags & rows.WAITED) and row.wait_line == row.line != 0,
+        group_name=group_name,
     )

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from course_lib.ledger import rows
+from course_lib.ledger import on_nccl, rows
 from course_lib.runtime.output import listed
 from course_lib.runtime.places import where
 from course_lib.runtime.waiting import Snapshot, waits_for
@@ -162,6 +162,12 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
         have = "have" if len(gone) > 1 else "has"
         head = f"deadlock: {ranks_text(list(waiting))} {wait} for {ranks_text(gone)}, which {have} finished."
         advice = ADVICE["skipped"] if collective else ADVICE["finished"]
+    in_turn = Snapshot.of(watch.pool)
+    held = in_turn.order().circle() if in_turn.in_order else []
+    if held:
+        begun = all(one.then.index >= 0 for one in held)
+        advice = "Both ends of each of these were begun, but " if begun else ""
+        advice += f"{on_nccl.IN_TURN}: {on_nccl.described(held)}. {on_nccl.cure(held)}"
     return failure("deadlock", head, advice, reports)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from course_lib.ledger.ledger import Ledger
-from course_lib.runtime import wire
+from course_lib.runtime import notes, wire
 from course_lib.runtime.backend import choose
 from course_lib.runtime.errors import Deadlock, LaunchError, RankError, RankTimeout
 from course_lib.runtime.output import show
@@ -43,6 +43,8 @@ def launch(
     backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl when there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.
 
+    What ran over gloo and could hang on NCCL is told in a note (COURSE_NCCL_NOTES=off: it is not).
+
     Raises RankError when a rank raised or died, Deadlock when ranks wait for each other or for one that
     has finished, RankTimeout; ValueError or TypeError when the call itself is wrong. After any of them
     the next `launch` works.
@@ -70,5 +72,7 @@ def launch(
         error = ERRORS.get(outcome.failure.kind, RankError)(outcome.failure.message)
         error.ledger = outcome.ledger
         raise error
+    if outcome.backend == "gloo":
+        notes.on_nccl(outcome.ledger)
     results = [wire.loads(reply[1]) for reply in outcome.replies if reply is not None]
     return Run(results, outcome.ledger, outcome.seconds, outcome.backend)

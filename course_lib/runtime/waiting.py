@@ -3,15 +3,24 @@
 A blocked rank can go on when the other end of its operation was issued, or can still be issued by a
 rank that can go on. Ranks that cannot are in a deadlock, and this is certain: nothing that has not been
 issued yet can come from a rank that has finished or is itself one of them.
+
+On NCCL it is not enough that the other end was issued: its rank does one operation after the other, and what
+comes first may wait for ever (see `course_lib.ledger.order`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from course_lib.ledger import rows
+from course_lib.ledger.order import Order
+from course_lib.ledger.read import operation
+from course_lib.runtime.places import where
 from course_lib.runtime.pool import Pool
+
+IN_ORDER = {"nccl"}  # backends that do what a rank begins in a group one after the other
 
 
 @dataclass
@@ -21,6 +30,7 @@ class Snapshot:
     states: list[rows.RankState]
     logs: list[list[rows.Row]]
     texts: list[dict[int, str]]
+    in_order: bool = False
 
     @classmethod
     def of(cls, pool: Pool) -> Snapshot:
@@ -30,17 +40,21 @@ class Snapshot:
             reading = rows.read_log(*fds, state, pool.world_size, pool.most)
             logs.append(reading.rows)
             texts.append(reading.texts)
-        return cls(states, logs, texts)
+        return cls(states, logs, texts, pool.backend in IN_ORDER)
 
     def blocked_in(self, rank: int) -> rows.Row | None:
         """The operation in which the rank is blocked, or None: its host, or else its GPU's stream."""
+        index = self.blocked_row(rank)
+        return None if index is None else self.logs[rank][index]
+
+    def blocked_row(self, rank: int) -> int | None:
         state, log = self.states[rank], self.logs[rank]
         if state.state != rows.RUNNING:
             return None
         if 0 <= state.blocked_row < len(log):
-            return log[state.blocked_row]
-        waited = (row for row in log if row.flags & rows.STREAM and not row.flags & rows.DONE)
-        return next(waited, None)
+            return state.blocked_row
+        on_stream = (row.flags & (rows.STREAM | rows.DONE) == rows.STREAM for row in log)
+        return next((index for index, waits in enumerate(on_stream) if waits), None)
 
     def blocked_at(self, rank: int) -> tuple[int, float]:
         """The text of the line at which it is blocked, and since when."""
@@ -53,9 +67,30 @@ class Snapshot:
         name, _, members = self.texts[rank].get(row.group, "|").partition("|")
         return name, tuple(int(member) for member in members.split(",") if member)
 
+    def blocked(self) -> dict[int, int]:
+        """The ranks that are blocked in an operation, each with its index."""
+        rows_of = {rank: self.blocked_row(rank) for rank in range(len(self.states))}
+        return {rank: index for rank, index in rows_of.items() if index is not None}
+
+    def order(self, going_on: Collection[int] = ()) -> Order:
+        """How far the ranks get that do one operation after the other. going_on: see `Order`."""
+        issued = [
+            [operation(rank, i, row, self.texts[rank], 0.0, where) for i, row in enumerate(log)]
+            for rank, log in enumerate(self.logs)
+        ]
+        return Order(
+            issued,
+            done=lambda one: bool(self.logs[one.rank][one.index].flags & rows.DONE),
+            blocked=self.blocked(),
+            going_on=going_on,
+        )
+
 
 def waits_for(snap: Snapshot) -> dict[int, set[int]]:
-    """For each rank blocked in an operation: the ranks that have not issued their part of it."""
+    """For each rank blocked in an operation: the ranks that have not come to their part of it."""
+    if snap.in_order:
+        order = snap.order()
+        return {rank: order.waits_for(rank, index) for rank, index in snap.blocked().items()}
     issued = [
         Counter(_channel(snap, rank, row) for row in log) for rank, log in enumerate(snap.logs)
     ]
@@ -99,8 +134,13 @@ def stuck(snap: Snapshot, running: set[int]) -> dict[int, set[int]]:
     `running`: ranks whose process lives and whose function has not returned. One that meets all others
     issues nothing before these come, and so nothing that one of them waits for.
     """
-    missing = waits_for(snap)
     running = {rank for rank in running if snap.states[rank].state != rows.MEETING}
+    if snap.in_order:
+        order = snap.order(going_on=running)
+        blocked = sorted(snap.blocked().items())
+        stopped = {rank: order.waits_for(rank, index) for rank, index in blocked if rank in running}
+        return {rank: missing for rank, missing in stopped.items() if missing}
+    missing = waits_for(snap)
     hopeless = {rank for rank in missing if missing[rank] and rank in running}
     while True:
         freed = set()

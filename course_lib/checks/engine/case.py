@@ -154,6 +154,7 @@ class Case:
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
     unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
+    remark: what else is to be said of a run that was right, and costs no points, see `remarks`.
     """
 
     title: str
@@ -168,6 +169,7 @@ class Case:
     alone: bool = False
     imports: tuple[str, ...] = ()
     unrecorded: tuple[int, ...] = ()
+    remark: Callable[[Observed], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.alone and (self.world_size != 1 or self.groups):

@@ -12,10 +12,10 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from course_lib.checks.engine import faults, refusing, replies, traffic, witness, words
+from course_lib.checks.engine import faults, refusing, remarks, replies, traffic, witness, words
 from course_lib.checks.engine.case import Case, Draw, Exercise, Finding, Observed, wrong
 from course_lib.checks.engine.conclude import BROKEN, NOT_BEGUN, Judged, conclude, is_value
 from course_lib.checks.engine.find import find
@@ -50,6 +50,7 @@ class Session:
     last: Finding | None = None
     stub: Finding | None = None
     limit: str = ""
+    remarked: set[str] = field(default_factory=set)
 
 
 def judge(
@@ -109,7 +110,10 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     seen = replies.read(session.exercise, case, outcome)
     if isinstance(seen, Finding):
         return unjudged(case, seen, shown=shown)
-    return judge_lines(case, seen, shown)
+    judged = judge_lines(case, seen, shown)
+    if outcome.backend == "gloo" and all(one.finding.ok for one in judged):
+        judged += remarks.on_nccl(seen, session.remarked)
+    return judged
 
 
 def unjudged(

@@ -8,13 +8,8 @@ from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.traffic import BUILT_IN
 from course_lib.checks.engine.values import both
 from course_lib.checks.pipeline.references import REFERENCES, SCHEDULES
+from course_lib.checks.pipeline.running_early import waits_at_once
 from course_lib.checks.pipeline.running_lines import kept_line, messages_line, order_line
-from course_lib.checks.pipeline.running_nccl import (
-    mixed_up,
-    nccl_line,
-    takes_turns,
-    waits_for_ever,
-)
 from course_lib.checks.pipeline.running_values import elsewhere_line, gradients_line, losses_line
 from course_lib.checks.pipeline.running_whole import Row, Run, any_order, case, microbatches
 from course_lib.pipeline import Action
@@ -138,9 +133,8 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             elsewhere_line(run),
             messages_line(run, "1F1B, 4 ranks: messages", 1.5),
             kept_line(run, "1F1B, 4 ranks: kept for backward", 1),
-            nccl_line(run, "1F1B, 4 ranks", waits_for_ever, takes_turns),
         ],
-        forbidden=FORBIDDEN,
+        forbidden=FORBIDDEN, remark=waits_at_once(run),
     )  # fmt: skip
     few = drawn(draw, "few", "numbers", rows(one_f_one_b(3, 2)))
     own = drawn(draw, "own", "tokens", any_order(draw, 3, 5, overtaking=False))
@@ -152,7 +146,6 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             one_line(own, "an order that you have not seen, 3 ranks", 2),
             one_line(turned, "stages that differ in the order of microbatches", 1),
             messages_line(own, "the same: messages", 0.5),
-            nccl_line(turned, "stages that differ in the order of microbatches", mixed_up),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip

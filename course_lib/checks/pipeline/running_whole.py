@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.engine.case import Case, Draw, Line, RankSide, Spec
+from course_lib.checks.engine.case import Case, Draw, Line, Observed, RankSide, Spec
 from course_lib.checks.engine.pipelines import models
 from course_lib.checks.engine.pipelines.watching import Kept
 from course_lib.checks.engine.recognising import fingerprint, tokens
@@ -162,6 +162,7 @@ def case(
     members: Sequence[int] = (),
     world_size: int = 0,
     forbidden: frozenset[str] = frozenset(),
+    remark: Callable[[Observed], Sequence[str]] | None = None,
 ) -> Case:
     """The runs one after the other in one launch. members: the ranks that take part, of world_size; they
     are passed as group=. Left out: all, and no group."""
@@ -184,6 +185,7 @@ def case(
         timeout=SECONDS,
         imports=BACKWARD,
         forbidden=forbidden,
+        remark=remark,
     )
 
 

@@ -1,0 +1,143 @@
+"""What a run over gloo did that NCCL would not do, in sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.matching import POINT_TO_POINT
+from course_lib.ledger.operation import Operation
+from course_lib.ledger.order import Held, Order, ends
+
+MOST = 10_000  # operations of all ranks together: the first ones are looked at
+SHOWN = 3  # ranks of a circle that are described
+IN_TURN = "NCCL does what a rank begins in a group one after the other"
+TOGETHER = (
+    "Begin such messages together, with dist.batch_isend_irecv, or all messages in one order that all ranks "
+    "agree on."
+)
+ONE_ORDER = "Begin the messages and collectives of a group in one order that all ranks agree on."
+TAGS = (
+    "NCCL has no tags: the first receive between two ranks gets what was sent first. Post each receive in "
+    "the order in which its sender sends."
+)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing that NCCL would do otherwise.
+
+    said: what was seen; general: the same without naming operations; advice: what to do. places: the lines
+    of code that did it.
+    """
+
+    said: str
+    general: str
+    advice: str
+    places: tuple[str, ...] = ()
+
+
+def remarks(ledger: Ledger) -> Iterator[Remark]:
+    """What NCCL would do otherwise in a run that went well over gloo, the worst first."""
+    each = MOST // ledger.world_size
+    operations = [ledger.operations(rank)[:each] for rank in range(ledger.world_size)]
+    messages = [one for rank in operations for one in rank if one.op in POINT_TO_POINT]
+    anywhere = next((one for one in messages if one.peer is None), None)
+    if anywhere is not None:
+        said = (
+            f"rank {anywhere.rank} receives from any rank, which NCCL cannot{at([anywhere.line])}."
+        )
+        general = "a rank receives from any rank, which NCCL cannot."
+        yield Remark(said, general, "Name the sender: dist.recv(..., src).", (anywhere.line,))
+        return
+    if messages and any(side_by_side(one) for one in operations):
+        circle = Order(operations).circle()
+        if circle:
+            yield hang(circle)
+    yield from mixed_up(messages)
+
+
+def side_by_side(operations: Sequence[Operation]) -> bool:
+    """Whether this rank ever begins something in a group while what it began before is under way.
+
+    If no rank does, each operation waits for the one before on gloo as well.
+    """
+    over: dict[tuple, float] = {}  # of each group: when its last operation was known to be complete
+    for one in operations:
+        group = (one.group_name, one.group)
+        if not one.joined and over.get(group, 0.0) > one.issued:
+            return True
+        completed = float("inf") if one.completed is None else one.completed
+        over[group] = max(completed, over.get(group, 0.0)) if one.joined else completed
+    return False
+
+
+def hang(circle: Sequence[Held]) -> Remark:
+    general = f"{IN_TURN}, so ranks can wait for each other there."
+    said = f"{IN_TURN}, so this run can hang there: {described(circle)}."
+    return Remark(said, general, cure(circle), tuple(places(circle)))
+
+
+def cure(circle: Sequence[Held]) -> str:
+    kinds = {one.op for held in circle for one in (held.first, held.then)}
+    return TOGETHER if kinds <= set(POINT_TO_POINT) else ONE_ORDER
+
+
+def described(circle: Sequence[Held]) -> str:
+    """ "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins send(dst=0) before recv(src=0)"."""
+    several = len({one.group_name for held in circle for one in (held.first, held.then)}) > 1
+    told = []
+    for held in circle[:SHOWN]:
+        first, then = (name(one, several) for one in (held.first, held.then))
+        how = f"begins {first} before" if held.in_lane else f"waits for {first} before it begins"
+        told.append(f"rank {held.first.rank} {how} {then}")
+    if len(circle) > SHOWN:
+        told.append(f"and so on in a circle of {len(circle)}")
+    return ", ".join(told) + at(places(circle[:SHOWN]))
+
+
+def name(operation: Operation, with_group: bool) -> str:
+    """ "send(dst=1)", "all_reduce", "all_reduce of group [0, 2]"."""
+    group = f" of group {list(operation.group)}" if with_group else ""
+    if operation.op not in POINT_TO_POINT:
+        return f"{operation.op}{group}"
+    return f"{operation.op}({'dst' if operation.op == 'send' else 'src'}={operation.peer}){group}"
+
+
+def places(circle: Sequence[Held]) -> list[str]:
+    lines = [one.line for held in circle for one in (held.first, held.then) if one.line]
+    return list(dict.fromkeys(lines))
+
+
+def at(lines: Sequence[str]) -> str:
+    """ " (Cell In[5], lines 4 and 6)" of ["Cell In[5], line 4", "Cell In[5], line 6"]."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        file, _, number = line.rpartition(", line ")
+        numbers[file].append(number)
+    told = [
+        f"{file}, line{'s' * (len(several) > 1)} {' and '.join(several)}"
+        for file, several in numbers.items()
+        if file
+    ]
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def mixed_up(messages: Sequence[Operation]) -> Iterator[Remark]:
+    """Messages that only their tags tell apart."""
+    tags: dict[tuple, dict[str, list[Operation]]] = defaultdict(lambda: {"send": [], "recv": []})
+    for one in messages:
+        tags[(*ends(one), one.group_name, one.group)][one.op].append(one)
+    for (src, dst, *_), sides in sorted(tags.items()):
+        sent, received = ([one.tag for one in sides[op]] for op in ("send", "recv"))
+        if sent != received and sorted(sent) == sorted(received):
+            first = next(
+                one for one, tag in zip(sides["recv"], sent, strict=True) if one.tag != tag
+            )
+            order = "in another order than they are sent in, by their tags"
+            said = f"rank {dst} receives the messages of rank {src} {order}{at([first.line])}."
+            general = f"a rank receives messages {order}."
+            yield Remark(said, general, TAGS, (first.line,))
+            return

@@ -1,0 +1,277 @@
+"""What NCCL makes of the order in which ranks begin their operations.
+
+gloo does everything that was begun side by side. NCCL does not, so what runs on gloo can hang there. The
+model is of NCCL as this course and `init_process_group(..., device_id=...)` set it up:
+
+* A group has one communicator, its *lane*: collectives and messages are done one after the other, in the
+  order in which the rank begins them. (PyTorch, ProcessGroupNCCL.cpp, `pointToPoint`: in eager initialization
+  "unbatched P2P ops are treated as independent collective ops, and are thus serialized with all other ops on
+  this ProcessGroup". Without a device_id each pair of ranks that sends outside of batches gets a lane of its
+  own: a swap still hangs, a circle of three does not.)
+* The messages of a batch are one operation: they are done side by side (NCCL user guide, "Point-to-point
+  communication": calls that need to progress concurrently must be merged into one group).
+* A message is done when both ends have come to it, a collective when those members have whose data it needs.
+  (NCCL may take in a small message before its receive has begun, but promises nothing of the kind.)
+* `wait()` makes the rank's CUDA stream wait, not its program: what is begun after it, in any group, starts
+  when that operation is done. A synchronous call is begun and waited for.
+* There are no tags: the k-th send to a rank in a group meets that rank's k-th receive.
+
+Lanes of different groups run side by side. (NCCL asks for one order over communicators as well, in case a GPU
+cannot run two kernels at once: "Using multiple NCCL communicators concurrently". That is not modelled.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from course_lib.ledger.matching import POINT_TO_POINT
+from course_lib.ledger.operation import Operation
+from course_lib.ledger.rounds import events
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+Lane = Hashable  # of a rank: the group's name and its members
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A message or a collective: the parts of the ranks that have issued theirs."""
+
+    parts: dict[int, Part] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Part:
+    """One rank's part of an exchange. needs: ranks that must come to theirs before this one is done."""
+
+    operation: Operation
+    exchange: Exchange
+    step: Step
+    needs: set[int]
+
+
+@dataclass(eq=False)
+class Step:
+    """What a rank begins at once: a single operation, or the messages of a batch.
+
+    issued: the rank's stream has reached it; begun: so has its lane; ended: every part is done, too.
+    """
+
+    rank: int
+    lane: Lane
+    parts: list[Part] = field(default_factory=list)
+    open: int = 0  # parts that need another rank
+    issued: bool = False
+    begun: bool = False
+    ended: bool = False
+
+    @property
+    def waiting(self) -> Part:
+        """The first part that is not done."""
+        return next(part for part in self.parts if part.needs)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A rank in a circle: it is at `first`, which waits for another rank, and does `then` only after it.
+
+    in_lane: since `first` comes before it in the lane; else the rank waits for `first` before it issues `then`,
+    which it may not have done (its index is -1 then).
+    """
+
+    first: Operation
+    then: Operation
+    in_lane: bool
+
+
+class Order:
+    """How far the ranks get if each lane does one step after the other.
+
+    operations: of each rank, in the order in which it issued them; `completed`: when its wait returned.
+    done: whether an operation is known to be over. blocked: the index of the operation in which a rank waits
+    now. going_on: ranks that may issue anything more, once they have got through all of this.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Sequence[Operation]],
+        done: Callable[[Operation], bool] = lambda operation: False,
+        blocked: Mapping[int, int] | None = None,
+        going_on: Collection[int] = (),
+    ):
+        self.going_on = going_on
+        self.blocked = blocked or {}
+        self.steps: list[dict[int, Step]] = []  # of each rank, by the index of an operation
+        self.streams: list[deque[tuple[Step, bool]]] = []  # steps to issue, and (True) to wait for
+        self.lanes: dict[tuple[int, Lane], deque[Step]] = defaultdict(deque)
+        self.exchanges: dict[Hashable, Exchange] = defaultdict(Exchange)
+        self.missing: dict[tuple[int, Lane], list[Part]] = defaultdict(list)  # never issued
+        self.to_look_at: deque[tuple[int, Lane | None]] = deque()  # lanes; None: the stream
+        for rank, issued in enumerate(operations):
+            self.steps.append(dict(self.steps_of(rank, issued)))
+            self.streams.append(self.stream_of(rank, issued))
+            self.to_look_at.append((rank, None))
+        self.to_look_at.extend(self.lanes)
+        for part in [p for exchange in self.exchanges.values() for p in exchange.parts.values()]:
+            for rank in part.needs - part.exchange.parts.keys():
+                self.missing[rank, part.step.lane].append(part)
+        for rank, issued in enumerate(operations):
+            for step in dict.fromkeys(self.steps[rank][one.index] for one in issued if done(one)):
+                self.over(step)
+        while self.to_look_at:
+            rank, lane = self.to_look_at.popleft()
+            self.follow_stream(rank) if lane is None else self.follow_lane(rank, lane)
+
+    # ---- from operations to steps
+
+    def steps_of(self, rank: int, issued: Sequence[Operation]) -> Iterator[tuple[int, Step]]:
+        turns: Counter[Hashable] = Counter()
+        step: Step | None = None
+        for operation in issued:
+            lane = (operation.group_name, operation.group)
+            if operation.op == "new_group":  # the host does it, whatever the stream waits for
+                lane = "new_group"
+            if step is None or not operation.joined or step.lane != lane:
+                step = Step(rank, lane, issued=operation.op == "new_group")
+                self.lanes[rank, lane].append(step)
+            channel = lane if operation.op not in POINT_TO_POINT else (lane, *ends(operation))
+            turns[channel] += 1
+            exchange = self.exchanges[channel, turns[channel]]
+            part = Part(operation, exchange, step, needs(operation))
+            exchange.parts[rank] = part
+            step.parts.append(part)
+            step.open += bool(part.needs)
+            yield operation.index, step
+
+    def stream_of(self, rank: int, issued: Sequence[Operation]) -> deque[tuple[Step, bool]]:
+        stream = deque[tuple[Step, bool]]()
+        for event in events(issued):
+            stream.append((self.steps[rank][event.operation.index], event.is_completion))
+        if rank in self.blocked:
+            stream.append((self.steps[rank][self.blocked[rank]], True))
+        return stream
+
+    # ---- how far they get
+
+    def follow_stream(self, rank: int) -> None:
+        stream = self.streams[rank]
+        while stream:
+            step, waits = stream[0]
+            if waits and not step.ended:
+                return
+            stream.popleft()
+            step.issued = True
+            self.to_look_at.append((rank, step.lane))
+        if rank in self.going_on:
+            lanes = [lane for other, lane in self.missing if other == rank]
+            self.to_look_at.extend((rank, lane) for lane in lanes)
+
+    def follow_lane(self, rank: int, lane: Lane) -> None:
+        queue = self.lanes[rank, lane]
+        while queue and queue[0].issued:
+            step = queue[0]
+            if not step.begun:
+                self.begin(step)
+            if step.open:
+                return
+            step.ended = True
+            queue.popleft()
+            self.to_look_at.append((rank, None))
+        if not queue and not self.streams[rank] and rank in self.going_on:
+            for part in self.missing.pop((rank, lane), ()):  # it may still be issued
+                self.came(part, rank)
+
+    def begin(self, step: Step) -> None:
+        step.begun = True
+        for part in step.parts:
+            for other in part.exchange.parts.values():
+                self.came(other, step.rank)
+
+    def came(self, part: Part, rank: int) -> None:
+        """`rank` has come to the exchange of which this is a part."""
+        if rank in part.needs:
+            part.needs.remove(rank)
+            part.step.open -= not part.needs
+            if not part.step.open:
+                self.to_look_at.append((part.step.rank, part.step.lane))
+
+    def over(self, step: Step) -> None:
+        """The step is known to have ended, so all its exchanges have been come to."""
+        self.begin(step)
+        step.issued = step.ended = True
+        for part in step.parts:
+            part.needs.clear()
+        self.lanes[step.rank, step.lane].remove(step)
+
+    # ---- what holds them up
+
+    def held_by(self, step: Step) -> Step:
+        """The step of this rank that must end before `step` can: itself, once it has begun."""
+        while not step.begun:
+            first = self.lanes[step.rank, step.lane][0]
+            step = first if first.issued else self.streams[step.rank][0][0]
+        return step
+
+    def waits_for(self, rank: int, index: int) -> set[int]:
+        """Ranks for which this rank waits in the operation with this index; empty: it can end."""
+        step = self.steps[rank][index]
+        return set() if step.ended else set.union(*(p.needs for p in self.held_by(step).parts))
+
+    def circle(self) -> list[Held]:
+        """Ranks each of which does later what another one waits for; [] if their lanes have no part in it."""
+        for queue in list(self.lanes.values()):
+            found = self.circle_from(self.held_by(queue[0])) if queue else []
+            if any(held.in_lane for held in found):
+                return found
+        return []
+
+    def circle_from(self, step: Step) -> list[Held]:
+        path: dict[Step, Held | None] = {}  # each with why the step before it waits for its rank
+        held = None
+        while step not in path:
+            path[step] = held
+            step, held = self.next_of(step)
+            if held is None:
+                return []
+        path[step] = held
+        steps = list(path)
+        inside = [path[one] for one in steps[steps.index(step) :]]
+        return sorted((one for one in inside if one), key=lambda one: one.first.rank)
+
+    def next_of(self, step: Step) -> tuple[Step, Held | None]:
+        """The step at which the rank stands for which this one waits; None where it may still come."""
+        part = step.waiting
+        rank = min(part.needs)
+        other = part.exchange.parts.get(rank)
+        if other is not None:
+            at, then = self.held_by(other.step), other.operation
+            in_lane = at.lane == other.step.lane
+        elif rank in self.blocked:
+            at, then = self.held_by(self.steps[rank][self.blocked[rank]]), counterpart(part, rank)
+            in_lane = False
+        else:
+            return step, None
+        return at, Held(at.waiting.operation, then, in_lane)
+
+
+def ends(operation: Operation) -> tuple[int, int]:
+    """From which rank to which a message goes; -1: from any."""
+    peer = -1 if operation.peer is None else operation.peer
+    return (operation.rank, peer) if operation.op == "send" else (peer, operation.rank)
+
+
+def counterpart(part: Part, rank: int) -> Operation:
+    """What `rank` has not issued, and this part waits for."""
+    mine = part.operation
+    op = {"send": "recv", "recv": "send"}.get(mine.op, mine.op)
+    peer = mine.rank if op in POINT_TO_POINT else mine.peer
+    return replace(mine, rank=rank, index=-1, op=op, peer=peer, line="")
+
+
+def needs(operation: Operation) -> set[int]:
+    """The other ranks that must have come to an exchange before this rank's part of it is done."""
+    one_other = operation.op in POINT_TO_POINT or operation.op in ROOTED
+    if one_other and operation.peer not in (None, operation.rank):
+        return {operation.peer}
+    return set(operation.group) - {operation.rank}
