@@ -84,6 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
+IMITATED_RANKS = 3  # of tests that run on several numbers of ranks
+
 # --- backends ------------------------------------------------------------------------------------
 
 
@@ -105,10 +107,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no NVIDIA GPU on this machine")
 
 
-@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend in turn; NCCL is skipped, and says so, where there is no GPU."""
-    return request.param
+@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu), "nccl-like"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each backend in turn; NCCL is skipped, and says so, where there is no GPU; its order is imitated."""
+    yield from carried(request)
+
+
+@pytest.fixture(params=["gloo", "nccl-like"])
+def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same for tests whose tensors lie on the CPU."""
+    yield from carried(request)
+
+
+def carried(request: pytest.FixtureRequest) -> Iterator[str]:
+    """On gloo nothing may be said of NCCL, since what these tests run goes through there too."""
+    from course_lib.runtime import notes
+    from tests import nccl_like
+
+    if request.param == nccl_like.NAME:
+        world_size = request.node.callspec.params.get("world_size", IMITATED_RANKS)
+        if world_size != IMITATED_RANKS and not os.environ.get("COURSE_ALL_TESTS"):
+            pytest.skip(f"NCCL is imitated on {IMITATED_RANKS} ranks; on others by make test-all")
+        with nccl_like.offered():
+            yield request.param
+        return
+    notes._told.clear()
+    yield request.param
+    assert not notes._told
 
 
 @pytest.fixture

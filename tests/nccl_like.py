@@ -9,12 +9,12 @@ The ranks of a launch on "nccl-like" do what `course_lib.ledger.order` says of N
   asyncOp=False returns none).
 * There are no tags, and no receive from any source.
 
-A message of gloo ends when both ends have begun it, and a collective when the data of all members has come that
-it needs, so a lane need not see to that. `wait()` holds up the rank and not a stream of it, which comes to the
-same: all that the rank begins later would wait as well.
+A message of gloo ends when both ends have begun it, and a collective when the data that it needs has come, so
+a lane need not see to that. `wait()` holds up the rank and not a stream of it, which comes to the same: all
+that the rank begins later would wait as well.
 
-Not imitated: a host that runs ahead of its GPU, memory that is used again too early, transports, and what only
-NCCL can do or refuses (AVG, some dtypes).
+Not imitated: a host that runs ahead of its GPU, memory that is used again too early, transports, and what
+NCCL alone can do or refuses (AVG, some dtypes).
 """
 
 from __future__ import annotations
@@ -59,17 +59,19 @@ class Operation(dist.Work):
 
     def __init__(self, begin: Callable[[Any], dist.Work], writes: Any):
         super().__init__()
-        self.begin_with, self.writes = begin, writes
+        self.begin_with: Callable[[Any], dist.Work] | None = begin
+        self.writes = writes
         self.written: Any = None
         self.over, self.error = threading.Event(), None
         self.after: list[Callable[[], None]] = []
 
     def begin(self) -> dist.Work:
+        assert self.begin_with is not None
         self.written = copied(self.writes)
         return self.begin_with(self.written)
 
     def end(self, error: Exception | None) -> None:
-        self.error = error
+        self.error, self.begin_with = error, None
         self.over.set()
         for call in self.after:
             call()
@@ -115,15 +117,19 @@ class Lane:
         threading.Thread(target=self.work, name="nccl-like", daemon=True).start()
 
     def work(self) -> None:
+        torch.set_grad_enabled(False)  # in this thread
         while True:
-            step, error = self.steps.get(), None
-            try:
-                for work in [operation.begin() for operation in step]:
-                    work.wait()
-            except Exception as raised:
-                error = raised
-            for operation in step:
-                operation.end(error)
+            self.do(self.steps.get())
+
+    def do(self, step: list[Operation]) -> None:
+        error = None
+        try:
+            for work in [operation.begin() for operation in step]:
+                work.wait()
+        except Exception as raised:
+            error = raised
+        for operation in step:
+            operation.end(error)
 
 
 class NcclLike:

@@ -81,7 +81,7 @@ def sizes(seed: int, n: int) -> list[int]:
 
 
 def dtypes(backend: str) -> list[torch.dtype]:
-    return [d for d in DTYPES if backend == "gloo" or d not in NOT_NCCL]
+    return [d for d in DTYPES if backend != "nccl" or d not in NOT_NCCL]
 
 
 # ---- all-reduces

@@ -318,7 +318,7 @@ def in_succession(attend: Attend, seed: int, heads: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_spread_attention_is_full_attention(world_size: int, seed: int):
+def test_spread_attention_is_full_attention(world_size: int, seed: int, cpu_backend: str):
     """A ring, Ulysses, and both: each layout, causal or not, the output and all gradients."""
 
     def body() -> None:
@@ -328,10 +328,10 @@ def test_spread_attention_is_full_attention(world_size: int, seed: int):
         in_succession(partial(ring_attention, causal=True), seed, 2)
         in_succession(partial(ulysses_attention, causal=True), seed, world_size)
 
-    launch(body, world_size=world_size, backend="gloo", timeout=240)
+    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
 
 
-def test_attention_in_groups_of_their_own(seed: int):
+def test_attention_in_groups_of_their_own(seed: int, cpu_backend: str):
     """Two rings of two side by side, on other sequences; a rank outside a group is told."""
 
     def body() -> str:
@@ -350,7 +350,7 @@ def test_attention_in_groups_of_their_own(seed: int):
             ring_attention(q, k, v, group=pairs[1 - mine])
         return str(told.value)
 
-    for rank, told in enumerate(launch(body, world_size=4, backend="gloo")):
+    for rank, told in enumerate(launch(body, world_size=4, backend=cpu_backend)):
         assert told.startswith(f"rank {rank} is not in the group")
 
 

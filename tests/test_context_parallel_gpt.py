@@ -53,7 +53,7 @@ def kinds(world_size: int) -> dict[str, tuple[Callable[..., Tensor], MakeLayout]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_loss_and_gradients_are_those_of_one_process(world_size: int, seed: int):
+def test_loss_and_gradients_are_those_of_one_process(world_size: int, seed: int, cpu_backend: str):
     """Learned and rotary positions; targets that do not count, on one rank more than on another."""
 
     def body() -> None:
@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_one_process(world_size: int, seed: int)
                         msg=lambda text, case=case: f"{case}: {text}",
                     )  # fmt: skip
 
-    launch(body, world_size=world_size, backend="gloo", timeout=240)
+    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
 
 
 def test_thirty_steps_lose_what_one_rank_loses():

@@ -41,7 +41,7 @@ def test_hello(world_size: int, backend: str, require_ranks: RequireRanks):
     require_ranks(world_size)
     found = launch(first_ranks.hello, world_size=world_size, backend=backend)
     gpus = torch.cuda.device_count()
-    devices = ["cpu" if backend == "gloo" else f"cuda:{r % gpus}" for r in range(world_size)]
+    devices = [f"cuda:{r % gpus}" if backend == "nccl" else "cpu" for r in range(world_size)]
     assert list(found) == [(r, world_size, devices[r]) for r in range(world_size)]
 
 

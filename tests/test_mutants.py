@@ -3,7 +3,9 @@
 `tests/mutants/<assignment>/<exercise>.py` holds them in the percent format. A cell titled `# %% wrong: ...`
 must lose points, and one of the check's messages must match its `# says:` pattern, that is, name the
 mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
-hidden cases either.
+hidden cases either. What the check remarks of NCCL must match its `# on NCCL:` pattern; without one the check
+may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and must go
+through there, or come to a stop if the check says that they can.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
 With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
@@ -33,7 +35,9 @@ from course_lib.checks.engine import case
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Case, Draw, Exercise, Finding
 from course_lib.checks.engine.find import find, of_assignment
+from course_lib.checks.engine.remarks import TITLE
 from course_lib.checks.engine.report import Report
+from tests import nccl_like
 
 MUTANTS = Path(__file__).parent / "mutants"
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
@@ -49,6 +53,7 @@ class Mutant:
     title: str
     says: str
     code: str
+    on_nccl: str = ""
 
 
 def mutants(file: Path) -> list[Mutant]:
@@ -67,7 +72,11 @@ def mutants(file: Path) -> list[Mutant]:
             raise ValueError(
                 f"{file}: {head[2]!r}: wrong cells, and only they, have a `# says:` line"
             )
-        found.append(Mutant(head[1] == "right", head[2], says[1] if says else "", code))
+        on_nccl = re.search(r"^# on NCCL:[ \t]*(.+)$", code, re.MULTILINE)
+        if on_nccl and head[1] == "wrong":
+            raise ValueError(f"{file}: {head[2]!r}: only right cells have an `# on NCCL:` line")
+        said, remark = (match[1] if match else "" for match in (says, on_nccl))
+        found.append(Mutant(head[1] == "right", head[2], said, code, remark))
     return found
 
 
@@ -148,12 +157,39 @@ def test_the_check_tells_right_from_wrong(
         report, printed = judged(name, mutant, seed)
         if mutant.right and report.score < 1:
             failures.append(f"right, but lost points: {mutant.title}\n{printed}")
+        remarks = [str(s) for line in report.lines if line.title == TITLE for s in line.sentences]
+        if mutant.right and bool(remarks) != bool(mutant.on_nccl):
+            failures.append(f"remarks on NCCL, {mutant.on_nccl!r}: {mutant.title}\n{printed}")
+        if mutant.on_nccl and not any(re.search(mutant.on_nccl, said) for said in remarks):
+            failures.append(f"no remark matches {mutant.on_nccl!r}: {mutant.title}\n{printed}")
         if not mutant.right and report.score == 1:
             failures.append(f"wrong, but got full points: {mutant.title}\n{printed}")
         if not mutant.right and not any(re.search(mutant.says, said) for said in report.messages):
             failures.append(f"no message matches {mutant.says!r}: {mutant.title}\n{printed}")
     assert not failures, "\n\n".join(failures)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(not os.environ.get("COURSE_ALL_TESTS"), reason="takes minutes: make test-all")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwise(
+    file: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the lines on memory: what the imitation holds is not what NCCL does."""
+    name = f"{file.parent.name}/{file.stem}"
+    drawing = drawing_once(find(name))
+    monkeypatch.setattr(judging, "find", lambda _: drawing)
+    for mutant in mutants(file):
+        if mutant.right:
+            with nccl_like.offered(checks=True):
+                report, printed = judged(name, mutant, seed)
+            failed = [line for line in report.lines if not line.passed and line.aspect != "memory"]
+            if "can hang" in mutant.on_nccl:
+                assert any("NCCL does what a rank begins" in said for said in report.messages), (
+                    printed
+                )
+            elif "no tags" not in mutant.on_nccl:
+                assert not failed, f"{mutant.title}\n{printed}"
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)

@@ -141,7 +141,9 @@ def same_as_alone(found: Sequence[Results], model: GPT, batch: Batch, case: obje
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_losses_and_gradients_are_those_of_one_process(world_size: int, seed: int):
+def test_losses_and_gradients_are_those_of_one_process(
+    world_size: int, seed: int, cpu_backend: str
+):
     """Every generator, with a tied head and without; each rank draws a model of its own."""
     cases = []
     for name, modern in product(SCHEDULES, (False, True)):
@@ -163,7 +165,7 @@ def test_losses_and_gradients_are_those_of_one_process(world_size: int, seed: in
             for name, modern, count, schedule in cases
         ]  # fmt: skip
 
-    run = launch(body, world_size=world_size, backend="gloo", timeout=180)
+    run = launch(body, world_size=world_size, backend=cpu_backend, timeout=180)
     for case, (name, modern, count, _) in enumerate(cases):
         found = [rank[case] for rank in run]
         model = a_model(seed, layers(name), modern)
@@ -192,7 +194,7 @@ def any_schedule(chance: random.Random, ranks: int, stages: int, count: int) -> 
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_any_valid_schedule_is_done(world_size: int, seed: int):
+def test_any_valid_schedule_is_done(world_size: int, seed: int, cpu_backend: str):
     """Stages out of order on the ranks, microbatches out of order, whole and halved backwards mixed."""
     chance = random.Random(f"{seed} {world_size}")
     sizes = [(world_size + extra, 4) for extra in range(4)]
@@ -206,7 +208,7 @@ def test_any_valid_schedule_is_done(world_size: int, seed: int):
             for schedule, (_, count) in zip(schedules, sizes, strict=True)
         ]
 
-    run = launch(body, world_size=world_size, backend="gloo", timeout=120)
+    run = launch(body, world_size=world_size, backend=cpu_backend, timeout=120)
     for case, schedule in enumerate(schedules):
         found = [rank[case] for rank in run]
         same_as_alone(found, a_model(seed, 6), some_microbatches(seed, 4), to_text(schedule))
@@ -569,7 +571,9 @@ def one_after_the_other(model: GPT, schedule: Schedule, batch: Batch) -> list[di
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(world_size: int, seed: int):
+def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(
+    world_size: int, seed: int, cpu_backend: str
+):
     """With as many versions as the closed form says; without a stash the weights are others."""
     count = 2 * world_size + 3
     schedule = pipedream(world_size, count)
@@ -597,7 +601,7 @@ def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(world_siz
     batch = some_microbatches(seed, count)
     wanted = one_after_the_other(a_model(seed, world_size, modern=True), schedule, batch)
     for stash in (True, False):
-        found = launch(body, stash, world_size=world_size, backend="gloo", timeout=60)
+        found = launch(body, stash, world_size=world_size, backend=cpu_backend, timeout=60)
         apart = max(
             float((values[name] - value).abs().max())
             for (values, _), stage in zip(found, wanted, strict=True)

@@ -144,12 +144,12 @@ class PositionsGiven(SelfAttention):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_layers_are_the_unsharded_ones(world_size: int, seed: int):
+def test_layers_are_the_unsharded_ones(world_size: int, seed: int, cpu_backend: str):
     def body() -> None:
         linear_cases(seed)
         region_cases(seed + 1)
 
-    launch(body, world_size=world_size, backend="gloo", timeout=240)
+    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
 
 
 def test_the_conjugate_functions(seed: int):
@@ -185,7 +185,7 @@ def test_the_conjugate_functions(seed: int):
     launch(body, world_size=1, backend="gloo")
 
 
-def test_layers_in_groups_of_their_own(seed: int):
+def test_layers_in_groups_of_their_own(seed: int, cpu_backend: str):
     """Two groups of two side by side, one with a key head for both; a rank outside a group is told."""
 
     def body() -> str:
@@ -205,7 +205,7 @@ def test_layers_in_groups_of_their_own(seed: int):
             tp.ColumnParallelLinear(2, 2, group=pairs[1 - mine])
         return str(told.value)
 
-    for rank, told in enumerate(launch(body, world_size=4, backend="gloo")):
+    for rank, told in enumerate(launch(body, world_size=4, backend=cpu_backend)):
         assert told.startswith(f"rank {rank} is not in the group")
 
 

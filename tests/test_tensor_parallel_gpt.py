@@ -114,12 +114,12 @@ def embedding_cases(seed: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_embedding_and_loss_are_the_unsharded_ones(world_size: int, seed: int):
+def test_embedding_and_loss_are_the_unsharded_ones(world_size: int, seed: int, cpu_backend: str):
     def body() -> None:
         loss_cases(seed)
         embedding_cases(seed)
 
-    launch(body, world_size=world_size, backend="gloo", timeout=120)
+    launch(body, world_size=world_size, backend=cpu_backend, timeout=120)
 
 
 def test_no_rank_holds_the_full_logits(seed: int):
@@ -224,7 +224,7 @@ def gpt_case(name: str, sequence: str | None, seed: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_gpt_is_that_of_one_process(world_size: int, seed: int):
+def test_a_gpt_is_that_of_one_process(world_size: int, seed: int, cpu_backend: str):
     """Loss, every gradient and the state dict; the group's first rank's weights count."""
 
     def body() -> None:
@@ -234,7 +234,7 @@ def test_a_gpt_is_that_of_one_process(world_size: int, seed: int):
             for sequence in SEQUENCES:
                 gpt_case(name, sequence, seed)
 
-    launch(body, world_size=world_size, backend="gloo", timeout=240)
+    launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
 
 
 def test_four_ranks_save_what_two_and_one_load(seed: int):
@@ -382,7 +382,7 @@ def theirs(model: GPT, sequence: bool) -> GPT:
     return parallelize_module(model, mesh, plan)
 
 
-def test_the_values_are_those_of_parallelize_module(seed: int):
+def test_the_values_are_those_of_parallelize_module(seed: int, cpu_backend: str):
     """ColwiseParallel, RowwiseParallel, SequenceParallel and loss_parallel on the same GPT, in float64."""
     config = GPTConfig(
         vocab_size=48, context=16, layers=2, heads=4, width=16, positions="rotary", tied=False
@@ -414,6 +414,6 @@ def test_the_values_are_those_of_parallelize_module(seed: int):
                 errors[sequence] = max(errors[sequence], float((found[name] - whole).abs().max()))
         return errors
 
-    for errors in launch(body, world_size=2, backend="gloo", timeout=120):
+    for errors in launch(body, world_size=2, backend=cpu_backend, timeout=120):
         assert errors.keys() == {False, True}
         assert max(errors.values()) < 1e-10

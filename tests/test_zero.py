@@ -163,7 +163,7 @@ CASES = {  # name: (stage, options)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_the_trajectory_is_that_of_one_process(world_size: int, seed: int):
+def test_the_trajectory_is_that_of_one_process(world_size: int, seed: int, cpu_backend: str):
     """Own initial values and own data on every rank; SGD shows a wrong scale, AdamW a wrong decay."""
 
     optimizers = list(OPTIMIZERS) if world_size == 3 else ["SGD"]
@@ -175,7 +175,7 @@ def test_the_trajectory_is_that_of_one_process(world_size: int, seed: int):
             for optimizer in optimizers
         }
 
-    found = launch(body, world_size=world_size, backend="gloo", timeout=240)
+    found = launch(body, world_size=world_size, backend=cpu_backend, timeout=240)
     wanted = {name: alone(world_size, name, seed) for name in optimizers}
     for rank, results in enumerate(found):
         for (case, optimizer), seen in results.items():
@@ -195,7 +195,7 @@ class Plain(nn.Module):
         return x
 
 
-def test_the_values_are_those_of_pytorchs_own(seed: int):
+def test_the_values_are_those_of_pytorchs_own(seed: int, cpu_backend: str):
     """ZeroRedundancyOptimizer under DDP, and fully_shard, on the same data."""
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -226,7 +226,7 @@ def test_the_values_are_those_of_pytorchs_own(seed: int):
         first = results.pop(0)
         return max(float((one[k] - first[k]).abs().max()) for one in results for k in first)
 
-    assert max(launch(body, world_size=2, backend="gloo", timeout=120)) < 1e-10
+    assert max(launch(body, world_size=2, backend=cpu_backend, timeout=120)) < 1e-10
 
 
 def test_groups_schedulers_and_several_dtypes(seed: int):

@@ -80,6 +80,14 @@ def hang(circle: Sequence[Held]) -> Remark:
     return Remark(said, general, cure(circle), tuple(places(circle)))
 
 
+def stopped(circle: Sequence[Held]) -> Remark:
+    """The same of a run on NCCL that has come to a stop there."""
+    begun = all(one.then.index >= 0 for one in circle)
+    general = f"Both ends were begun, but {IN_TURN}" if begun else IN_TURN
+    said = f"{general}: {described(circle)}."
+    return Remark(said, f"{general}.", cure(circle), tuple(places(circle)))
+
+
 def cure(circle: Sequence[Held]) -> str:
     kinds = {one.op for held in circle for one in (held.first, held.then)}
     return TOGETHER if kinds <= set(POINT_TO_POINT) else ONE_ORDER
@@ -91,8 +99,7 @@ def described(circle: Sequence[Held]) -> str:
     told = []
     for held in circle[:SHOWN]:
         first, then = (name(one, several) for one in (held.first, held.then))
-        how = f"begins {first} before" if held.in_lane else f"waits for {first} before it begins"
-        told.append(f"rank {held.first.rank} {how} {then}")
+        told.append(f"rank {held.first.rank} begins {first} before {then}")
     if len(circle) > SHOWN:
         told.append(f"and so on in a circle of {len(circle)}")
     return ", ".join(told) + at(places(circle[:SHOWN]))

@@ -76,8 +76,8 @@ class Step:
 class Held:
     """A rank in a circle: it is at `first`, which waits for another rank, and does `then` only after it.
 
-    in_lane: since `first` comes before it in the lane; else the rank waits for `first` before it issues `then`,
-    which it may not have done (its index is -1 then).
+    in_lane: since something of the rank's waits in a lane behind `first`; else since it waits for `first`
+    itself before it issues `then`. The index of what it has not issued yet is -1.
     """
 
     first: Operation
@@ -206,22 +206,27 @@ class Order:
 
     # ---- what holds them up
 
-    def held_by(self, step: Step) -> Step:
-        """The step of this rank that must end before `step` can: itself, once it has begun."""
+    def held_by(self, step: Step) -> tuple[Step, bool]:
+        """The step of this rank that must end before `step` can: itself, once it has begun.
+
+        And whether it holds up in its lane what comes behind it.
+        """
+        in_lane = False
         while not step.begun:
             first = self.lanes[step.rank, step.lane][0]
+            in_lane |= first.issued
             step = first if first.issued else self.streams[step.rank][0][0]
-        return step
+        return step, in_lane
 
     def waits_for(self, rank: int, index: int) -> set[int]:
         """Ranks for which this rank waits in the operation with this index; empty: it can end."""
         step = self.steps[rank][index]
-        return set() if step.ended else set.union(*(p.needs for p in self.held_by(step).parts))
+        return set() if step.ended else set.union(*(p.needs for p in self.held_by(step)[0].parts))
 
     def circle(self) -> list[Held]:
         """Ranks each of which does later what another one waits for; [] if their lanes have no part in it."""
         for queue in list(self.lanes.values()):
-            found = self.circle_from(self.held_by(queue[0])) if queue else []
+            found = self.circle_from(self.held_by(queue[0])[0]) if queue else []
             if any(held.in_lane for held in found):
                 return found
         return []
@@ -245,11 +250,10 @@ class Order:
         rank = min(part.needs)
         other = part.exchange.parts.get(rank)
         if other is not None:
-            at, then = self.held_by(other.step), other.operation
-            in_lane = at.lane == other.step.lane
+            (at, in_lane), then = self.held_by(other.step), other.operation
         elif rank in self.blocked:
-            at, then = self.held_by(self.steps[rank][self.blocked[rank]]), counterpart(part, rank)
-            in_lane = False
+            at, in_lane = self.held_by(self.steps[rank][self.blocked[rank]])
+            then = counterpart(part, rank)
         else:
             return step, None
         return at, Held(at.waiting.operation, then, in_lane)

@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from course_lib.ledger import on_nccl, rows
+from course_lib.ledger.on_nccl import Remark
 from course_lib.runtime.output import listed
 from course_lib.runtime.places import where
 from course_lib.runtime.waiting import Snapshot, waits_for
@@ -58,6 +59,9 @@ class Failure:
     headline: str
     message: str
     ranks: dict[int, RankReport]
+    held: Remark | None = (
+        None  # of a deadlock: the order in which the ranks began what they wait for
+    )
 
 
 def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure | None:
@@ -162,13 +166,13 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
         have = "have" if len(gone) > 1 else "has"
         head = f"deadlock: {ranks_text(list(waiting))} {wait} for {ranks_text(gone)}, which {have} finished."
         advice = ADVICE["skipped"] if collective else ADVICE["finished"]
-    in_turn = Snapshot.of(watch.pool)
-    held = in_turn.order().circle() if in_turn.in_order else []
-    if held:
-        begun = all(one.then.index >= 0 for one in held)
-        advice = "Both ends of each of these were begun, but " if begun else ""
-        advice += f"{on_nccl.IN_TURN}: {on_nccl.described(held)}. {on_nccl.cure(held)}"
-    return failure("deadlock", head, advice, reports)
+    snap = Snapshot.of(watch.pool)
+    held = snap.order().circle() if snap.in_order else []
+    if not held:
+        return failure("deadlock", head, advice, reports)
+    remark = on_nccl.stopped(held)
+    found = failure("deadlock", head, f"{remark.said} {remark.advice}", reports)
+    return replace(found, held=remark)
 
 
 def find_circle(waiting: dict[int, set[int]]) -> list[int]:

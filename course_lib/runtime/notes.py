@@ -17,7 +17,7 @@ _told: set[tuple] = set()
 
 
 def on_nccl(ledger: Ledger) -> None:
-    """Print what NCCL would do otherwise in a run that went well over gloo: once in a cell for the same lines."""
+    """Print what NCCL would do otherwise in a run that went well over gloo, in a cell once for each line."""
     if os.environ.get("COURSE_NCCL_NOTES") == "off":
         return
     for remark in remarks(ledger):

@@ -73,7 +73,7 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "Every rank is to send to its right and receive from its left in the same round: post "
-            "both together with dist.batch_isend_irecv, or isend first, then recv, then wait."
+            "both together with dist.batch_isend_irecv."
         )
     if kind == "error" and ("must match the size" in text or "ends of a message differ" in text):
         return (

@@ -82,6 +82,6 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "Every rank is to send to its right and receive from its left in the same round: post "
-            "both together with dist.batch_isend_irecv, or isend first, then recv, then wait."
+            "both together with dist.batch_isend_irecv."
         )
     return ""

@@ -65,9 +65,11 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
     if failure.kind == "deadlock":
-        advice = hint or failure.message.splitlines()[-1]
+        advice = [hint or failure.message.splitlines()[-1]]
+        if (held := failure.held) is not None:
+            advice = [Sentence(held.said, held.general), held.advice]
         where = sorted({f"{r.operation.split('(')[0]}|{r.line}" for r in stuck(failure).values()})
-        return wrong(failure.headline, *waiting(failure), advice, cause=f"deadlock {where}")
+        return wrong(failure.headline, *waiting(failure), *advice, cause=f"deadlock {where}")
     if failure.kind == "timeout":
         late = f"not finished after {case.timeout:g} seconds; the ranks were ended."
         busy = {r.line for r in failure.ranks.values() if r.state == "running"}

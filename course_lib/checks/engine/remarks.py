@@ -1,7 +1,7 @@
 """Beside the points of a run that was right: what NCCL would do otherwise. It costs nothing.
 
-Checks run over gloo, which carries what ranks have begun side by side, and tells messages apart by their tags.
-What is said of a run comes once in a report.
+Checks run over gloo, which carries what ranks have begun side by side, and tells messages apart by their
+tags. What is said of a run comes once in a report.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from course_lib.checks.engine.case import Finding, Line, Observed
 from course_lib.checks.engine.conclude import Judged
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.ledger.on_nccl import remarks
+
+TITLE = "but on NCCL (costs no points)"
 
 
 def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
@@ -23,6 +25,5 @@ def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
     if not new:
         return []
     told.add(new[0][-1])
-    title = f"{seen.case.title}: but on NCCL (costs no points)"
-    line = Line(title, lambda _: Finding(True), 0.0, "communication")
-    return [Judged(seen.case, line, Finding(True, new[0], title=title))]
+    line = Line(TITLE, lambda _: Finding(True), 0.0, "communication")
+    return [Judged(seen.case, line, Finding(True, new[0]))]

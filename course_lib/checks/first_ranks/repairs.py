@@ -36,7 +36,7 @@ def circle_trouble(case: Case, kind: str, text: str) -> str:
         return ""
     return (
         "On a circle somebody has to send while its neighbour receives: post all four messages "
-        "together (dist.batch_isend_irecv), or begin with isend and wait for it at the end."
+        "together (dist.batch_isend_irecv)."
     )
 
 

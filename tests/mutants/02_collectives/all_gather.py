@@ -107,6 +107,7 @@ def all_gather(output, input, group=None):
 
 
 # %% right: everybody to everybody
+# on NCCL: so this run can hang there
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     length = len(input)

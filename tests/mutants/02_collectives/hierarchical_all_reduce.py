@@ -180,6 +180,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% right: shards of unequal length
+# on NCCL: so this run can hang there
 def ring(flat, group, phases):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = flat.tensor_split(n)
@@ -206,6 +207,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% right: padded, straight to the rank that needs it
+# on NCCL: so this run can hang there
 def shares(flat, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     parts = flat.view(n, -1)

@@ -211,6 +211,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% right: the largest distance first, the lower partner sends first
+# on NCCL: so this run can hang there
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     core = 1

@@ -140,6 +140,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% right: straight to the rank that needs it
+# on NCCL: so this run can hang there
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     world = group or dist.group.WORLD

@@ -1073,6 +1073,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% right: receives by name, sends in passing
+# on NCCL: so this run can hang there
 def run_schedule(stage, actions, microbatches, group=None):
     rank = dist.get_rank(group)
     count = sum(int(stage.count(targets)) for _, targets in microbatches)
@@ -1179,6 +1180,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% right: all receives posted at first, in the sender's order
+# on NCCL: so this run can hang there
 from collections import deque
 
 
@@ -1236,6 +1238,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% right: batches that look ahead
+# on NCCL: NCCL has no tags
 def run_schedule(stage, actions, microbatches, group=None):
     mine = actions[dist.get_rank(group)]
     i = dist.get_rank(group)
@@ -1294,6 +1297,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% right: send and receive where the event of it stands
+# on NCCL: let a rank compute only when its message is through
 from course_lib.pipeline import simulate
 
 

@@ -3451,6 +3451,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% right: the other way round, keys and values apart
+# on NCCL: so this run can hang there
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
 

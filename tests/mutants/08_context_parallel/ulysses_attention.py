@@ -1779,6 +1779,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% right: messages to every other rank
+# on NCCL: so this run can hang there
 BLOCK = 128
 
 
