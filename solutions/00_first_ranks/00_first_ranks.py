@@ -480,11 +480,59 @@ launch(naive_shift, world_size=3, backend="gloo")
 # Nobody has reached the receive. The diagnosis came after about a second; without the course's runtime the three
 # would stand there for 30 minutes, PyTorch's default limit for gloo (10 for NCCL; see `init_process_group`), and
 # then say only "timed out".
+
+# %% [markdown]
+# **What gloo carries and NCCL does not.** A swap of two ranks that *begin* their messages one by one: first the
+# send, then the receive. Neither rank waits before it has begun both. Before you run it: does it go through?
+
+
+# %% tags=["skip-in-grading"]
+def swap_one_by_one():
+    rank = dist.get_rank()
+    mine, received = torch.full((4,), float(rank)), torch.empty(4)
+    sending = dist.isend(mine, 1 - rank)
+    receiving = dist.irecv(received, 1 - rank)
+    sending.wait()
+    receiving.wait()
+    return received.tolist()
+
+
+launch(swap_one_by_one, world_size=2, backend="gloo")
+
+# %% [markdown]
+# It does: gloo works on everything that has been begun, side by side. The note is about GPUs. NCCL puts what a rank
+# begins in a group into one queue (a CUDA stream), in the order of the calls, and does one entry after the other:
 #
-# **In production.** PyTorch's own pipelining and Megatron-LM's call the same `batch_isend_irecv`. It is more
-# than a convenience. With NCCL, messages are queued on the GPU in the order of the calls. A plain
-# `isend` followed by `irecv` works on gloo and may deadlock on NCCL; the batch hands both to the GPU as one
-# operation (NCCL user guide, "Point-to-point communication").
+# | | queue of rank 0 | queue of rank 1 |
+# |---|---|---|
+# | first | send to 1, done when rank 1 receives | send to 0, done when rank 0 receives |
+# | second | receive from 1 | receive from 0 |
+#
+# Each receive stands behind a send that waits for the other receive. That is the circle again, this time in the
+# queues: both programs have called everything, and no order of the two `wait()` helps. (NCCL has buffers, so a
+# small message may get through. It promises nothing, and the tensors of a real model are not small.)
+#
+# A batch is *one* entry of the queue. Its messages are done side by side, whatever their order in the list. Your
+# `exchange` begins them so:
+
+
+# %% tags=["skip-in-grading"]
+def swap_together():
+    mine = torch.full((4,), float(dist.get_rank()))
+    exchange(mine)
+    return mine.tolist()
+
+
+launch(swap_together, world_size=2, backend="gloo")
+
+# %% [markdown]
+# No note. After every run over gloo, `launch` goes through the order of all that was begun, collectives too. If the
+# queues could come to a stop, it says so. A check does the same, and takes no points for it. On GPUs the swap one
+# by one ends in a `Deadlock` that names the same four operations. (Too many notes? Set the environment variable
+# `COURSE_NCCL_NOTES` to `off`.)
+#
+# **In production.** PyTorch's own pipelining and Megatron-LM's call the same `batch_isend_irecv`, for this reason
+# (NCCL user guide, "Point-to-point communication").
 
 # %% [markdown]
 # ## 4 · What a message costs
@@ -1054,6 +1102,7 @@ for how in ("killed", "exits"):
 # | rank r raised, the others wait | only rank r's traceback |
 # | not finished after t seconds, rank r computes | a loop, or just too little time |
 # | killed by SIGKILL | memory, of the machine rather than the GPU |
+# | NCCL does what a rank begins in a group one after the other | messages to begin in one batch |
 
 # %% [markdown]
 # ## 6 · In production

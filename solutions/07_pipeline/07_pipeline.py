@@ -958,8 +958,8 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # %% [markdown]
 # GPipe goes all one way, then all the other. In 1F1B's steady state rank 0 sends an activation down while rank 1
 # sends a gradient up: each waits for the other to receive. With `isend` it goes through, on gloo. On NCCL it need
-# not: messages between two ranks are done *one after the other*, in the order in which each side posted them, and two
-# ranks that both post a send first are back where they were. (Megatron-LM therefore has calls like
+# not, and the note says so: what a rank begins in a group is done *one after the other*, in the order in which it was
+# posted, and two ranks that both post a send first are back where they were. (Megatron-LM therefore has calls like
 # `send_forward_recv_backward`, which post both at once with `batch_isend_irecv`.)
 #
 # What helps everywhere is **one order for all**. You have it: `simulate(actions).events` is the list of everything
