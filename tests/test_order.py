@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import Deadlock, launch
+from course_lib import Deadlock, RankTimeout, launch
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.on_nccl import MOST, Remark, remarks
 from course_lib.ledger.operation import Operation
@@ -18,7 +21,7 @@ from course_lib.ledger.order import Held, Order
 from course_lib.pipeline import simulate
 from course_lib.pipeline.actions import parts
 from course_lib.pipeline.generators import one_f_one_b
-from course_lib.runtime import notes
+from course_lib.runtime import notes, waiting
 from tests import nccl_like
 
 Body = Callable[[], None]
@@ -143,8 +146,10 @@ def test_what_hangs_on_nccl_is_told_after_gloo_and_explained_there(
     printed = " ".join(capsys.readouterr().out.split())
     assert printed == f"Note: {remark.said} {remark.advice}"
     assert "(" not in remark.general
+    began = time.monotonic()
     with nccl_like.offered(), pytest.raises(Deadlock) as caught:
         launch(body, world_size=world_size, backend="nccl-like", timeout=30)
+    assert time.monotonic() - began < 15, "a bound on hanging, not a measurement"
     told = str(caught.value).splitlines()
     assert told[0].startswith("deadlock: rank 0 -> ")
     assert "NCCL does what a rank begins in a group one after the other: rank 0 " in told[-1]
@@ -270,6 +275,42 @@ def test_a_receive_from_any_rank() -> None:
     assert "rank 0 receives from any rank, which NCCL cannot (test_order.py" in remark.said
 
 
+# --- a GPU's stream, whose host has gone on
+
+
+def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's wait returns at once and the host hangs elsewhere; imitated here with handles that never end."""
+
+    class Stream:
+        def wait(self) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return False
+
+    def body(calm: bool) -> None:
+        group: Any = dist.group.WORLD
+        group.on_device = lambda tensors: True
+        rank, x = dist.get_rank(), torch.ones(3)
+        in_turns = calm and rank == 1  # it receives what rank 0 sends first
+        calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
+        for call in calls:
+            work: Any = call(x.clone(), 1 - rank, tag=rank if call is dist.isend else 1 - rank)
+            work.inner = Stream()
+            work.wait()
+        time.sleep(30)
+
+    monkeypatch.setattr(waiting, "IN_ORDER", {"gloo"})
+    began = time.monotonic()
+    with pytest.raises(Deadlock) as caught:
+        launch(body, False, world_size=2, backend="gloo", timeout=20)
+    assert time.monotonic() - began < 15, "a bound on hanging, not a measurement"
+    assert "rank 0: in send(dst=1) float32[3]" in str(caught.value)  # and of no tag
+    assert "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins" in str(caught.value)
+    with pytest.raises(RankTimeout):
+        launch(body, True, world_size=2, backend="gloo", timeout=3)
+
+
 # --- the note after a launch
 
 
@@ -357,7 +398,7 @@ def run_program(ranks: list[list[tuple]]) -> list[float]:
     return [float(one[0]) for one in tensors]
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(60 if os.environ.get("COURSE_ALL_TESTS") else 10))
 def test_the_model_says_of_any_program_what_happens_in_the_imitation(
     number: int, seed: int
 ) -> None:

@@ -94,6 +94,7 @@ class RecordingGroup(ProcessGroup):
                 "(src= and dst= count in the whole world, group_src= and group_dst= in the group)."
             )
         peer = self.ranks[peer] if peer >= 0 else -1
+        tag = 0 if self.on_device(involved) else tag  # NCCL has none
         listed = flatten(tensors)
         recorder = recording.recorder()
         row = recorder.add(op, listed, nbytes, self, peer, tag, agree)

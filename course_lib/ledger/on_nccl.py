@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from course_lib.ledger import wording
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.matching import POINT_TO_POINT
 from course_lib.ledger.operation import Operation
@@ -119,15 +120,15 @@ def places(circle: Sequence[Held]) -> list[str]:
 
 
 def at(lines: Sequence[str]) -> str:
-    """ " (Cell In[5], lines 4 and 6)" of ["Cell In[5], line 4", "Cell In[5], line 6"]."""
-    numbers: dict[str, list[str]] = defaultdict(list)
+    """ " (Cell In[5], lines 4 and 6)" of ["Cell In[5], line 6", "Cell In[5], line 4"]."""
+    numbers: dict[str, set[int]] = defaultdict(set)
     for line in lines:
         file, _, number = line.rpartition(", line ")
-        numbers[file].append(number)
+        if file and number.isdecimal():
+            numbers[file].add(int(number))
     told = [
-        f"{file}, line{'s' * (len(several) > 1)} {' and '.join(several)}"
+        f"{file}, line{'s' * (len(several) > 1)} {wording.listed(sorted(several))}"
         for file, several in numbers.items()
-        if file
     ]
     return f" ({'; '.join(told)})" if told else ""
 

@@ -40,6 +40,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def listed(numbers: Sequence[int]) -> str:
+    """[1, 2, 3] -> "1, 2 and 3"."""
+    words = [str(number) for number in numbers]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def rank_list(ranks: Iterable[int], world_size: int | None = None) -> str:
     """[0, 1, 2, 5] -> "0-2, 5"; "all" when it is every rank of several; "6 of 0-15" when long."""
     listed = sorted(set(ranks))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from course_lib.ledger import on_nccl, rows
 from course_lib.ledger.on_nccl import Remark
-from course_lib.runtime.output import listed
+from course_lib.ledger.wording import listed
 from course_lib.runtime.places import where
 from course_lib.runtime.waiting import Snapshot, waits_for
 from course_lib.runtime.watch import Watch

@@ -7,6 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
+from course_lib.ledger.wording import listed
+
 HEAD_LINES, HEAD_BYTES = 500, 1 << 17  # shown of each rank while it runs
 TAIL_LINES = 5  # of what was not shown, the last lines
 LONGEST = 4000  # characters of one line
@@ -101,9 +103,3 @@ class Output:
             self.on_line(
                 ranks[0], "err", f"(the same from rank{'s' * (len(rest) > 1)} {listed(rest)})"
             )
-
-
-def listed(ranks: list[int]) -> str:
-    """[1, 2, 3] -> "1, 2 and 3"."""
-    words = [str(rank) for rank in ranks]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
