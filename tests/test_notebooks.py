@@ -39,6 +39,27 @@ def test_the_solution_gives_its_outputs_again(notebook: Path) -> None:
     assert "passed" in result.stdout
 
 
+# What launch notes of NCCL is noted on purpose: of all other programs of the notebooks it has nothing to say.
+NOTED = {
+    "00_first_ranks": ["def swap_one_by_one"],
+    "07_pipeline": ["def tokens_only"],
+}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notes_on_nccl_stand_where_they_are_meant(notebook: Path) -> None:
+    cells = [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+    noted = [cell for cell in cells if "NCCL does what a rank begins" in "".join(printed(cell))]
+    wanted = NOTED.get(notebook.stem, [])
+    assert len(noted) == len(wanted), [cell.source for cell in noted]
+    for cell, source in zip(noted, wanted, strict=True):
+        assert source in cell.source and "Note: " in "".join(printed(cell))
+
+
+def printed(cell: nbformat.NotebookNode) -> list[str]:
+    return [output.text for output in cell.outputs if output.output_type == "stream"]
+
+
 # --- does nbval notice? --------------------------------------------------------------------------
 
 

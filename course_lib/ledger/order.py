@@ -225,16 +225,21 @@ class Order:
 
     def circle(self) -> list[Held]:
         """Ranks each of which does later what another one waits for; [] if their lanes have no part in it."""
+        known = set[Step]()
         for queue in list(self.lanes.values()):
-            found = self.circle_from(self.held_by(queue[0])[0]) if queue else []
+            found = self.circle_from(self.held_by(queue[0])[0], known) if queue else []
             if any(held.in_lane for held in found):
                 return found
         return []
 
-    def circle_from(self, step: Step) -> list[Held]:
+    def circle_from(self, step: Step, known: set[Step]) -> list[Held]:
+        """known: steps from which no other circle can be reached than those that were found."""
         path: dict[Step, Held | None] = {}  # each with why the step before it waits for its rank
         held = None
         while step not in path:
+            if step in known:
+                return []
+            known.add(step)
             path[step] = held
             step, held = self.next_of(step)
             if held is None:
