@@ -18,6 +18,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.on_nccl import MOST, Remark, remarks
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.order import Held, Order
+from course_lib.ledger.recorder import recorder
 from course_lib.pipeline import simulate
 from course_lib.pipeline.actions import parts
 from course_lib.pipeline.generators import one_f_one_b
@@ -279,24 +280,30 @@ def test_a_receive_from_any_rank() -> None:
 
 
 def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's wait returns at once and the host hangs elsewhere; imitated here with handles that never end."""
+    """NCCL's wait returns at once and the host hangs elsewhere; imitated by a stream that stands still."""
 
-    class Stream:
+    class Still:
+        """The handle of an operation on that stream, and a mark behind it."""
+
         def wait(self) -> bool:
             return True
 
-        def is_completed(self) -> bool:
+        def passed(self) -> bool:
             return False
+
+        def moment(self) -> float:
+            return 0.0
 
     def body(calm: bool) -> None:
         group: Any = dist.group.WORLD
         group.on_device = lambda tensors: True
+        recorder().pending.mark = lambda work=None: Still()
         rank, x = dist.get_rank(), torch.ones(3)
         in_turns = calm and rank == 1  # it receives what rank 0 sends first
         calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
         for call in calls:
             work: Any = call(x.clone(), 1 - rank, tag=rank if call is dist.isend else 1 - rank)
-            work.inner = Stream()
+            work.inner = Still()
             work.wait()
         time.sleep(30)
 

@@ -88,7 +88,7 @@ class Held:
 class Order:
     """How far the ranks get if each lane does one step after the other.
 
-    operations: of each rank, in the order in which it issued them; `completed`: when its wait returned.
+    operations: of each rank, in the order in which it issued them.
     done: whether an operation is known to be over. blocked: the index of the operation in which a rank waits
     now. going_on: ranks that may issue anything more, once they have got through all of this.
     """
@@ -197,12 +197,13 @@ class Order:
                 self.to_look_at.append((part.step.rank, part.step.lane))
 
     def over(self, step: Step) -> None:
-        """The step is known to have ended, so all its exchanges have been come to."""
-        self.begin(step)
-        step.issued = step.ended = True
-        for part in step.parts:
-            part.needs.clear()
-        self.lanes[step.rank, step.lane].remove(step)
+        """The step is known to have ended, and with it what was before it in the lane."""
+        while not step.ended:
+            first = self.lanes[step.rank, step.lane].popleft()
+            self.begin(first)
+            first.issued = first.ended = True
+            for part in first.parts:
+                part.needs.clear()
 
     # ---- what holds them up
 
@@ -223,12 +224,15 @@ class Order:
         step = self.steps[rank][index]
         return set() if step.ended else set.union(*(p.needs for p in self.held_by(step)[0].parts))
 
-    def circle(self) -> list[Held]:
-        """Ranks each of which does later what another one waits for; [] if their lanes have no part in it."""
+    def circle(self, in_lanes: bool = True) -> list[Held]:
+        """Ranks each of which does later what another one waits for; [] if there are none.
+
+        in_lanes: of circles in which lanes have no part nothing is said.
+        """
         known = set[Step]()
         for queue in list(self.lanes.values()):
             found = self.circle_from(self.held_by(queue[0])[0], known) if queue else []
-            if any(held.in_lane for held in found):
+            if found and (not in_lanes or any(held.in_lane for held in found)):
                 return found
         return []
 

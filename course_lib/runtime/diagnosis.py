@@ -167,7 +167,7 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
         head = f"deadlock: {ranks_text(list(waiting))} {wait} for {ranks_text(gone)}, which {have} finished."
         advice = ADVICE["skipped"] if collective else ADVICE["finished"]
     snap = Snapshot.of(watch.pool)
-    held = snap.order().circle() if snap.in_order else []
+    held = snap.order().circle(in_lanes=False) if snap.in_order else []
     if not held:
         return failure("deadlock", head, advice, reports)
     remark = on_nccl.stopped(held)
