@@ -4,10 +4,9 @@
     make test-hosts ARGS="colab --notebooks 00 02"   some of them
     make test-hosts ARGS="colab --exact"             with the host's own Python and PyTorch
 
-A host's Python and PyTorch are replaced by this environment's Python and the lock's PyTorch for the CPU:
-others come with gigabytes of CUDA. `--exact` takes them as they are. The package is installed as a student
-does it, and must change nothing else. What was seen of all notebooks is kept in tests/hosts/tried.json, from
-which the README's table is made.
+A host's Python and PyTorch are replaced by those of this environment: others come with gigabytes of CUDA.
+`--exact` takes them as they are. The package is installed as a student does it, and must change nothing else.
+What was seen of all notebooks is kept in tests/hosts/tried.json, from which the README's table is made.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 from host_kernel import Kernel, try_notebook
 from hosts import FOLDER, ROOT, WANTED, Host, hosts
-from make_venv import TORCH_CPU_INDEX, without_addresses
+from make_venv import without_addresses
 
 from autograder.config import SOLUTIONS
 
 SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
+LENT = re.compile(
+    r"torch|triton|(nvidia|cuda)-.*"
+)  # PyTorch, and what its build with CUDA brings along
 NOTEBOOKS = sorted(SOLUTIONS.glob("*/*.ipynb"))
 TRIED, README = FOLDER / "tried.json", ROOT / "README.md"
 BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
@@ -39,16 +41,6 @@ BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
 
 class NotMade(Exception):
     """An environment that cannot be made, with the end of what pip said."""
-
-
-@dataclass
-class Trial:
-    """What came of a host: versions as installed, points, and what was wrong."""
-
-    versions: dict[str, str]
-    points: float = 0.0
-    maximum: float = 0.0
-    wrong: list[str] = field(default_factory=list)
 
 
 def main() -> int:
@@ -66,38 +58,39 @@ def main() -> int:
         wheel = build_wheel(Path(folder))
         for name in options.hosts or known:
             try:
-                trial = try_host(known[name], Path(folder) / name, wheel, chosen, options.exact)
+                good = try_host(known[name], Path(folder) / name, wheel, chosen, options.exact)
             except NotMade as problem:
                 print(f"{name}: the environment could not be made: {problem}", flush=True)
-                failed.append(name)
-                continue
+                good = False
             finally:
                 shutil.rmtree(Path(folder) / name, ignore_errors=True)
-            failed += [name] * bool(trial.wrong)
-            if chosen == NOTEBOOKS:
-                record(known[name], trial, options.exact)
+            if not good:
+                failed.append(name)
     print(f"\nNot as it should be: {', '.join(failed)}." if failed else "\nAll as it should be.")
     return 1 if failed else 0
 
 
-def try_host(
-    host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], exact: bool
-) -> Trial:
+def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], exact: bool) -> bool:
+    """Whether all was as it should be; each notebook's result is kept as soon as it is there."""
     python = make_environment(host, folder, wheel, exact)
     versions = installed(python)
     told = ", ".join(f"{name} {versions[name]}" for name in SHOWN)
     print(f"{host.name}: Python {versions['python']}, {told}", flush=True)
-    trial = Trial(versions)
+    good = True
     for path in notebooks:
         began = time.monotonic()
         points, maximum, wrong = try_notebook(path, Kernel(str(python), host.cells))
-        trial.points, trial.maximum = trial.points + points, trial.maximum + maximum
-        trial.wrong += wrong
         seconds = time.monotonic() - began
         print(f"    {path.stem}: {points:g} of {maximum:g} points, {seconds:.0f} s", flush=True)
         for sentence in wrong:
             print(f"        {sentence}", flush=True)
-    return trial
+        result = {
+            "date": str(datetime.date.today()), "points": points, "maximum": maximum,
+            "wrong": len(wrong),
+        }  # fmt: skip
+        record(host, exact, versions, path.stem, result)
+        good &= not wrong and points == maximum
+    return good
 
 
 # --- environments --------------------------------------------------------------------------------
@@ -117,15 +110,10 @@ def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path
     """An environment with the host's versions and the package; returns its Python."""
     run(host_python(host.python) if exact else sys.executable, "-m", "venv", str(folder))
     python = folder / "bin" / "python"
+    if not exact:
+        lend_torch(folder)
     pip = (str(python), "-m", "pip", "--disable-pip-version-check")
-    if exact:
-        torch = f"torch=={host.torch}"
-    else:
-        torch = f"torch=={locked('torch')}+cpu"
-        try:
-            run(*pip, "install", "--no-deps", "--retries", "0", torch)
-        except NotMade:
-            run(*pip, "install", "--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch)
+    torch = f"torch=={host.torch if exact else version('torch')}"
     run(*pip, "install", "--constraint", str(host.path), torch, *WANTED)
     before = frozen(pip)
     run(*pip, "install", str(wheel))
@@ -135,6 +123,19 @@ def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path
             f"installing the package changed more than itself: {', '.join(sorted(added))}"
         )
     return python
+
+
+def lend_torch(environment: Path) -> None:
+    """Have the environment import the PyTorch of this one: some hundred MB are not installed again."""
+    lent = environment / "lent"
+    lent.mkdir()
+    for package in distributions():
+        if LENT.fullmatch(package.name):
+            for name in {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}:
+                if not (lent / name).exists():  # several packages share the folder nvidia/
+                    (lent / name).symlink_to(Path(str(package.locate_file(name))))
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(f"{lent}\n")
 
 
 def host_python(version: str) -> str:
@@ -148,13 +149,6 @@ def host_python(version: str) -> str:
         if subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
             return path
     raise NotMade(f"there is no Python {version} on this machine")
-
-
-def locked(package: str) -> str:
-    lock = (ROOT / "requirements.lock").read_text()
-    match = re.search(rf"^{package}==(\S+)", lock, flags=re.MULTILINE)
-    assert match is not None, f"requirements.lock names no {package}"
-    return match[1]
 
 
 def frozen(pip: tuple[str, ...]) -> set[str]:
@@ -183,16 +177,19 @@ def run(*command: str) -> str:
 # --- what was seen -------------------------------------------------------------------------------
 
 
-def record(host: Host, trial: Trial, exact: bool) -> None:
-    """Keep what was seen, and the README's table of it."""
+def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict) -> None:
+    """Keep what was seen of a notebook, and the README's table of it.
+
+    Results of other versions than these are forgotten.
+    """
     seen = json.loads(TRIED.read_text()) if TRIED.exists() else {}
-    seen[f"{host.name}, exact" if exact else host.name] = {
-        "pins": host.digest(), "date": str(datetime.date.today()), "versions": trial.versions,
-        "notebooks": len(NOTEBOOKS), "points": trial.points, "maximum": trial.maximum,
-        "wrong": len(trial.wrong),
-    }  # fmt: skip
-    TRIED.write_text(json.dumps(dict(sorted(seen.items())), indent=2) + "\n")
-    README.write_text(with_table(README.read_text(), seen))
+    name = f"{host.name}, exact" if exact else host.name
+    entry = seen.get(name)
+    if entry is None or (entry["pins"], entry["versions"]) != (host.digest(), versions):
+        entry = {"pins": host.digest(), "versions": versions, "notebooks": {}}
+    entry["notebooks"] = dict(sorted({**entry["notebooks"], notebook: result}.items()))
+    TRIED.write_text(json.dumps(dict(sorted({**seen, name: entry}.items())), indent=1) + "\n")
+    README.write_text(with_table(README.read_text(), json.loads(TRIED.read_text())))
 
 
 def with_table(readme: str, seen: dict) -> str:
@@ -200,7 +197,7 @@ def with_table(readme: str, seen: dict) -> str:
     rows = [
         "| host | it has | known up to | tried with | result |",
         "|---|---|---|---|---|",
-        *(row(host, name, seen[name]) for host in hosts() for name in names(host) if name in seen),
+        *(row(host, seen[name]) for host in hosts() for name in names(host) if name in seen),
     ]
     before, _, rest = readme.partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
@@ -210,19 +207,21 @@ def names(host: Host) -> tuple[str, str]:
     return host.name, f"{host.name}, exact"
 
 
-def row(host: Host, name: str, entry: dict) -> str:
-    versions = entry["versions"]
-    tried = (
-        f"Python {versions['python']}, PyTorch {versions['torch']}, IPython {versions['ipython']}, "
+def row(host: Host, entry: dict) -> str:
+    versions, results = entry["versions"], entry["notebooks"].values()
+    points, maximum, wrong = (
+        sum(one[key] for one in results) for key in ("points", "maximum", "wrong")
     )
-    tried += f"ipykernel {versions['ipykernel']}, ipywidgets {versions['ipywidgets']}, "
-    tried += f"numpy {versions['numpy']}, matplotlib {versions['matplotlib']}"
-    result = f"{entry['date']}: {entry['notebooks']} notebooks, {entry['points']:g} of "
-    result += f"{entry['maximum']:g} points, " + (
-        f"{entry['wrong']} faults" if entry["wrong"] else "no fault"
-    )
+    tried = ", ".join(
+        f"{title} {versions[name]}"
+        for title, name in [("Python", "python"), ("PyTorch", "torch"), ("IPython", "ipython"),
+                            *((name, name) for name in ("ipykernel", "ipywidgets", "numpy", "matplotlib"))]
+    )  # fmt: skip
+    result = f"{len(results)} notebooks, {points:g} of {maximum:g} points, "
+    result += f"{wrong} faults" if wrong else "no fault"
     there = f"Python {host.python}, PyTorch {host.torch}"
-    return f"| {host.host} (`{host.name}`) | {there} | {host.date} | {tried} | {result} |"
+    since = min(one["date"] for one in results)
+    return f"| {host.host} (`{host.name}`) | {there} | {host.date} | {tried} | {since}: {result} |"
 
 
 if __name__ == "__main__":
