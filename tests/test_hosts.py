@@ -18,6 +18,7 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 import try_hosts
 from host_kernel import VIEW, Kernel, complaints, execute, try_notebook
 from hosts import FRESH, WANTED, Host, hosts, read, stale
@@ -133,6 +134,88 @@ def test_the_readme_says_what_was_tried() -> None:
     assert try_hosts.with_table(readme, json.loads(try_hosts.TRIED.read_text())) == readme
     for name in HOSTS:
         assert f"(`{name}`)" in readme
+
+
+@pytest.fixture
+def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tried.json and a README of the test's own; returns the first."""
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{try_hosts.BEGIN}old\n{try_hosts.END}after\n")
+    monkeypatch.setattr(try_hosts, "README", readme)
+    monkeypatch.setattr(try_hosts, "TRIED", tmp_path / "tried.json")
+    return tmp_path / "tried.json"
+
+
+VERSIONS = {name: "1.0" for name in (*try_hosts.SHOWN, "python")}
+
+
+def result(date: str, points: float = 2.0, wrong: int = 0) -> dict[str, Any]:
+    return {"date": date, "points": points, "maximum": 2.0, "wrong": wrong}
+
+
+def test_results_are_kept_by_notebook(own_results: Path) -> None:
+    host = HOSTS["kaggle"]
+    try_hosts.record(host, False, VERSIONS, "00", result("2026-01-02"))
+    try_hosts.record(host, False, VERSIONS, "02", result("2026-01-03", 1.5, 1))
+    before, table, after = re.split(r"<!-- HOSTS: \w+ -->\n", try_hosts.README.read_text())
+    assert (before, after) == ("before\n", "after\n")
+    assert "| 2026-01-02: 2 notebooks, 3.5 of 4 points, 1 fault |" in table
+    try_hosts.record(host, False, VERSIONS, "02", result("2026-01-04"))
+    assert "4 of 4 points, no fault |" in try_hosts.README.read_text()
+
+
+def test_results_of_other_versions_are_forgotten(own_results: Path) -> None:
+    host = HOSTS["kaggle"]
+    for versions in (VERSIONS, {**VERSIONS, "ipython": "2.0"}):
+        for exact in (False, True):
+            try_hosts.record(host, exact, VERSIONS, "00", result("2026-01-02"))
+        try_hosts.record(host, False, versions, "02", result("2026-01-03"))
+    kept = json.loads(own_results.read_text())
+    assert list(kept["kaggle"]["notebooks"]) == ["02"]
+    assert list(kept["kaggle, exact"]["notebooks"]) == ["00"]
+
+
+def test_a_program_that_fails_is_a_sentence_without_addresses(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.exit('Looking in https://me:secret@mirror.example/simple')")
+    with pytest.raises(try_hosts.NotMade, match=r"failed\. The end of what it said") as caught:
+        try_hosts.run(sys.executable, str(program))
+    assert "mirror.example" not in str(caught.value)
+
+
+def test_a_python_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(try_hosts.NotMade, match=r"no Python 2\.5 on this machine"):
+        try_hosts.host_python("2.5")
+
+
+@pytest.mark.parametrize(("changed", "good"), [("numpy 2.0.2", False), (None, True)])
+def test_an_installation_that_changes_a_host_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None, good: bool
+) -> None:
+    lists = iter([{"numpy 1.26.4"}, {changed or "numpy 1.26.4", "course-lib 0.1.0"}])
+    monkeypatch.setattr(try_hosts, "frozen", lambda pip: next(lists))
+    monkeypatch.setattr(try_hosts, "run", lambda *command: "")
+    monkeypatch.setattr(try_hosts, "lend_torch", lambda folder: None)
+    make = (HOSTS["kaggle"], tmp_path, tmp_path / "course.whl", False)
+    if good:
+        assert try_hosts.make_environment(*make) == tmp_path / "bin" / "python"
+    else:
+        with pytest.raises(try_hosts.NotMade, match=r"more than itself: .*numpy 2\.0\.2"):
+            try_hosts.make_environment(*make)
+
+
+def test_pytorch_is_lent_and_nothing_else(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    try_hosts.lend_torch(tmp_path)
+    code = (
+        "import importlib.metadata as m, importlib.util as u; print(m.version('torch'), "
+        "u.find_spec('torch').origin, *[u.find_spec(name) for name in ('numpy', 'IPython')])"
+    )
+    command = [str(tmp_path / "bin" / "python"), "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    words = done.stdout.split()
+    assert words[0] == version("torch") and words[2:] == ["None", "None"], done.stderr
+    assert Path(words[1]).parent.resolve() == Path(str(torch.__file__)).parent
 
 
 # --- is it noticed? ------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def row(host: Host, entry: dict) -> str:
                             *((name, name) for name in ("ipykernel", "ipywidgets", "numpy", "matplotlib"))]
     )  # fmt: skip
     result = f"{len(results)} notebooks, {points:g} of {maximum:g} points, "
-    result += f"{wrong} faults" if wrong else "no fault"
+    result += f"{wrong or 'no'} fault{'s' * (wrong > 1)}"
     there = f"Python {host.python}, PyTorch {host.torch}"
     since = min(one["date"] for one in results)
     return f"| {host.host} (`{host.name}`) | {there} | {host.date} | {tried} | {since}: {result} |"
