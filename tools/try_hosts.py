@@ -197,17 +197,23 @@ def with_table(readme: str, seen: dict) -> str:
     rows = [
         "| host | it has | known up to | tried with | result |",
         "|---|---|---|---|---|",
-        *(row(host, seen[name]) for host in hosts() for name in names(host) if name in seen),
+        *(row(host, seen.get(name)) for host in hosts() for name in names(host, seen)),
     ]
     before, _, rest = readme.partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
 
 
-def names(host: Host) -> tuple[str, str]:
-    return host.name, f"{host.name}, exact"
+def names(host: Host, seen: dict) -> list[str]:
+    """The host, tried or not, and its trial with the very versions, if there was one."""
+    exact = f"{host.name}, exact"
+    return [host.name, *([exact] if exact in seen else [])]
 
 
-def row(host: Host, entry: dict) -> str:
+def row(host: Host, entry: dict | None) -> str:
+    there = f"Python {host.python}, PyTorch {host.torch}"
+    begin = f"| {host.host} (`{host.name}`) | {there} | {host.date} |"
+    if entry is None:
+        return f"{begin} | not tried with all notebooks yet |"
     versions, results = entry["versions"], entry["notebooks"].values()
     points, maximum, wrong = (
         sum(one[key] for one in results) for key in ("points", "maximum", "wrong")
@@ -219,9 +225,8 @@ def row(host: Host, entry: dict) -> str:
     )  # fmt: skip
     result = f"{len(results)} notebooks, {points:g} of {maximum:g} points, "
     result += f"{wrong or 'no'} fault{'s' * (wrong > 1)}"
-    there = f"Python {host.python}, PyTorch {host.torch}"
     since = min(one["date"] for one in results)
-    return f"| {host.host} (`{host.name}`) | {there} | {host.date} | {tried} | {since}: {result} |"
+    return f"{begin} {tried} | {since}: {result} |"
 
 
 if __name__ == "__main__":
