@@ -364,6 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.notebook:
         return execute_notebook(options.notebook, options.out)
+    # Started in the background of a shell, programs ignore SIGINT, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [name.strip() for name in options.parts.split(",") if name.strip()]
     if unknown := set(chosen) - {part.name for part in PARTS}:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
