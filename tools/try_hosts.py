@@ -16,6 +16,7 @@ import datetime
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.hosts) - set(known):
         parser.error(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and remove the environment
     chosen = [p for p in NOTEBOOKS if not options.notebooks or p.name[:2] in options.notebooks]
     failed = []
     with tempfile.TemporaryDirectory(prefix="course-hosts-") as folder:
