@@ -10,7 +10,12 @@ MOST = 10.0
 def slowdown() -> float:
     """How many times longer a process takes since others compute, too: 1 where cores are free, MOST at most.
 
-    Linux counts the processes that compute or wait for a core; their mean over the last minute is told.
+    Counted are the processes that compute or wait for a core, in the mean of the last minute; 1 where the
+    system does not tell.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(MOST, max(1.0, os.getloadavg()[0] / (cores or 1)))
+    try:
+        processes, *_ = os.getloadavg()
+    except OSError:
+        return 1.0
+    return min(MOST, max(1.0, processes / (cores or 1)))

@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 
 _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
-LETTING_GO = 1.0  # seconds; other threads run in the pauses
-PAUSE, PAUSES = (
-    0.005,
-    20,
-)  # seconds between two measurements, and how many of them there are at least
+LETTING_GO = 1.0  # seconds in which a late thread is waited for
+PAUSE = 0.005  # seconds between two measurements, in which other threads run
+PAUSES = 20  # at least, however long a measurement takes
 
 
 class Patience:

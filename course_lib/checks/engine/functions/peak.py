@@ -22,8 +22,8 @@ class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
     apart_from: tensors that were there before. made: numbers that operations have returned, all together:
-    what is computed where no operation is seen (by NumPy, in another thread) is not among them. name: of what
-    is measured, for the patience that it is measured with.
+    what is computed where no operation is seen (by NumPy, in another thread) is not among them. name: under
+    which `patience` knows how many bytes are enough.
     """
 
     made = 0

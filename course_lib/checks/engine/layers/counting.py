@@ -17,7 +17,7 @@ _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.T
 _collect, _objects, _hooks = gc.collect, gc.get_objects, saved_tensors_hooks
 _Ref = StorageWeakRef
 
-Piece = tuple[int, StorageWeakRef]  # bytes, and whether it is still there
+Piece = tuple[int, StorageWeakRef]  # its bytes; the reference tells whether it is still there
 Pieces = dict[int, Piece]  # by where they begin
 
 
