@@ -194,9 +194,7 @@ def where_memory_counts(exercise: Exercise) -> Exercise:
     [
         ("06_tensor_parallel/column_parallel_linear", BROADCASTS, 0.4),
         ("08_context_parallel/ulysses_attention", OWN, 0.2),
-        ("08_context_parallel/ring_attention", OWN, 0.2),
         ("04_zero/zero2_optimizer", OWN, 0.05),
-        ("04_zero/zero3_module", OWN, 0.05),
     ],
     ids=lambda given: str(given).partition("/")[2],
 )
