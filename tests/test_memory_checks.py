@@ -163,7 +163,6 @@ OPERATIONS = (
     "reduce_scatter_tensor",
     "all_gather_into_tensor",
     "all_to_all_single",
-    "batch_isend_irecv",
 )
 FOR_EVER = 1_000  # seconds
 OWN = "the notebook's own"
