@@ -63,7 +63,7 @@ class Operation(dist.Work):
         self.writes = writes
         self.written: Any = None
         self.over, self.error = threading.Event(), None
-        self.after: list[Callable[[], None]] = []
+        self.lock, self.after = threading.Lock(), list[Callable[[], None]]()
 
     def begin(self) -> dist.Work:
         assert self.begin_with is not None
@@ -72,7 +72,8 @@ class Operation(dist.Work):
 
     def end(self, error: Exception | None) -> None:
         self.error, self.begin_with = error, None
-        self.over.set()
+        with self.lock:
+            self.over.set()
         for call in self.after:
             call()
 
@@ -93,13 +94,33 @@ class Operation(dist.Work):
         future, result = torch.futures.Future(), flatten(self.writes)
 
         def tell() -> None:
-            self.wait()
-            future.set_result(result)
+            try:
+                self.wait()
+                future.set_result(result)
+            except Exception as error:
+                future.set_exception(error)
 
-        self.after.append(tell)
-        if self.over.is_set():
+        with self.lock:
+            over = self.over.is_set()
+            if not over:
+                self.after.append(tell)
+        if over:
             tell()
         return future
+
+
+class Together(dist.Work):
+    """The handle of a batch."""
+
+    def __init__(self, step: list[Operation]):
+        super().__init__()
+        self.step = step
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return all([operation.wait() for operation in self.step])
+
+    def is_completed(self) -> bool:
+        return all(operation.is_completed() for operation in self.step)
 
 
 def copied(tensors: Any) -> Any:
@@ -177,10 +198,12 @@ class NcclLike:
     def _start_coalescing(self, device: torch.device) -> None:
         self.batch = []
 
-    def _end_coalescing(self, device: torch.device) -> None:
+    def _end_coalescing(self, device: torch.device) -> Together | None:
         step, self.batch = self.batch, None
-        if step:
-            self.lane.steps.put(step)
+        if not step:
+            return None
+        self.lane.steps.put(step)
+        return Together(step)
 
     def __getattr__(self, name: str) -> Any:
         if name in COLLECTIVES:

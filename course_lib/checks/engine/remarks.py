@@ -11,7 +11,7 @@ from course_lib.checks.engine.conclude import Judged
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.ledger.on_nccl import remarks
 
-TITLE = "but on NCCL (costs no points)"
+TITLE = "a remark on NCCL (costs no points)"
 
 
 def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
