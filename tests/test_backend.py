@@ -242,7 +242,7 @@ def test_what_a_task_leaves_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         assert not before.unchanged()
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)  # "cpu" would leave a mode that all later operations pass
     monkeypatch.setattr(dist, "something_new", lambda: None, raising=False)
     assert residue.Residue.now().unchanged()
 
