@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import random
 import signal
 import socket
 import sys
@@ -243,6 +244,31 @@ def test_sizes_that_differ(style: str, late: str, mine: tuple, its: tuple) -> No
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("style", STYLES[1:])
+def test_sizes_that_differ_behind_a_sender_that_is_far_ahead(style: str, seed: int) -> None:
+    """What it sent before is not forgotten: gloo would abort the receiver's process."""
+    wrong = random.Random(f"{seed} {style}").randrange(500)
+
+    def body() -> None:
+        if dist.get_rank() == 0:
+            tensors = [torch.ones(4 + (k == wrong)) for k in range(500)]
+            if style == "batch":
+                works = dist.batch_isend_irecv([dist.P2POp(dist.isend, one, 1) for one in tensors])
+            else:
+                works = [dist.isend(one, 1) for one in tensors]
+            dist.barrier()
+            for work in works:
+                work.wait()
+        else:
+            dist.barrier()
+            for _ in range(500):
+                post(style, "recv", torch.empty(4), 0)
+
+    fails(
+        body, RankError, "rank 0 sends float32[5], but rank 1 receives into float32[4]", world_size=2
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_dtypes_that_differ(style: str) -> None:
     def body() -> None:
@@ -438,6 +464,21 @@ def test_a_handle_never_waited_for(op: str) -> None:
 
     what = "irecv(src=0)" if op == "irecv" else "isend(dst=1)"
     fails(body, RankError, "nobody waited for", what, "call wait() on it", "test_failures.py, line")
+
+
+@pytest.mark.parametrize("numel", [4, 300_000])  # fits into the socket, does not
+def test_a_message_whose_handle_is_dropped_arrives(numel: int) -> None:
+    """gloo may forget it: the receiver would wait for ever, and nobody would know why."""
+
+    def body() -> None:
+        rank, n = dist.get_rank(), dist.get_world_size()
+        x, y = torch.ones(numel), torch.empty(numel)
+        dist.isend(x, (rank + 1) % n)
+        dist.isend(x, (rank - 1) % n)
+        dist.recv(y, (rank - 1) % n)
+        dist.recv(y, (rank + 1) % n)
+
+    fails(body, RankError, "all ranks: the function returned, but nobody waited for isend(dst=1)")
 
 
 def test_polling_a_handle_counts_as_waiting() -> None:

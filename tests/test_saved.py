@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import random
 import time
@@ -112,8 +113,11 @@ def restored(content: bytes, released: NotebookNode) -> tuple[NotebookNode, Rest
 
 
 def what_counts(notebook: NotebookNode) -> list[tuple]:
-    """What grading knows of a restored notebook, but for the badge that Colab puts before it."""
-    return [
+    """What grading knows of a restored notebook, but for the badge that Colab puts before it.
+
+    Which of two equal neighbours is the exercise and which its copy changes no grade.
+    """
+    cells = [
         (
             cell.cell_type,
             text_of(cell.source),
@@ -123,6 +127,8 @@ def what_counts(notebook: NotebookNode) -> list[tuple]:
         for cell in notebook.cells
         if "colab-badge.svg" not in cell.source
     ]
+    equal = itertools.groupby(cells, lambda cell: cell[:2])
+    return [cell for _, group in equal for cell in sorted(group, key=repr)]
 
 
 # ---- the same cells, and so the same grade

@@ -108,7 +108,7 @@ class RecordingGroup(ProcessGroup):
             recorder.waited_in_backend(row, before)
             return None
         sent = listed if op == "send" else []
-        return RecordingWork(work, row, sent, peer, on_device)
+        return RecordingWork(work, row, sent, op in ("send", "recv"), peer, on_device)
 
     def on_device(self, tensors: list[torch.Tensor]) -> bool:
         """Does the operation run on a GPU's stream, so that waiting does not block the host?"""

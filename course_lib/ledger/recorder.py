@@ -38,7 +38,6 @@ COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARIES = (os.path.dirname(TORCH), os.path.dirname(os.__file__), COURSE, "<frozen")
 C10D = os.path.join(TORCH, "distributed", "distributed_c10d.py")
 
-TORCH_VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
 
 Observer = Callable[[str, int, torch.Tensor | None], None]
 
@@ -65,10 +64,9 @@ class Recorder:
         self.turns: dict[int | tuple, int] = {}
         self.observers: list[Observer] = []
         self.batched = -1  # operations of the batch that is being begun; -1: there is none
-        # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without
-        # this reference the Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on
-        # a reference would only hold a tensor's memory that nobody waits for.
-        self.handles: dict[int, RecordingWork] | None = {} if TORCH_VERSION < (2, 8) else None
+        # Of messages that nobody has waited for yet. gloo may never send one whose handle is gone: the other
+        # end would wait for ever, and nobody could tell the sender's rank what it forgot.
+        self.handles: dict[int, RecordingWork] = {}
         self.pending = Pending(self)
         self.publish()
 
@@ -81,8 +79,7 @@ class Recorder:
         """An empty log for a new task: ranks that are kept from call to call start afresh."""
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()
-        if self.handles:
-            self.handles.clear()
+        self.handles.clear()
         self.pending.clear()
         self.state.task = task
         self.set_state(rows.RUNNING)
@@ -212,7 +209,7 @@ class Recorder:
             )
         )  # fmt: skip
         self.state.rows = row + 1
-        key = rows.channel_key(self.state.task, *channel, turn)  # earlier tasks never match
+        key = rows.channel_key(self.state.task, channel, turn)  # earlier tasks never match
         self.board.post(self.rank, key, nbytes, f"{op} {signature} {agree}".strip())
         self.publish()
         if op == "send" or op == "recv":

@@ -114,7 +114,7 @@ IDLE, RUNNING, RETURNED, RAISED, MEETING = range(5)
 KEY = struct.Struct("Q")  # native, so that it is written in one store
 BODY = struct.Struct("<Q112s")  # bytes, signature
 SLOT_SIZE = KEY.size + BODY.size
-SLOTS = 128
+SLOTS = 1024  # operations of a rank that the others can still look up
 SLOTS_AT = 128
 REGION = SLOTS_AT + SLOTS * SLOT_SIZE
 
@@ -157,14 +157,14 @@ class Board:
         return state
 
     def post(self, rank: int, key: int, nbytes: int, signature: str) -> None:
-        at = rank * REGION + SLOTS_AT + key % SLOTS * SLOT_SIZE
+        at = slot_at(rank, key)
         KEY.pack_into(self.map, at, 0)  # nobody may find the key while the rest is half written
         BODY.pack_into(self.map, at + KEY.size, nbytes, signature.encode()[:112])
         KEY.pack_into(self.map, at, key)
 
     def look(self, rank: int, key: int) -> tuple[int, str] | None:
         """(bytes, signature) of the operation that `rank` posted under `key`, or None."""
-        at = rank * REGION + SLOTS_AT + key % SLOTS * SLOT_SIZE
+        at = slot_at(rank, key)
         if KEY.unpack_from(self.map, at) != (key,):
             return None
         nbytes, signature = BODY.unpack_from(self.map, at + KEY.size)
@@ -173,10 +173,15 @@ class Board:
         return nbytes, signature.rstrip(b"\0").decode(errors="replace")
 
 
-def channel_key(*parts: object) -> int:
-    """A number that both ends of a message, or all members of a collective, compute alike."""
-    text = repr(parts).encode()
-    return zlib.crc32(text) << 32 | zlib.adler32(text) | 1
+def channel_key(task: int, channel: tuple, turn: int) -> int:
+    """A number that both ends of a message, or all members of a collective, compute alike. Never 0."""
+    return zlib.crc32(repr((task, channel)).encode()) << 32 | turn << 1 | 1
+
+
+def slot_at(rank: int, key: int) -> int:
+    """Where on the board: the operations of a channel one behind the other, so that a sender that is ahead
+    of its receiver overwrites nothing which the receiver has still to look up."""
+    return rank * REGION + SLOTS_AT + ((key >> 32) + (key >> 1)) % SLOTS * SLOT_SIZE
 
 
 class Log:

@@ -13,6 +13,11 @@ from torch.distributed import Work
 from course_lib.ledger import rows
 from course_lib.ledger.recorder import CommunicationError, describe, recorder
 
+# PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without a reference the
+# Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on a reference to a collective's
+# handle would only hold a tensor's memory that nobody waits for.
+VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
+KEEPS_HALF = VERSION < (2, 8)
 SMALL, SAMPLES = 1 << 14, 256  # bytes up to which a tensor in flight is watched whole; else samples
 
 
@@ -30,29 +35,20 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
     return value
 
 
-def keep(row: int, work: RecordingWork | None) -> None:
-    """Hold the Python half of a handle until somebody waits for it, where PyTorch does not."""
-    handles = recorder().handles
-    if handles is None:
-        return
-    if work is None:
-        handles.pop(row, None)
-    else:
-        handles[row] = work
-
-
 class RecordingWork(Work):
     """The handle of an operation: passes everything on to the real one, and books the waiting."""
 
     def __init__(
-        self, inner: Work, row: int, sent: list[torch.Tensor], peer: int = -1, device: bool = False
-    ):
+        self, inner: Work, row: int, sent: list[torch.Tensor],
+        message: bool = False, peer: int = -1, device: bool = False,
+    ):  # fmt: skip
         super().__init__()
         self.device = device  # it runs on a GPU's stream: wait() does not block the host
         self.inner, self.row, self.sent, self.peer = inner, row, sent, peer
         self.mark = fingerprint(sent) if sent else 0
         self.waited = False
-        keep(row, self)
+        if message or KEEPS_HALF:
+            recorder().handles[row] = self
 
     def check_untouched(self) -> None:
         if not self.sent or self.waited:
@@ -88,7 +84,7 @@ class RecordingWork(Work):
             rec.waits_on_stream(self.row, before)
         self.check_untouched()
         self.waited, self.sent = True, []
-        keep(self.row, None)
+        rec.handles.pop(self.row, None)
         return done
 
     def is_completed(self) -> bool:
@@ -100,7 +96,7 @@ class RecordingWork(Work):
     def get_future(self):  # the type differs between PyTorch versions
         rec = recorder()
         rec.log.rows.map[self.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
-        keep(self.row, None)
+        rec.handles.pop(self.row, None)
         if self.device:
             rec.waits_on_stream(self.row, None, self.inner)
         return self.inner.get_future()
