@@ -9,6 +9,7 @@ import json
 import os
 import random
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -16,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import pytest
@@ -33,7 +34,17 @@ from course_lib.runtime import pool as pools
 from course_lib.runtime import rank as rank_module
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome, run_ranks
-from course_lib.runtime.sandbox import bounds, calls, control, enter, hierarchy, kernel, probe, spec
+from course_lib.runtime.sandbox import (
+    bounds,
+    calls,
+    control,
+    enter,
+    hierarchy,
+    init,
+    kernel,
+    probe,
+    spec,
+)
 from course_lib.runtime.sandbox.spec import Sandbox
 
 CALL = "course_lib.runtime.call:call"
@@ -474,10 +485,41 @@ def test_ranks_work_and_nothing_is_left_in_whatever_sandbox(
     for _ in range(2):
         assert result(inside(sandbox, body, world_size=2)) == 2.0
     pools.end_spares()
-    deadline = time.monotonic() + 20
-    while running(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: not running(mark))
+
+
+def test_nothing_is_left_of_a_sandbox_whose_owner_left_without_reading(strongest: Sandbox) -> None:
+    """Its first process then meets an error where it waits for orders, and not the end of the file."""
+    sandbox = replace(strongest, layers=probe.ALWAYS)
+    mark = f"left-behind-{secrets.token_hex(6)}"
+
+    def start(_: int) -> NoReturn:
+        if os.fork() == 0:
+            os.setsid()
+            os.execv("/bin/sh", ["/bin/sh", "-c", f"while true; do sleep 1; done; : {mark}"])
+        signal.pause()
+        raise AssertionError("a signal came, and did not end this")
+
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keeper = os.fork()
+    if keeper == 0:
+        with contextlib.suppress(BaseException):
+            mine.close()
+            init.keep(sandbox, its, 1, start)
+        os._exit(1)
+    its.close()
+    wait_for(lambda: running(mark))
+    assert select.select([mine], [], [], 20)[0], "it tells its children"
+    mine.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]) == 0
     assert not running(mark)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
 
 
 def running(mark: str) -> list[int]:

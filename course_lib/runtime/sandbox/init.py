@@ -15,7 +15,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -49,6 +48,8 @@ def keep(sandbox: Sandbox, link: socket.socket, count: int, start: Start) -> NoR
         os.waitpid(init, 0)
     except BaseException as error:
         report_failure(link, error)
+        if not sandbox.has(spec.PID):
+            end_descendants()
     os._exit(0)
 
 
@@ -62,11 +63,10 @@ def close_all_but(fds: list[int]) -> None:
 
 
 def report_failure(link: socket.socket, error: BaseException) -> None:
-    try:
-        text = "".join(traceback.format_exception(error))[-4000:]
-        link.send(json.dumps({"failed": f"{type(error).__name__}: {error}", "at": text}).encode())
-    except OSError:
-        sys.exit(1)  # whom it concerned is gone
+    text = "".join(traceback.format_exception(error))[-4000:]
+    failed = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):  # whom it concerned is gone
+        link.send(json.dumps({"failed": failed, "at": text}).encode())
 
 
 def die_with_parent() -> None:
@@ -132,12 +132,19 @@ class Init:
                 os.read(self.woken, 4096)
             self.reap()
             if self.link in ready:
-                data = self.link.recv(1 << 16)
+                data = self.receive()
                 if not data:
                     self.end()
                 self.obey(json.loads(data))
             self.ask_kernel()
             self.watch_memory()
+
+    def receive(self) -> bytes:
+        """An order; b"" when nobody is there any more, also if that one left with words of ours unread."""
+        try:
+            return self.link.recv(1 << 16)
+        except ConnectionResetError:
+            return b""
 
     def obey(self, order: dict) -> None:
         if "signal" in order:
@@ -183,23 +190,17 @@ class Init:
                 kill(pid)
 
     def inhabitants(self) -> list[int]:
-        everybody = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
         if self.sandbox.has(spec.PID):
-            return [pid for pid in everybody if pid != 1]
-        return descendants(os.getpid(), everybody)
+            return [pid for pid in all_pids() if pid != 1]
+        return descendants(os.getpid(), all_pids())
 
     def end(self) -> NoReturn:
         if not self.sandbox.has(spec.PID):
-            while pids := self.inhabitants():
-                for pid in pids:
-                    kill(pid)
-                self.link.close()
-                while True:
-                    try:
-                        if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                            break
-                    except ChildProcessError:
-                        break
+            for pid in self.inhabitants():
+                kill(pid)
+        self.link.close()  # now, since what forks without end may take a while
+        if not self.sandbox.has(spec.PID):
+            end_descendants()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
@@ -210,6 +211,20 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return  # it ended by itself
+
+
+def end_descendants() -> None:
+    """Kill all that this process or one of its children started, until nothing of it is left."""
+    while pids := descendants(os.getpid(), all_pids()):
+        for pid in pids:
+            kill(pid)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def descendants(root: int, everybody: list[int]) -> list[int]:
