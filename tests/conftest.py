@@ -217,6 +217,16 @@ def started_by_these_tests() -> list[int]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def the_environment_is_as_it_was() -> Iterator[None]:
+    """A variable that a test leaves behind changes the ranks of all tests after it in this process."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    before.pop("PYTEST_CURRENT_TEST", None), after.pop("PYTEST_CURRENT_TEST", None)
+    assert after == before, "os.environ is not as it was before this test"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     """After the last test: end the preloaded process as an exiting kernel does, then look round."""

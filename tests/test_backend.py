@@ -210,7 +210,8 @@ def test_ranks_that_share_a_gpu_get_what_nccl_needs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in gpus.SHARED:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is taken back whatever becomes of it here
+        monkeypatch.delenv(name)
     backend.take_gpu(1)
     assert taken == [1] and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     monkeypatch.setenv(gpus.PER_GPU, "2")
@@ -218,8 +219,6 @@ def test_ranks_that_share_a_gpu_get_what_nccl_needs(monkeypatch: pytest.MonkeyPa
     backend.take_gpu(3)
     assert taken == [1, 1]
     assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and os.environ["NCCL_MAX_CTAS"] == "1"
-    for name in gpus.SHARED:
-        monkeypatch.delenv(name)
 
 
 # ---- ranks that are kept
