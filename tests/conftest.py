@@ -220,11 +220,15 @@ def started_by_these_tests() -> list[int]:
 @pytest.fixture(autouse=True)
 def the_environment_is_as_it_was() -> Iterator[None]:
     """A variable that a test leaves behind changes the ranks of all tests after it in this process."""
-    before = dict(os.environ)
+
+    def environment() -> dict[str, str]:
+        return {
+            k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "TORCHINDUCTOR_"))
+        }
+
+    before = environment()
     yield
-    after = dict(os.environ)
-    before.pop("PYTEST_CURRENT_TEST", None), after.pop("PYTEST_CURRENT_TEST", None)
-    assert after == before, "os.environ is not as it was before this test"
+    assert environment() == before, "os.environ is not as it was before this test"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -103,6 +103,19 @@ def test_notebook_definitions_travel() -> None:
     assert list(launch(space["closure"](5), 1, world_size=2)) == [8, 8]
 
 
+def test_tensors_of_every_make_go_in_and_out(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(3, 4, dtype=torch.complex64, generator=generator)
+    for sent in (z.conj(), z.conj().imag, z.mH, z.real.to_sparse(), z.real[:, ::2]):
+        (got,) = launch(lambda sent: sent, sent, world_size=1)
+        assert torch.equal(got.to_dense(), sent.to_dense().clone())
+    (meta,) = launch(lambda: torch.empty(3, 5, device="meta"), world_size=1)
+    assert meta.is_meta and meta.shape == (3, 5)
+    rows = [torch.randn(length, 2, generator=generator) for length in (2, 5)]
+    (nested,) = launch(lambda: torch.nested.as_nested_tensor(rows), world_size=1)
+    assert all(torch.equal(*pair) for pair in zip(nested.unbind(), rows, strict=True))
+
+
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64],

@@ -523,7 +523,42 @@ def test_offload_changes_no_value_and_keeps_all_state_in_files(seed: int, tmp_pa
             assert_same(seen, wanted, *case)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("n", [1, 2])
+def test_gradients_are_forgotten_in_either_way(stage: int, n: int, seed: int) -> None:
+    """set_to_none=False keeps the tensors, as torch.optim does, and the next step is the same."""
+
+    def body(set_to_none: bool) -> dict[str, torch.Tensor]:
+        rank = dist.get_rank()
+        model, optimizer = shard(stage, make(seed, rank), "SGD")
+        for number in range(3):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss_of(model, seed, rank, n, 1, number).backward()
+            optimizer.step()
+        return weights(model)
+
+    kept, gone = (launch(body, way, world_size=n, backend="gloo") for way in (False, True))
+    assert_same(kept, gone, "set_to_none")
+
+
 # ---- saving
+
+
+def test_state_of_a_parameter_without_elements_is_merged() -> None:
+    """Adagrad makes state for it with the optimizer, and needs it when it loads."""
+
+    def make_parameters() -> list[nn.Parameter]:
+        return [nn.Parameter(torch.ones(5)), nn.Parameter(torch.empty(0, 3))]
+
+    def body() -> dict:
+        return zero.Zero1Optimizer(make_parameters(), torch.optim.Adagrad).state_dict()
+
+    params = make_parameters()
+    alone = torch.optim.Adagrad(params)
+    merged = zero.merge_state_dicts(list(launch(body, world_size=3, backend="gloo")))
+    assert merged["state"].keys() == alone.state_dict()["state"].keys()
+    alone.load_state_dict(merged)
+    assert alone.state[params[1]]["sum"].shape == (0, 3)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -38,7 +38,9 @@ def launch(
     Inside `fn`, `torch.distributed` is initialised: use its own functions. Each rank is a process of its
     own, fresh for this call, with one thread; rank r's random state starts from `seed + r`.
 
-    fn: any function, also one defined in a notebook cell, a closure or a lambda.
+    fn: any function, also one defined in a notebook cell, a closure or a lambda. It, its arguments and its
+        results are copied: views that shared memory no longer do, and a tensor that was computed from
+        others comes back without its graph (`requires_grad` is kept for leaves alone).
     timeout: seconds after which the ranks are ended and RankTimeout is raised.
     backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl when there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.

@@ -113,7 +113,7 @@ class Receiver:
 
 def raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it is contiguous on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
 
 
@@ -172,7 +172,7 @@ class _Pickler(cloudpickle.Pickler):
             return _when_it_is_used, (obj.__name__,)
         if (name := _name_of(obj)) and _named(name) is obj:
             return _named, (name,)
-        if type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.is_quantized:
+        if type(obj) is torch.Tensor and has_plain_bytes(obj):
             bytes_of_it = pickle.PickleBuffer(raw(obj))
             return _rebuild, (
                 bytes_of_it,
@@ -181,6 +181,12 @@ class _Pickler(cloudpickle.Pickler):
                 obj.requires_grad and obj.is_leaf,
             )
         return super().reducer_override(obj)
+
+
+def has_plain_bytes(tensor: torch.Tensor) -> bool:
+    """Others travel as PyTorch pickles them: sparse, quantized, nested and meta tensors."""
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    return strided and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def _name_of(obj: Any) -> str:

@@ -80,6 +80,9 @@ def save_pieces(
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state dictionaries of all ranks, in any order, as one in torch.optim's form.
 
+    Frozen parameters have no state in it, since no rank's optimizer knows them. (torch.optim has none either,
+    but for Adagrad, which makes it with the optimizer.)
+
     Raises ValueError when one is missing or there twice, or when they are not of one run.
     """
     if not states:
@@ -95,7 +98,9 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged = {}
     for index, first in states[0]["state"].items():
         parts = sorted((state["state"][index] for state in states), key=lambda part: part["start"])
-        parts = [part for part in parts if part["stop"] > part["start"]]
+        parts = [part for part in parts if part["stop"] > part["start"]] or parts[
+            :1
+        ]  # of no elements
         values = _join([part["values"] for part in parts], torch.Size(first["shape"]))
         if values:
             merged[index] = values

@@ -198,7 +198,8 @@ class Zero1Optimizer(torch.optim.Optimizer):
                 if set_to_none:
                     param.grad = None
                 elif param.grad is not None:
-                    param.grad.detach_().zero_()
+                    with torch.no_grad():  # a view of the flat buffer, which detach_() refuses
+                        param.grad.zero_()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made: the shards are cut once. RuntimeError afterwards."""
