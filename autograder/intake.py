@@ -26,6 +26,8 @@ from autograder.limits import Limits
 STAMP = "timestamp.txt"
 STAMP_BYTES = 200
 NAMES_SHOWN = 5
+FOLDERS_SEARCHED = 100
+OF_PROGRAMS = (".ipynb_checkpoints", ".git", ".github", ".vscode", ".idea", ".cache", ".Trash")
 NAME_BYTES = 128  # nbgrader's column for a student's id
 CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -76,7 +78,11 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
     students whose names had to be written in another way. OSError where `folder` cannot be listed.
     """
     submissions: list[Submission] = []
-    notes: list[str] = []
+    notes: list[str] = [
+        f"{_printable(path.name)} is left out, as hidden folders are; if it is a student's, rename it."
+        for path in sorted(folder.iterdir())
+        if _hidden(path) and path.name not in OF_PROGRAMS and path.is_dir()
+    ]
     for path in _listed(folder):
         name = _printable(path.name)
         if path.is_symlink():
@@ -101,7 +107,11 @@ def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], 
 
 
 def _listed(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if not _hidden(path))
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
 
 
 def _printable(name: str) -> str:
@@ -126,8 +136,8 @@ def collect(submission: Submission, largest: int = Limits().notebook) -> HandedI
     """Read the submission's notebook, at most `largest` bytes of it, and its time stamp.
 
     The notebook of the assignment's name counts; where there is none, the only other one in the
-    folder. MissingError and UnreadableError are the student's; OSError means that this machine
-    could not read what is there.
+    folder, and where there is none at all, in the folders within. MissingError and UnreadableError are
+    the student's; OSError means that this machine could not read what is there.
     """
     folder = submission.folder
     if folder.is_symlink():
@@ -140,22 +150,34 @@ def collect(submission: Submission, largest: int = Limits().notebook) -> HandedI
 
 def _choose(submission: Submission) -> tuple[Path, list[str]]:
     """(the notebook that counts, remarks)."""
-    wanted = submission.notebook
-    others = [
-        path
-        for path in _listed(submission.folder)
-        if path.suffix == ".ipynb" and path.name != wanted.name and not path.is_dir()
-    ]
-    if os.path.lexists(wanted):
-        return wanted, [f"not read: {_names(others)}"] if others else []
+    wanted, folder = submission.notebook, submission.folder
+    others = [path for path in _notebooks(folder) if path.name != wanted.name]
+    is_folder = wanted.is_dir() and not wanted.is_symlink()
+    if os.path.lexists(wanted) and not is_folder:
+        return wanted, [f"not read: {_names(others, folder)}"] if others else []
+    others = others or _one_folder_deeper(submission)
     if len(others) == 1:
-        return others[0], [f"the notebook was handed in as {_names(others)}"]
-    hint = f"; the folder holds {_names(others)}" if others else ""
+        return others[0], [f"the notebook was handed in as {_names(others, folder)}"]
+    hint = f"; the folder holds {_names(others, folder)}" if others else ""
+    hint += "; what has its name is a folder" if is_folder else ""
     raise MissingError(f"{wanted.name} was not handed in{hint}")
 
 
-def _names(paths: Iterable[Path]) -> str:
-    names = [_printable(path.name) for path in paths]
+def _notebooks(folder: Path) -> list[Path]:
+    files = (path for path in _listed(folder) if path.suffix.lower() == ".ipynb")
+    return [path for path in files if not path.is_dir()]
+
+
+def _one_folder_deeper(submission: Submission) -> list[Path]:
+    """As an archive leaves it that was packed with its folder. One of the assignment's name stands alone."""
+    folders = [path for path in _listed(submission.folder) if path.is_dir()][:FOLDERS_SEARCHED]
+    found = [file for one in folders if not one.is_symlink() for file in _notebooks(one)]
+    named = [path for path in found if path.name == submission.notebook.name]
+    return named if len(named) == 1 else found
+
+
+def _names(paths: Iterable[Path], folder: Path) -> str:
+    names = [_printable(str(path.relative_to(folder))) for path in paths]
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -169,11 +191,15 @@ def _read_regular(path: Path, largest: int) -> bytes:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise UnreadableError(f"{name} is a link or a socket, and no file") from None
         raise
-    with open(opened, "rb") as file:
+    try:
         status = os.fstat(opened)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnreadableError(f"{name} is no regular file")
-        content = file.read(largest + 1)
+        if not stat.S_ISREG(status.st_mode):  # a folder, too, can be opened
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise UnreadableError(f"{name} is {what}")
+        with open(opened, "rb", closefd=False) as file:
+            content = file.read(largest + 1)
+    finally:
+        os.close(opened)
     if len(content) > largest:
         size = max(status.st_size, len(content)) / 2**20
         raise UnreadableError(

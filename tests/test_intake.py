@@ -67,7 +67,49 @@ def test_an_empty_folder_is_missing(folder: Path) -> None:
         collect(submission(folder))
 
 
+def test_the_end_of_the_name_may_be_in_capitals(folder: Path) -> None:
+    (folder / "00_TOY.IPYNB").write_bytes(TEXT)
+    found = collect(submission(folder))
+    assert (found.content, found.notes) == (TEXT, ["the notebook was handed in as 00_TOY.IPYNB"])
+
+
+@pytest.mark.parametrize("name", ["00_toy", "00_toy.ipynb", "my homework"])
+def test_a_notebook_one_folder_too_deep_counts(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "00_toy.ipynb").write_bytes(TEXT)
+    (folder / name / "scratch.ipynb").write_bytes(b"{")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "00_toy.ipynb").write_bytes(b"{")
+    found = collect(submission(folder))
+    assert found.content == TEXT
+    assert found.notes == [f"the notebook was handed in as {name}/00_toy.ipynb"]
+    (folder / "copy").mkdir()
+    (folder / "copy" / "00_toy.ipynb").write_bytes(TEXT)
+    with pytest.raises(MissingError, match=r"holds .*copy/00_toy\.ipynb"):
+        collect(submission(folder))
+
+
+def test_a_folder_named_like_the_notebook_is_told(folder: Path) -> None:
+    (folder / "00_toy.ipynb").mkdir()
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(MissingError, match="what has its name is a folder"):
+        collect(submission(folder))
+    (folder / "timestamp.txt").mkdir()
+    (folder / "other.ipynb").write_bytes(TEXT)
+    assert collect(submission(folder)).notes[-1] == "timestamp.txt holds no date and was not used"
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
 # ---- nothing but regular files is opened
+
+
+def test_folders_within_that_are_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "somebody else"
+    other.mkdir()
+    (other / "00_toy.ipynb").write_bytes(TEXT)
+    (folder / "inside").symlink_to(other)
+    with pytest.raises(MissingError, match=r"00_toy\.ipynb was not handed in$"):
+        collect(submission(folder))
 
 
 def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -162,6 +204,14 @@ def test_odd_names_are_written_so_that_a_table_can_hold_them(tmp_path: Path) -> 
     for one in found:
         one.student.encode()  # a database and a file can hold it
         assert one.folder.is_dir()
+
+
+def test_a_hidden_folder_is_told_unless_a_program_made_it(tmp_path: Path) -> None:
+    for name in (".ipynb_checkpoints", ".git", "..bob", "ann"):
+        (tmp_path / name / "00_toy").mkdir(parents=True)
+    found, notes = find_submissions(tmp_path, ["00_toy"])
+    assert [one.student for one in found] == ["ann"]
+    assert notes == ["..bob is left out, as hidden folders are; if it is a student's, rename it."]
 
 
 def test_names_are_short_enough_to_name_files_after_them(tmp_path: Path) -> None:
