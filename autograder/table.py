@@ -11,6 +11,7 @@ from pathlib import Path
 
 COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
 NARROWEST_REASON = 40
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet's formulas begin
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,20 @@ def as_text(rows: list[Row], width: int | None = None) -> str:
 
 
 def write_csv(rows: list[Row], path: Path) -> None:
-    """Write `rows` to `path`, whole or not at all; an ungraded score is an empty field."""
+    """Write `rows` to `path`, whole or not at all; an ungraded score is an empty field.
+
+    A text that a spreadsheet would compute (a student may be called "=1+1") gets an apostrophe in front.
+    """
     temporary = path.with_suffix(".csv.new")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for row in rows:
             score = "" if row.score is None else shown(row.score)
-            texts = (row.student, row.assignment, score, shown(row.max_score), row.status)
-            writer.writerow([*texts, row.reason])
+            texts = (plain(row.student), row.assignment, score, shown(row.max_score), row.status)
+            writer.writerow([*texts, plain(row.reason)])
     os.replace(temporary, path)
+
+
+def plain(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text

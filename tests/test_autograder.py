@@ -330,6 +330,15 @@ def test_the_csv_has_the_promised_columns(tmp_path: Path) -> None:
     assert [row["score"] for row in read] == ["2.5", ""]
 
 
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\t=1+1"])
+def test_a_spreadsheet_computes_nothing_of_the_csv(name: str, tmp_path: Path) -> None:
+    write_csv([Row(name, "00_toy", -0.5, 10, "graded", name)], tmp_path / "grades.csv")
+    with open(tmp_path / "grades.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert row["student"] == row["reason"] == f"'{name}"
+    assert row["score"] == "-0.5"  # a number stays one
+
+
 def test_mutants_are_read(tmp_path: Path) -> None:
     path = tmp_path / "ring.py"
     path.write_text(
