@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autograder import status
 from autograder.limits import Limits
 
+LONGEST_QUOTE = 200  # characters
 NOTEBOOK, RANKS = ("the notebook", "it"), ("the ranks of its check", "they")
 
 
@@ -61,6 +62,14 @@ def of_error(error: str, outputs: Sequence[dict]) -> str:
             "into the code"
         )
     return ""
+
+
+def quoted(error: str, outputs: Sequence[dict]) -> str:
+    """What a cell raised, as it shows it: "NameError: name 'x' is not defined". error: the type."""
+    shown = [one for one in outputs if one.get("output_type") == "error"]
+    text = " ".join(str(shown[-1].get("evalue", "")).split()) if shown else ""
+    cut = text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} ..."
+    return f"{error}: {cut}" if cut else error
 
 
 def of_end(exit_code: int | None) -> str:

@@ -132,7 +132,7 @@ class Walk:
         if ran.kind in AGAIN and ran.finished:
             self.again.append(past)
             if ran.kind == ERROR:
-                why = f"it ended with {ran.error}"
+                why = f"it ended with {sentences.quoted(ran.error, ran.outputs)}"
                 self.trouble.append((past, ran.sentence or why, ""))
         if ran.kind in status.LIMITS:
             if not (ran.kind == status.TOO_MUCH_OUTPUT and ran.finished):

@@ -333,6 +333,14 @@ def test_in_hidden_cases_an_exception_keeps_its_text_to_itself():
     assert "tensor(" in str(check(SHIFT, ring_shift))
 
 
+def test_in_hidden_cases_a_name_that_is_missing_is_told_if_the_line_has_it():
+    told = str(check(SHIFT, shift(before="helper(tensor)"), cases="hidden"))
+    assert "raised NameError: name 'helper' is not defined" in told
+    secret = "raise NameError(f\"name '{'x' * tensor.numel()}' is not defined\")"
+    report = check(SHIFT, shift(before=secret), cases="hidden")
+    assert "raised NameError." in " ".join(report.messages) and "xx" not in str(report)
+
+
 def test_output_of_a_failing_case_is_shown_and_bounded(printed):
     storm = "for i in range(20_000): print('here', i, flush=False)"
     report = check(SHIFT, shift(before=storm, result="received + 1"))

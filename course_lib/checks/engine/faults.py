@@ -111,11 +111,18 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
     if hidden:
         who = words.ranks(list(causes))
         told = f"{who} raised {error_kind(first.error_type)}."
-        head = refusal or Sentence(f"{who} raised {first.error_type}.", told)
+        head = refusal or Sentence(f"{who} raised {first.error_type}{missing_name(first)}.", told)
     ours = first.line.startswith(NOT_THEIRS)
     return wrong(
         head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
     )
+
+
+def missing_name(report: RankReport) -> str:
+    """Of a NameError the name, if it stands in the student's own line and so tells nothing of the inputs."""
+    match = re.match(r"name '(\w+)' is not defined", report.error_text)
+    stands_there = match and re.search(rf"\b{match[1]}\b", report.line)
+    return f": name '{match[1]}' is not defined" if match and stands_there else ""
 
 
 def stuck(failure: Failure) -> dict[int, RankReport]:
