@@ -81,7 +81,7 @@ def mark(
         notebook = None
         result = Result(
             submission.student, submission.assignment, status.UNGRADED, said,
-            eyes=["the grading itself failed"], sandbox=list(course.layers),
+            eyes=["the grading itself failed"], sandbox=list(course.layers), by_chance=True,
         )  # fmt: skip
     result.seconds = round(time.monotonic() - began, 3)
     return result, notebook
@@ -107,6 +107,8 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
     blank = result.score == 0 and untouched(notebook, assignment.released)
     result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
     result.reason = one_line(_reason(result, events))
+    reports = [one.report for one in result.exercises if one.report is not None]
+    result.by_chance = any(e.by_chance for e in events) or any(r["by_chance"] for r in reports)
     result.changes += [*restored.changes, *restored.notes]
     result.eyes = [*_crashes(events), *restored.changes]
     result.eyes += [

@@ -45,6 +45,16 @@ class Progress:
             )
         self.refresh()
 
+    def repeated(self, student: str, assignment: str) -> None:
+        """A submission ran into a time limit, or lost a process: it is not done yet."""
+        self.running.pop((student, assignment), None)
+        if not self.live:
+            self.say(
+                f"[-/{self.total}] {student} {assignment}: ran out of time or lost a process; it is graded "
+                "once more, alone, when the others are done"
+            )
+        self.refresh()
+
     def say(self, text: str) -> None:
         """A line of its own, above the one that is rewritten."""
         erase = ERASE if self.live else ""

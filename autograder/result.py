@@ -45,7 +45,8 @@ class Result:
 
     status, reason: see `autograder.status`. exercises: in the notebook's order; empty where nothing could
     be read. changes: what had to be put back into the notebook. sandbox: the layers that held, by name.
-    eyes: why a person should look at it. fingerprint: of everything that the grade depends on.
+    eyes: why a person should look at it. fingerprint: of everything that the grade depends on. by_chance: it
+    rests on a time limit, on a process that was killed, or on a failure of the grader: see `Session.grade`.
     """
 
     student: str
@@ -58,6 +59,7 @@ class Result:
     sandbox: list[str] = field(default_factory=list)
     seconds: float = 0.0
     fingerprint: str = ""
+    by_chance: bool = False
 
     @property
     def score(self) -> float:

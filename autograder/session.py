@@ -207,30 +207,45 @@ class Session:
     # ---- grading
 
     def grade(self, due: list[Submission], workers: Workers, progress: Progress) -> None:
-        """Give what is due to the workers, and write each grade when it comes."""
-        waiting = iter(due)
-        running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
+        """Give what is due to the workers, and write each grade when it comes.
+
+        What rests on a time limit or on a process that was killed is not believed: it is graded once more
+        when all others are done, alone, and that counts. Until then nothing is written of it.
+        """
         try:
-            while True:
-                # one more than can run, so that no worker waits for this process
-                while len(running) <= workers.count and (one := next(waiting, None)):
-                    progress.started(one.student, one.assignment)
-                    if isinstance(begun := self._begin(one, workers), Done):
-                        progress.finished(self.records.finish(begun, ""), 0.0)
-                    else:
-                        future, handed_in, mark = begun
-                        running[future] = one, handed_in, mark
-                if not running:
-                    return
-                done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
-                for future in done:
-                    one, handed_in, mark = running.pop(future)
-                    outcome = self._outcome(future, one, mark)
-                    row = self.records.finish(outcome, handed_in.stamp)
-                    progress.finished(row, outcome.result.seconds)
-                progress.refresh()
+            # one more than can run, so that no worker waits for this process
+            doubted = self._grade(due, workers, progress, workers.count + 1, believe=False)
+            self._grade(doubted, workers, progress, 1, believe=True)
         finally:
             progress.close()
+
+    def _grade(
+        self, due: list[Submission], workers: Workers, progress: Progress, most: int, believe: bool
+    ) -> list[Submission]:
+        """At most so many at a time. Returns what was not written, since it was not to be believed."""
+        waiting, doubted = iter(due), []
+        running: dict[Future[Any], tuple[Submission, HandedIn, str]] = {}
+        while True:
+            while len(running) < most and (one := next(waiting, None)):
+                progress.started(one.student, one.assignment)
+                if isinstance(begun := self._begin(one, workers), Done):
+                    progress.finished(self.records.finish(begun, ""), 0.0)
+                else:
+                    future, handed_in, mark = begun
+                    running[future] = one, handed_in, mark
+            if not running:
+                return doubted
+            done, _ = wait(running, timeout=REFRESH, return_when=FIRST_COMPLETED)
+            for future in done:
+                one, handed_in, mark = running.pop(future)
+                outcome = self._outcome(future, one, mark)
+                if outcome.result.by_chance and not believe:
+                    doubted.append(one)
+                    progress.repeated(one.student, one.assignment)
+                    continue
+                row = self.records.finish(outcome, handed_in.stamp)
+                progress.finished(row, outcome.result.seconds)
+            progress.refresh()
 
     def _begin(
         self, submission: Submission, workers: Workers
@@ -285,6 +300,7 @@ class Session:
     def _alone(self, submission: Submission, status: str, reason: str, mark: str) -> Done:
         """A result without a notebook, with a page that says why."""
         result = Result(submission.student, submission.assignment, status, reason, fingerprint=mark)
+        result.by_chance = status == statuses.UNGRADED
         maximum = self.records.entries.maximum(submission.assignment)
         return Done(result, page=self.course.page(result, maximum) if self.course.page else "")
 

@@ -58,6 +58,12 @@ class Event:
     where: str
     sentence: str
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether it was the clock, or somebody who kills processes, and need not come again."""
+        killed = self.status == status.KERNEL_DIED and "SIGKILL" in self.sentence
+        return self.status == status.TIMED_OUT or killed
+
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}" if self.where else self.sentence
 

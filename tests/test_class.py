@@ -342,6 +342,41 @@ def test_a_worker_that_dies_once_costs_nobody_anything(
     assert toy.scores(workers=Lent(two_workers)) == {"ann": 10, "bob": 10}
 
 
+def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    log = toy.folder / "log"
+    toy.hand_in("ann", f"# late: {toy.folder / 'ann'}\n# log: {log}\n{ALL}", ALL)
+    toy.hand_in("bob", f"# late: {toy.folder / 'bob'}\n# log: {log}\n# sleep: 0.3\n{ALL}", ALL)
+    for student in ("cem", "dan", "eve"):
+        toy.hand_in(student, f"# log: {log}\n{ALL}", ALL)
+    assert set(toy.scores(workers=Lent(two_workers)).values()) == {10}
+    order = log.read_text().split()
+    assert sorted(order[:5]) == ["ann", "bob", "cem", "dan", "eve"]
+    assert sorted(order[5:]) == ["ann", "bob"], "once more, behind everybody, and not for ever"
+    assert toy.said.getvalue().count("it is graded once more, alone") == 2
+    assert [row["status"] for row in toy.table()][:2] == [status.TIMED_OUT] * 2
+    assert toy.calls == 5 and toy.grade().graded == 0, "what was said alone is believed"
+
+
+def test_nothing_is_written_of_what_is_not_believed_yet(toy: Class) -> None:
+    """A run that is ended in between grades it again."""
+    toy.hand_in("ann", f"# late: {toy.folder / 'ann'}\n{ALL}", ALL)
+    workers = InThisProcess()
+    submit = workers.submit
+
+    def once(fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        if workers.calls:
+            raise KeyboardInterrupt
+        return submit(fn, *args)
+
+    workers.submit = once
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade(workers)
+    assert not list(toy.out.rglob("*ann*.json"))
+    assert toy.scores() == {"ann": 10}
+
+
 def test_what_cannot_be_read_on_this_machine_is_ungraded(
     toy: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,12 @@ def used_up(failure: Failure) -> str:
     return ""
 
 
+def by_chance(failure: Failure) -> bool:
+    """Whether it was the clock that ended the run, or somebody who kills processes."""
+    killed = any("SIGKILL" in report.how for report in failure.ranks.values())
+    return failure.kind == "timeout" or killed
+
+
 def peer_hint(case: Case, text: str) -> str:
     """A peer outside the group, or the rank itself: within a group both come of the wrong count."""
     if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):

@@ -50,6 +50,7 @@ class Session:
     last: Finding | None = None
     stub: Finding | None = None
     limit: str = ""
+    by_chance: bool = False
     remarked: set[str] = field(default_factory=set)
 
 
@@ -84,7 +85,7 @@ def judge(
     finally:
         pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
     report = conclude(name, exercise, judged, seed, cases)
-    report.limit = session.limit
+    report.limit, report.by_chance = session.limit, session.by_chance
     return report.to_json()
 
 
@@ -100,6 +101,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     if session.strikes >= STRIKES and session.last is not None:
         return unjudged(case, session.last, NOT_BEGUN)
     if time.monotonic() >= session.deadline:
+        session.by_chance = True
         return unjudged(case, OVER_TIME)
     outcome = agreed(session, case)
     shown = [] if session.hidden else printed(outcome)
@@ -208,6 +210,7 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
     if failure is not None:
         session.strikes += failure.kind in faults.STOPS
         session.limit = session.limit or outcome.limit or faults.used_up(failure)
+        session.by_chance |= faults.by_chance(failure)
     called = traffic.used(operations_of(outcome.ledger), case.forbidden)
     if called is not None:
         return called

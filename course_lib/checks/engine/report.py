@@ -49,6 +49,8 @@ class Report:
     tampered: what the ranks recorded and what went over the network contradict each other.
     limit: what the ranks of a case had used up, "memory", "processes" or "files"; "" where they had not.
     extra: the points are extra credit.
+    by_chance: a time limit was over, or a rank was killed: on a machine that is less busy this may come out
+        otherwise.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Report:
     tampered: bool = False
     limit: str = ""
     extra: bool = False
+    by_chance: bool = False
 
     @property
     def passed(self) -> bool:
