@@ -108,6 +108,8 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
     stop = whole_case(session, case, outcome, first)
     if stop is not None:
         session.last = stop
+        if stop.cause == witness.TAMPERED:
+            session.strikes = STRIKES  # no other case can earn anything now, see `conclude`
         return unjudged(case, stop, shown=shown)
     seen = replies.read(session.exercise, case, outcome)
     if isinstance(seen, Finding):
