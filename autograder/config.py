@@ -14,8 +14,8 @@ from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
-from autograder.preprocessors.refusing import RefuseToAutograde
 from autograder.preprocessors.release import ClearSolutions, ClearWidgets
+from autograder.refusing import RefuseToAutograde
 
 ROOT = Path(__file__).resolve().parent.parent
 SOLUTIONS = ROOT / "solutions"
@@ -65,7 +65,7 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
     course.ignore = [*CourseDirectory().ignore, "*.py"]
     config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
     # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
-    config.Autograde.sanitize_preprocessors = [RefuseToAutograde]
+    config.Autograde.exporter_class = RefuseToAutograde
     # Kernels hold nothing worth a farewell: a polite shutdown costs half a second each.
     config.ExecutePreprocessor.shutdown_kernel = "immediate"
     return config

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import NotebookNode
-from nbgrader.converters import Autograde, NbGraderException
+from nbgrader.apps.api import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 
 from autograder import grading, status
@@ -469,11 +469,16 @@ def test_nbgrader_does_not_autograde_behind_our_back(small: SmallClass, tmp_path
     folder.mkdir(parents=True)
     code = nbformat.v4.new_code_cell(f"open({str(ran)!r}, 'w')")
     nbformat.write(nbformat.v4.new_notebook(cells=[code]), folder / f"{NAME}.ipynb")
+    graded = tmp_path / "autograded" / "ann" / NAME / f"{NAME}.ipynb"
+    graded.parent.mkdir(parents=True)
+    graded.write_text("what grading made")
     ClassBook(tmp_path, small.solutions).register([NAME])
     directory = CourseDirectory(config=config)
-    directory.student_id, directory.assignment_id = "ann", NAME
-    with pytest.raises(NbGraderException):
-        Autograde(coursedir=directory, config=config).start()
+    api = NbGraderAPI(directory, config=config)
+    for force in (True, False):  # formgrader's button forces it
+        answer = api.autograde(NAME, "ann", force=force)
+        assert not answer["success"] and "make grade SUBMISSIONS=folder" in answer["error"]
+    assert graded.read_text() == "what grading made"
     assert not ran.exists()
 
 
