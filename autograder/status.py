@@ -22,7 +22,7 @@ LIMITS = (
     KERNEL_DIED, OUT_OF_MEMORY, TIMED_OUT, TOO_MANY_PROCESSES, TOO_MANY_FILES, DISK_FULL, TOO_MUCH_OUTPUT,
 )  # fmt: skip
 USED_UP = {  # what the runtime and the judge call it
-    "memory": OUT_OF_MEMORY, "processes": TOO_MANY_PROCESSES, "files": TOO_MANY_FILES,
+    "memory": OUT_OF_MEMORY, "disk": DISK_FULL, "processes": TOO_MANY_PROCESSES, "files": TOO_MANY_FILES,
 }  # fmt: skip
 PRECEDENCE = (*LIMITS, BLANK, GRADED)
 

@@ -314,6 +314,7 @@ def test_a_check_has_an_end(course: Toy) -> None:
         ("memory", status.OUT_OF_MEMORY, "used more than the 4 GB of memory that they may use"),
         ("processes", status.TOO_MANY_PROCESSES, "more processes or threads than they may (256)"),
         ("files", status.TOO_MANY_FILES, "more files at a time than they may (1024)"),
+        ("disk", status.DISK_FULL, "wrote more than the 512 MB that they may write"),
         ("", status.GRADED, "a sentence"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 
 from course_lib.checks.engine import words
@@ -82,13 +83,15 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
 
 
 def used_up(failure: Failure) -> str:
-    """What there was no more of when a rank raised: "memory", "processes", "files", or ""."""
+    """What there was no more of when a rank raised: "memory", "disk", "processes", "files", or ""."""
     for report in failure.ranks.values():
         kind, text = report.error_type, report.error_text
         if kind in ("MemoryError", "OutOfMemoryError") or "allocate memory" in text:
             return "memory"
         if kind == "OSError" and f"[Errno {errno.EMFILE}]" in text:
             return "files"
+        if f"[Errno {errno.ENOSPC}]" in text or os.strerror(errno.ENOSPC) in text:
+            return "disk"  # PyTorch and others raise errors of their own with the system's words
         if "start new thread" in text:
             return "processes"
     return ""

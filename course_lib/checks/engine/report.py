@@ -47,7 +47,7 @@ class Report:
     """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader.
 
     tampered: what the ranks recorded and what went over the network contradict each other.
-    limit: what the ranks of a case had used up, "memory", "processes" or "files"; "" where they had not.
+    limit: what the ranks of a case had used up, "memory", "disk", "processes" or "files"; "" for nothing.
     extra: the points are extra credit.
     by_chance: a time limit was over, or a rank was killed: on a machine that is less busy this may come out
         otherwise.
