@@ -17,16 +17,26 @@ from autograder.twin import grade_id
 
 MODULES = (
     "autograder", "course_lib.checks.engine", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
-    "ctypes", "mmap",  # memory that is nobody's object
+    "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory that is nobody's object
+    "importlib", "imp", "runpy",  # modules whose names do not stand in the cell
+    "multiprocessing", "subprocess", "pty", "socket",  # where a rank could keep what it may not hold
+    "torch.utils._python_dispatch", "torch._C",  # what operations are seen by
 )  # fmt: skip
+# Functions by their whole name: code that does not stand in the cell, processes, pipes, files in memory.
+CALLS = (
+    "exec", "eval", "compile", "__import__", "os.system", "os.popen", "os.fork", "os.forkpty", "os.pipe",
+    "os.pipe2", "os.memfd_create", "os.mkfifo", "os.eventfd", "os.unshare", "os.setns", "os.pidfd_open",
+)  # fmt: skip
+STARTS = ("os.exec", "os.spawn", "os.posix_spawn")
 GUARDED = ("check", "launch", "Report")
 # Attributes of these are not a student's to set.
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
 # What leads from an object to its caller, to what a closure keeps, to what watches a module, to all objects.
 INSIDES = (
     "__closure__", "_forward_hooks", "_backward_hooks", "cell_contents", "f_back", "f_locals", "get_objects",
-    "get_referrers", "tb_frame",
+    "get_referrers", "tb_frame", "_python_dispatch", "_disable_current_modes", "__torch_dispatch__",
 )  # fmt: skip
+NAMESPACES = ("__dict__", "vars()", "globals()", "locals()")
 GROUPS = (
     "WORLD",
     "group",
@@ -72,15 +82,23 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
         tree = ast.parse(MAGIC.sub(r"\1pass", cell.source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it does not run either
+    of_classes = {
+        one for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in node.body
+    }
     for node in ast.walk(tree):
         for module in _imported(node):
-            if module in references or _inside(module, MODULES):
+            if module in references or module == "sys.modules" or _inside(module, MODULES):
                 yield f"imports {module}"
         if isinstance(node, ast.Attribute):
             *before, last = _dotted(node).split(".")
             if last in INSIDES or (last == "inner" and set(before) & set(GROUPS)):
                 yield f"reaches for {last}"
-        for name in _bound(node):
+            if before == ["sys"] and last == "modules":
+                yield "reaches for sys.modules"
+        if isinstance(node, ast.Call):
+            yield from _called(node)
+        yield from _written(node)
+        for name in _bound(node) if node not in of_classes else ():
             if name in GUARDED or (name.partition(".")[0] in ROOTS and "." in name):
                 yield f"sets {name}"
 
@@ -91,6 +109,45 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module:
         return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return []
+
+
+def _called(node: ast.Call) -> Iterator[str]:
+    name = _dotted(node.func)
+    if name in CALLS or name.startswith(STARTS):
+        yield f"calls {name}"
+    if name in ("getattr", "setattr", "operator.attrgetter") and _computed(node):
+        yield f"computes a name for {name}"
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("update", "setdefault", "pop"):
+        yield from _namespace(node.func.value)
+
+
+def _computed(node: ast.Call) -> bool:
+    """Whether an attribute's name is put together in the call; `self`'s own may be ("layer3")."""
+    holder, *names = [*node.args, None][:2] if len(node.args) > 1 else [None, *node.args]
+    own = isinstance(holder, ast.Name) and holder.id == "self"
+    put_together = (ast.BinOp, ast.JoinedStr, ast.Call, ast.Subscript)
+    return not own and any(isinstance(name, put_together) for name in names)
+
+
+def _written(node: ast.AST) -> Iterator[str]:
+    """`vars(module)["name"] = ...` and its like."""
+    targets = getattr(node, "targets", []) if isinstance(node, ast.Assign | ast.Delete) else []
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    for target in (one for each in targets for one in _single(each)):
+        if isinstance(target, ast.Subscript):
+            yield from _namespace(target.value)
+
+
+def _namespace(node: ast.expr) -> Iterator[str]:
+    """Where `node` is the dictionary of an object's attributes, or of a module's names; not of `self`'s."""
+    name = _dotted(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1:
+        name = f"{node.func.id}()"
+        node = node.args[0] if node.args else node.func
+    own = isinstance(node, ast.Name | ast.Attribute) and _dotted(node).partition(".")[0] == "self"
+    if name.rpartition(".")[2] in NAMESPACES and not own:
+        yield f"writes into {name.rpartition('.')[2]}"
 
 
 def _inside(module: str, packages: tuple[str, ...]) -> bool:

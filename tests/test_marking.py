@@ -466,13 +466,35 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "import sys\nsys._getframe(1).f_locals": "reaches for f_locals",
         "import gc\ngc.get_objects()": "reaches for get_objects",
         "from ctypes import memmove": "imports ctypes",
+        "import sys\nfor m in sys.modules.values(): pass": "reaches for sys.modules",
+        "from sys import modules": "imports sys.modules",
+        "vars(module)['resident'] = None": "writes into vars()",
+        "module.__dict__['resident'] = None": "writes into __dict__",
+        "module.__dict__.update(a=1)": "writes into __dict__",
+        "globals()['check'] = 1": "writes into globals()",
+        "getattr(gc, 'get_' + 'objects')()": "computes a name for getattr",
+        "setattr(torch, ''.join(names), 1)": "computes a name for setattr",
+        "import importlib": "imports importlib",
+        "__import__('os')": "calls __import__",
+        "exec(text)": "calls exec",
+        "import os\nos.fork()": "calls os.fork",
+        "import os\nos.posix_spawnp('a', [], {})": "calls os.posix_spawnp",
+        "read, write = os.pipe()": "calls os.pipe",
+        "from multiprocessing import shared_memory": "imports multiprocessing",
+        "from torch.utils._python_dispatch import x": "imports torch.utils._python_dispatch",
+        "torch.utils._python_dispatch._disable_current_modes()": "reaches for _disable_current_modes",
         "x = 1  # " + 100_000 * "-": "was not looked at: it has 100,009 characters",
     }
     for source, said in reaching.items():
         found = suspicious(answers(two_check=source), toy(False), frozenset({"the.answers"}))
         assert f"cell 8 {said}" in found, source
     honest = "import torch\nfrom course_lib import check, launch\ntorch.manual_seed(0)\nx = [1]\nx[0] = 2"
-    honest += "\nself.inner = torch.nn.Linear(2, 2)\nself.inner.weight"
+    honest += (
+        "\nself.inner = torch.nn.Linear(2, 2)\nself.inner.weight\nmodel.eval()\nre.compile('a')"
+    )
+    honest += "\ngetattr(self, f'layer{i}')\nsetattr(parent, name, new)\ngetattr(module, 'bias')"
+    honest += "\nclass Bucket:\n    check = 1\n    def launch(self): pass"
+    honest += "\nself.__dict__['module'] = module\nvars(self).update(a=1)\nd = {}\nd['a'] = 1\nd.update(b=2)"
     assert suspicious(answers(two_check=honest), toy(False)) == []
     for hostile in (
         "def broken(:",
