@@ -143,7 +143,8 @@ def wrong_outputs(cell: NotebookNode, before: NotebookNode, state: Mapping) -> I
             yield "a widget is shown that no browser finds: its model was not sent"
     more, fewer = kinds(cell) - kinds(before), kinds(before) - kinds(cell)
     if more:
-        yield f"an output of another kind than in the kept notebook: {', '.join(sorted(more))}"
+        said = " ".join(one["text"] for one in cell.outputs if one.get("name") in more)[:300]
+        yield f"an output of another kind than in the kept notebook: {', '.join(sorted(more))} {said}"
     if fewer:
         yield f"without the output that the kept notebook has: {', '.join(sorted(fewer))}"
     for text in texts_of(cell):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import shutil
 import signal
@@ -76,6 +77,9 @@ def try_host(host: Host, folder: Path, wheel: Path, notebooks: Iterable[Path], e
     """Whether all was as it should be; each notebook's result is kept as soon as it is there."""
     python = make_environment(host, folder, wheel, exact)
     versions = installed(python)
+    # The list of fonts that Matplotlib keeps would name those of another environment that is gone.
+    os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+    run(str(python), "-c", "import matplotlib.pyplot")
     told = ", ".join(f"{name} {versions[name]}" for name in SHOWN)
     print(f"{host.name}: Python {versions['python']}, {told}", flush=True)
     good = True

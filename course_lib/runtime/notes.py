@@ -12,7 +12,7 @@ import textwrap
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.on_nccl import remarks
 
-WIDTH = 98
+WIDTH = 76  # columns, of what a notebook shows beside the list of files
 _told: set[tuple] = set()
 
 
