@@ -66,6 +66,15 @@ class Records:
         self._write_table()
         return due
 
+    def leave(self, submissions: Iterable[Submission]) -> None:
+        """Their rows, as they were graded before; `begin` goes on with those that are this run's."""
+        for one in submissions:
+            key = one.student, one.assignment
+            result = self.store.find(one.assignment, one.student)
+            maximum = self.entries.maximum(one.assignment)
+            left = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
+            self.rows[key] = self._row_of(result) if result is not None else left
+
     def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
         """Keep what was handed in, under the names that nbgrader looks for."""
         folder = self.out / "submitted" / submission.student / submission.assignment

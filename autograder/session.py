@@ -97,13 +97,15 @@ def grade_class(
     stream: TextIO,
     again: bool = False,
     strangers: Iterable[str] = (),
+    wanted: Callable[[Submission], bool] = lambda _: True,
 ) -> Summary:
     """Grade what is due of `submissions`, and return the rows of all, in their order.
 
     workers: makes the executor; called only when something is due. stream: for the progress. again:
     grade everything. strangers: students whose grades are removed unless they are among these: the
-    sample class does not stay among real students. BusyError when another run has the folder,
-    NotReadyError when the workers cannot grade.
+    sample class does not stay among real students. wanted: of the others nothing is graded, and what was
+    written of them stays, also if they have handed in something else since. BusyError when another run
+    has the folder, NotReadyError when the workers cannot grade.
     """
     with only_one(course.out):
         book = ClassBook(course.out, course.solutions)
@@ -115,7 +117,7 @@ def grade_class(
             for student in gone:
                 records.store.forget(student)
             session = Session(course, records, book.released)
-            due = session.run(submissions, workers, stream, again)
+            due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
     notes = [begun] if begun else []
     return Summary(list(records.rows.values()), len(due), changes, notes + records.notes)
@@ -137,8 +139,12 @@ class Session:
         workers: Callable[[], Workers],
         stream: TextIO,
         again: bool = False,
+        wanted: Callable[[Submission], bool] = lambda _: True,
     ) -> list[Submission]:
         """Grade what is due, and return it. Raises NotReadyError before anything was touched."""
+        if not all(map(wanted, submissions)):
+            self.records.leave(submissions)
+            submissions = [one for one in submissions if wanted(one)]
         kept = {} if again else self.kept(submissions)
         if len(kept) == len(submissions):
             return self.records.begin(submissions, kept)

@@ -7,6 +7,7 @@ import io
 import os
 import random
 import shutil
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,11 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from autograder import status
+from autograder.commands.grade import _wanted
 from autograder.entries import Entries
 from autograder.fingerprint import of_course, of_library, of_submission
 from autograder.gradebook import ClassBook
-from autograder.intake import HandedIn, find_submissions
+from autograder.intake import HandedIn, Submission, find_submissions
 from autograder.jobs import LocalWorkers, TaskError
 from autograder.kernels import prefer_this_environment
 from autograder.limits import Limits
@@ -106,7 +108,7 @@ class Class:
     def grade(
         self, workers: Any = None, order: Callable[[list], list] = list, **options: Any
     ) -> Summary:
-        again = options.pop("again", False)
+        again, wanted = options.pop("again", False), options.pop("wanted", lambda _: True)
         submissions, _ = find_submissions(self.folder / "class", ["00_toy"])
         used = workers or InThisProcess()
         summary = grade_class(
@@ -115,6 +117,7 @@ class Class:
             lambda: used,
             stream=self.said,
             again=again,
+            wanted=wanted,
         )
         self.calls = summary.graded
         return summary
@@ -340,6 +343,51 @@ def test_a_worker_that_dies_once_costs_nobody_anything(
     toy.hand_in("ann", f"# die once: {toy.folder / 'flag'}\n{ALL}", ALL)
     toy.hand_in("bob", ALL, ALL)
     assert toy.scores(workers=Lent(two_workers)) == {"ann": 10, "bob": 10}
+
+
+def test_of_those_who_are_not_wanted_nothing_changes(toy: Class) -> None:
+    for student in ("ann", "bob", "cem"):
+        toy.hand_in(student, HALF, ALL)
+    toy.grade(wanted=lambda one: one.student != "cem")
+    assert [row["score"] for row in toy.table()] == ["8", "8", ""]
+    for student in ("ann", "bob"):
+        toy.hand_in(student, ALL, ALL)
+    summary = toy.grade(wanted=lambda one: one.student == "bob")
+    assert summary.graded == 1
+    assert [(row.student, row.score) for row in summary.rows] == [
+        ("ann", 8),
+        ("bob", 10),
+        ("cem", None),
+    ]
+    assert [row["score"] for row in toy.table()] == ["8", "10", ""]
+    assert (toy.out / "feedback/ann/00_toy/00_toy.html").read_text() == "8.0 points for ann"
+    assert toy.book_scores("ann") == {"one_check": 2, "two_check": 6}
+    assert toy.scores() == {"ann": 10, "bob": 10, "cem": 8}
+    assert toy.calls == 2, "bob has not changed since"
+
+
+@pytest.mark.parametrize(
+    ("student", "assignment", "wanted", "said"),
+    [
+        (None, None, ["ann 00_a", "ann 02_b", "bob 00_a"], ""),
+        (["bob"], None, ["bob 00_a"], ""),
+        (["ann", "bob"], ["02"], ["ann 02_b"], ""),
+        (None, ["00_a", "02"], ["ann 00_a", "ann 02_b", "bob 00_a"], ""),
+        (["ben"], None, [], "Nobody handed in anything as ben."),
+        (["ann"], ["03", "02"], [], "Nobody handed in anything as 03."),
+        (["bob"], ["02"], [], "None of these students handed in one of these assignments."),
+    ],
+)
+def test_students_and_assignments_are_chosen_by_name(
+    student: list | None, assignment: list | None, wanted: list, said: str,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    there = [
+        Submission(*one, Path()) for one in (("ann", "00_a"), ("ann", "02_b"), ("bob", "00_a"))
+    ]
+    found = _wanted(there, Namespace(student=student, assignment=assignment))
+    assert sorted(f"{one.student} {one.assignment}" for one in found) == wanted
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(

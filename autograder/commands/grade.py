@@ -27,6 +27,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="where results go (%(default)s)")
     parser.add_argument("--again", action="store_true", help="grade also what has not changed")
     parser.add_argument(
+        "--student", nargs="+", metavar="NAME", help="grade these, leave the others"
+    )
+    parser.add_argument(
+        "--assignment", nargs="+", metavar="NAME", help="such as 02; grade these, leave the others"
+    )
+    parser.add_argument(
         "--jobs", type=int, metavar="N", help="submissions side by side (default: what fits)"
     )
     parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
@@ -138,6 +144,9 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
     from autograder.session import grade_class
     from autograder.table import as_text
 
+    wanted = _wanted(submissions, options)
+    if not wanted:
+        return 2
     summary = grade_class(
         submissions,
         course_of(options),
@@ -145,13 +154,33 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
         stream=sys.stdout,
         again=options.again,
         strangers=STUDENTS,
+        wanted=lambda one: one in wanted,
     )
     for note in [*summary.notes, *_reports(submissions, options)]:
         print(note)
     print(f"\n{as_text(summary.rows)}\n")
-    for line in _said(summary, options.out):
+    for line in _said(summary, len(wanted), options.out):
         print(line)
     return 1 if summary.ungraded else 0
+
+
+def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[Submission]:
+    """Those that --student and --assignment name; nothing, and a sentence on stderr, for names of nobody."""
+    students = {one.student for one in submissions}
+    named = set(options.student or students)
+    assignments = {one.assignment for one in submissions}
+    chosen = {one for one in assignments if any(map(one.startswith, options.assignment or [""]))}
+    unknown = sorted(named - students)
+    unknown += [
+        p for p in options.assignment or [] if not any(a.startswith(p) for a in assignments)
+    ]
+    if unknown:
+        print(f"Nobody handed in anything as {', '.join(unknown)}.", file=sys.stderr)
+        return set()
+    wanted = {one for one in submissions if one.student in named and one.assignment in chosen}
+    if not wanted:
+        print("None of these students handed in one of these assignments.", file=sys.stderr)
+    return wanted
 
 
 def course_of(options: argparse.Namespace) -> Course:
@@ -209,10 +238,12 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     return []
 
 
-def _said(summary: Summary, out: Path) -> list[str]:
-    """What follows the table."""
-    kept = len(summary.rows) - summary.graded
+def _said(summary: Summary, wanted: int, out: Path) -> list[str]:
+    """What follows the table. wanted: how many were to be graded."""
+    kept = wanted - summary.graded
     lines = []
+    if left := len(summary.rows) - wanted:
+        lines.append(f"{left} others were left as they were.")
     if kept:
         lines.append(
             f"{summary.graded} graded; {kept} had not changed since they were (--again grades all)."
