@@ -18,14 +18,15 @@ from autograder.twin import grade_id
 MODULES = (
     "autograder", "course_lib.checks.engine", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
     "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory that is nobody's object
-    "importlib", "imp", "runpy",  # modules whose names do not stand in the cell
+    "importlib.import_module", "importlib.reload", "runpy",  # modules whose names do not stand in the cell
     "multiprocessing", "subprocess", "pty", "socket",  # where a rank could keep what it may not hold
     "torch.utils._python_dispatch", "torch._C",  # what operations are seen by
 )  # fmt: skip
 # Functions by their whole name: code that does not stand in the cell, processes, pipes, files in memory.
 CALLS = (
-    "exec", "eval", "compile", "__import__", "os.system", "os.popen", "os.fork", "os.forkpty", "os.pipe",
-    "os.pipe2", "os.memfd_create", "os.mkfifo", "os.eventfd", "os.unshare", "os.setns", "os.pidfd_open",
+    "exec", "eval", "compile", "__import__", "importlib.import_module", "importlib.reload", "os.system",
+    "os.popen", "os.fork", "os.forkpty", "os.pipe", "os.pipe2", "os.memfd_create", "os.mkfifo", "os.eventfd",
+    "os.unshare", "os.setns", "os.pidfd_open",
 )  # fmt: skip
 STARTS = ("os.exec", "os.spawn", "os.posix_spawn")
 GUARDED = ("check", "launch", "Report")

@@ -622,11 +622,11 @@ FOLDED = """\
 ring_attention                                                1.6 of 10
   ✗ a
       deadlock: 0 -> 1 -> 0
-  ✗ 5 other cases were not judged               (the same cause)
+  - 5 other cases were not judged               (the same cause)
       2 runs were not begun: after two deadlocks or time-outs a check ends.
   ✗ i
       rank 1 raised ValueError.
-  ✗ j                                           (the same cause)
+  - j                                           (the same cause)
   ✓ b"""
 
 

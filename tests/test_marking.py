@@ -474,7 +474,8 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "globals()['check'] = 1": "writes into globals()",
         "getattr(gc, 'get_' + 'objects')()": "computes a name for getattr",
         "setattr(torch, ''.join(names), 1)": "computes a name for setattr",
-        "import importlib": "imports importlib",
+        "import importlib\nimportlib.import_module(name)": "calls importlib.import_module",
+        "from importlib import import_module": "imports importlib.import_module",
         "__import__('os')": "calls __import__",
         "exec(text)": "calls exec",
         "import os\nos.fork()": "calls os.fork",
@@ -493,6 +494,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "\nself.inner = torch.nn.Linear(2, 2)\nself.inner.weight\nmodel.eval()\nre.compile('a')"
     )
     honest += "\ngetattr(self, f'layer{i}')\nsetattr(parent, name, new)\ngetattr(module, 'bias')"
+    honest += "\nimport importlib.util\nimportlib.util.find_spec('course_lib')"
     honest += "\nclass Bucket:\n    check = 1\n    def launch(self): pass"
     honest += "\nself.__dict__['module'] = module\nvars(self).update(a=1)\nd = {}\nd['a'] = 1\nd.update(b=2)"
     assert suspicious(answers(two_check=honest), toy(False)) == []

@@ -25,6 +25,7 @@ class Told:
     """One row of an exercise's table: see `course_lib.checks.engine.report.ReportLine`."""
 
     title: str
+    sign: str
     passed: bool
     note: str
     sentences: list[str]
@@ -41,6 +42,8 @@ def told(report: dict[str, Any]) -> list[Told]:
 def _row(line: ReportLine, hidden: bool) -> Told:
     """A report of an older grader does not say what may be told: of its hidden cases, no sentence."""
     if not hidden:
-        return Told(line.title, line.passed, line.note, list(line.sentences), list(line.output))
+        return Told(
+            line.title, line.sign, line.passed, line.note, list(line.sentences), list(line.output)
+        )
     sentences = [" ".join(said.split()) for said in line.general or [] if said]
-    return Told(line.title, line.passed, line.note, sentences, [])
+    return Told(line.title, line.sign, line.passed, line.note, sentences, [])

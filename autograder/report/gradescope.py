@@ -101,7 +101,7 @@ def _test(exercise: Exercise, number: str, by_hand: ByHand | None) -> dict[str, 
 
 
 def _lines(row: Told) -> list[str]:
-    head = f"{'✓' if row.passed else '✗'} {row.title}  {row.note}".rstrip()
+    head = f"{row.sign} {row.title}  {row.note}".rstrip()
     said = [line for text in row.sentences for line in wrapped(text)]
     return [head, *said, *(f"      | {line}" for line in row.output)]
 

@@ -16,8 +16,8 @@ MOST = 10_000  # operations of all ranks together: the first ones are looked at
 SHOWN = 3  # ranks of a circle that are described
 IN_TURN = "NCCL does what a rank begins in a group one after the other"
 TOGETHER = (
-    "Begin such messages together, with dist.batch_isend_irecv, or all messages in one order that all ranks "
-    "agree on."
+    "Begin such messages together, with dist.batch_isend_irecv, or let one rank of the circle begin them the "
+    "other way round."
 )
 ONE_ORDER = "Begin the messages and collectives of a group in one order that all ranks agree on."
 TAGS = (

@@ -482,8 +482,8 @@ launch(naive_shift, world_size=3, backend="gloo")
 # then say only "timed out".
 
 # %% [markdown]
-# **What gloo carries and NCCL does not.** A swap of two ranks that *begin* their messages one by one: first the
-# send, then the receive. Neither rank waits before it has begun both. Before you run it: does it go through?
+# **What runs over gloo and can hang over NCCL.** A swap of two ranks that *begin* their messages one by one: first
+# the send, then the receive. Neither rank waits before it has begun both. Before you run it: does it go through?
 
 
 # %% tags=["skip-in-grading"]
@@ -500,8 +500,9 @@ def swap_one_by_one():
 launch(swap_one_by_one, world_size=2, backend="gloo")
 
 # %% [markdown]
-# It does: gloo works on everything that has been begun, side by side. The note is about GPUs. NCCL puts what a rank
-# begins in a group into one queue (a CUDA stream), in the order of the calls, and does one entry after the other:
+# It does: gloo works on everything that has been begun, side by side. The note printed above is about GPUs. With NCCL
+# each rank has one queue for each process group: a CUDA stream, where the group was made with its `device_id`, as
+# `launch` does. Operations stand there in the order of the calls, and each starts when the one before it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
@@ -509,11 +510,12 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 # | second | receive from 1 | receive from 0 |
 #
 # Each receive stands behind a send that waits for the other receive. That is the circle again, this time in the
-# queues: both programs have called everything, and no order of the two `wait()` helps. (NCCL has buffers, so a
-# small message may get through. It promises nothing, and the tensors of a real model are not small.)
+# queues, and no order of the two `wait()` helps. (NCCL has buffers, so a small message may get through. NCCL does not
+# promise that, and the tensors of a real model are not small.)
 #
-# A batch is *one* entry of the queue. Its messages are done side by side, whatever their order in the list. Your
-# `exchange` begins them so:
+# There are two ways out. One rank begins the other way round: rank 0 sends first and rank 1 receives first. Or each
+# rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages are done side by side
+# (NCCL user guide, "Point-to-point communication"). Both ends batch. Your `exchange` does:
 
 
 # %% tags=["skip-in-grading"]
@@ -526,13 +528,16 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
-# No note. After every run over gloo, `launch` goes through the order of all that was begun, collectives too. If the
-# queues could come to a stop, it says so. A check does the same, and takes no points for it. On GPUs the swap one
-# by one ends in a `Deadlock` that names the same four operations. (Too many notes? Set the environment variable
-# `COURSE_NCCL_NOTES` to `off`.)
+# No note. After every run over gloo, `launch` replays all that was begun, collectives too, through such queues. It
+# prints a note if ranks would wait in a circle. A check does the same, and takes no points for it. (Too many notes?
+# Set the environment variable `COURSE_NCCL_NOTES` to `off`.)
 #
-# **In production.** PyTorch's own pipelining and Megatron-LM's call the same `batch_isend_irecv`, for this reason
-# (NCCL user guide, "Point-to-point communication").
+# **On GPUs** one more thing differs. `wait()` makes the *queue of the GPU* wait, and Python goes on. So a hang shows
+# later, where Python needs a number: in `.item()` or `.tolist()`. `launch` then raises a `Deadlock` that names the
+# operations in the queues.
+#
+# **In production.** PyTorch's own pipelining calls `batch_isend_irecv`. Megatron-LM has both ways out: batches, and
+# single messages that even ranks begin with the send and odd ranks with the receive (`p2p_communication.py`).
 
 # %% [markdown]
 # ## 4 · What a message costs

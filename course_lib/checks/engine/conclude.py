@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from course_lib.checks.engine import witness, words
 from course_lib.checks.engine.case import ANY, Case, Exercise, Finding, Line, wrong
-from course_lib.checks.engine.report import SAME, Report, ReportLine
+from course_lib.checks.engine.report import SAME, WAITS, Report, ReportLine
 
 HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
+NOT_YET = (COUNTS_LATER, WAITS)
 PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the aspects, in the table
 FEW = 3  # lines of one cause that stand by their own names though none of them was looked at
 # Why nothing was looked at of what a line asks: the run broke off or does not count, or was never begun.
@@ -106,6 +107,7 @@ def report_lines(judged: list[Judged]) -> list[ReportLine]:
                 made.say(finding.sentences)
                 made.output = one.output
             known.add(finding.cause)
+        made.judged = one.note not in NOT_YET and not (one.unjudged and made.note == SAME)
         lines.append(made)
     for several in alike.values():
         if len(several) > FEW:
@@ -123,6 +125,7 @@ def fold(lines: list[ReportLine], several: list[tuple[Judged, ReportLine]]) -> N
         sum(made.weight for made in gone),
         hidden=any(made.hidden for made in gone),
         note=SAME,
+        judged=False,
     )
     if unrun := len({id(one.case) for one, _ in several if one.unjudged == NOT_BEGUN}):
         runs = f"{words.counted(unrun, 'run')} {words.verb([0] * unrun, 'was', 'were')} not begun"

@@ -19,6 +19,7 @@ WAITS = "(counts once the values are right)"
 class ReportLine:
     """One judged line of the table.
 
+    judged: whether it was looked at: False for a line of a run that broke off, or that waits for others.
     note: a remark on the line itself, such as "(the same cause)"; sentences: what was seen and what
     usually causes it; general: the same, as they may be told where the case is hidden ("" for one that
     may not; None in a report that was made before it was known); output: what the ranks printed.
@@ -34,6 +35,11 @@ class ReportLine:
     sentences: list[str] = field(default_factory=list)
     general: list[str] | None = None
     output: list[str] = field(default_factory=list)
+    judged: bool = True
+
+    @property
+    def sign(self) -> str:
+        return "✓" if self.passed else "✗" if self.judged else "-"
 
     def say(self, sentences: Iterable[str]) -> None:
         """Take in what a finding says, in full and in general words."""
@@ -106,7 +112,7 @@ def table(lines: list[ReportLine]) -> list[str]:
     rows: list[str] = []
     open_row = False
     for line in lines:
-        text = f"{'✓' if line.passed else '✗'} {line.title}"
+        text = f"{line.sign} {line.title}"
         joins = line.passed and line.short
         if joins and open_row and len(rows[-1]) + len(text) < 90:
             rows[-1] += f" · {text}"
