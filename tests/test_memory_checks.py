@@ -19,7 +19,7 @@ from course_lib.checks.engine import memory
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, RankSide
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.functions.peak import Peak
-from course_lib.checks.engine.layers.counting import alive, more
+from course_lib.checks.engine.layers.counting import alive, dense_parts, more
 from course_lib.checks.engine.memory import Patience
 from tests.right_solutions import right_solutions
 from tests.sweep import busy, drawn_seeds, sweep
@@ -58,6 +58,17 @@ def test_what_a_thread_lets_go_of_late_does_not_count() -> None:
 
     assert count() == 4 * KIB
     assert Patience({"held": 100}).measured("held", count) == 0
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_count_with_their_parts(layout: torch.layout) -> None:
+    dense, before = torch.eye(100), alive()
+    kept = dense.to_sparse(layout=layout)
+    wanted = sum(part.untyped_storage().nbytes() for part in dense_parts(kept))
+    assert more(alive(), before) == wanted >= 100 * (4 + 8)
+    with Peak([]) as peak:
+        made = dense.to_sparse(layout=layout)
+    assert peak.highest >= wanted and made.layout == layout
 
 
 def test_what_stays_counts_and_is_waited_for_once() -> None:

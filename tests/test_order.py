@@ -140,10 +140,10 @@ def test_what_hangs_on_nccl_is_told_after_gloo_and_explained_there(
     world_size, body, says = HANGING[title]
     (remark,) = said_of(body, world_size)
     assert says in remark.said and remark.said.startswith("NCCL does what a rank begins in a group")
-    assert "one order that all ranks agree on" in remark.advice
-    assert ("batch_isend_irecv" in remark.advice) == (
-        title not in ("a barrier between", "a sum between")
-    )
+    collective = title in ("a barrier between", "a sum between")
+    assert ("one order that all ranks agree on" in remark.advice) == collective
+    assert ("the other way round" in remark.advice) != collective
+    assert ("batch_isend_irecv" in remark.advice) != collective
     printed = " ".join(capsys.readouterr().out.split())
     assert printed == f"Note: {remark.said} {remark.advice}"
     assert "(" not in remark.general

@@ -229,8 +229,8 @@ def powersgd(draw: Draw) -> Iterator[Case]:
     run = draw_run(draw, (0, 1, 2), 3, 4)
     yield case(run, "3 ranks, 4 steps")
     if draw.hidden:
-        run = draw_run(draw, (0, 2), 3, 3)
-        yield case(run, "sub-group {0, 2}", short=True, weight=0.5)
+        run = draw_run(draw, (1, 2), 3, 3)
+        yield case(run, "sub-group {1, 2}", short=True, weight=0.5)
         run = draw_run(draw, (0, 1), 2, 3, dtype=torch.float32)
         yield case(run, "float32", short=True, weight=0.5)
         run = draw_run(draw, (0,), 1, 3)

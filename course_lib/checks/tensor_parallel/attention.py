@@ -149,7 +149,7 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
             *memory_lines(large, wide),
         ],
     )  # fmt: skip
-    yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {0, 2}", 2, SUB_GROUP, 3)
+    yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
     yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)
     whole = Heads.draw(draw, 3, 3, 3, 4, (1, 5), False)
     run = attention_run("three", whole)

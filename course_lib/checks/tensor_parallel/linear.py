@@ -26,7 +26,7 @@ from course_lib.checks.tensor_parallel.slips import (
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
 
 POINT = "a layer of which each rank has its part alone"
-SUB_GROUP = (0, 2)  # of three ranks
+SUB_GROUP = (1, 2)  # of three ranks: its first is not the world's first
 WHOLE_WEIGHT = (
     "The whole weight is still there: a slice is a view, and keeps all that it is a view of; so does an "
     "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
@@ -131,7 +131,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     yield case(
         "sub-group", [run, odd],
         [
-            *column_lines(run, whole, True, "gather_output, no bias, group {0, 2}", 1),
+            *column_lines(run, whole, True, "gather_output, no bias, group {1, 2}", 1),
             values_or_refusal_line(
                 odd, "7 features, 2 ranks", (7, 2), mistakes=column_mistakes(uneven, True),
                 otherwise=UNEVEN, weight=1,
@@ -261,7 +261,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     yield case(
         "sub-group", [run, odd],
         [
-            *row_lines(run, whole, False, "the whole x, no bias, group {0, 2}", 1),
+            *row_lines(run, whole, False, "the whole x, no bias, group {1, 2}", 1),
             values_or_refusal_line(
                 odd, "7 features, 2 ranks", (7, 2), mistakes=row_mistakes(uneven, False),
                 otherwise=UNEVEN, weight=1,

@@ -203,7 +203,7 @@ def swap(draw: Draw) -> Iterator[Case]:
     two = Swap.draw(draw, 2, 8)
     run = two.run("two")
     yield case(
-        "sub-group", [run], two.lines(run, "group {0, 2}", 0.5), members=SUB_GROUP, world_size=3
+        "sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3
     )
     if draw.hidden:
         three = Swap.draw(draw, 3, 12)

@@ -46,7 +46,7 @@ FROZEN = (
     "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
     "gradient. Broadcast frozen parameters, and leave them out of the shard."
 )
-MEMBERS, WORLD = (0, 2), 3  # the ranks of a group, and of all
+MEMBERS, WORLD = (1, 2), 3  # the ranks of a group, and of all: not both begin with rank 0
 SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
 
 

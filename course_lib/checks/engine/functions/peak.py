@@ -12,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_lib.checks.engine.layers.counting import dense_parts
 from course_lib.checks.engine.memory import Patience
 
 _Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
@@ -51,6 +52,10 @@ class Peak(TorchDispatchMode):
         return made
 
     def add(self, tensor: torch.Tensor) -> None:
+        for part in dense_parts(tensor):
+            self.add_dense(part)
+
+    def add_dense(self, tensor: torch.Tensor) -> None:
         storage = _untyped(tensor)
         if storage.data_ptr() in self.apart:
             return

@@ -23,8 +23,19 @@ Pieces = dict[int, Piece]  # by where they begin
 
 def pieces(tensors: Iterable[torch.Tensor]) -> Pieces:
     """The memory that these tensors lie in."""
-    storages = (_untyped(one) for one in tensors)
+    storages = (_untyped(part) for one in tensors for part in dense_parts(one))
     return {storage.data_ptr(): (storage.nbytes(), _Ref(storage)) for storage in storages}
+
+
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that have this one's memory: itself, or the indices and values of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def alive() -> Pieces:
