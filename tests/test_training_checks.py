@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 
@@ -462,3 +463,16 @@ def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards()
             with pytest.raises(RuntimeError, match="no"):
                 use()
     assert list(sampler) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("name", ["zero1_optimizer", "zero2_optimizer", "zero3_module"])
+def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: int) -> None:
+    """And not from the group's: only a group that does not begin with rank 0 shows it."""
+    right = next(one for one in mutants(MUTANTS.parent / "04_zero" / f"{name}.py") if one.right)
+    code = right.code.replace("group_src=0,", "0,")
+    assert code != right.code
+    says = "group_src="
+    report, printed = judged_mutant(
+        f"04_zero/{name}", replace(right, right=False, code=code, says=says), seed
+    )
+    assert report.score < 1 and any(says in said for said in report.messages), printed

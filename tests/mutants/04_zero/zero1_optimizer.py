@@ -870,45 +870,6 @@ class Zero1Optimizer:
             p.grad = None
 
 
-# %% wrong: all start from the world's first rank, not from the group's
-# says: dist.get_global_rank|group_src=
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0, group)
-        self.group, self.n = group, dist.get_world_size(group)
-        self.params = [p for p in params if p.requires_grad]
-        count = sum(p.numel() for p in self.params)
-        self.whole = self.params[0].new_zeros(-(-count // self.n) * self.n, requires_grad=False)
-        self.own = self.whole.chunk(self.n)[dist.get_rank(group)]
-        for p, place in zip(self.params, self.places(self.whole), strict=True):
-            place.copy_(p.data)
-            p.data = place
-        self.shard = torch.nn.Parameter(self.own)
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def places(self, flat):
-        pieces = flat[: sum(p.numel() for p in self.params)].split([p.numel() for p in self.params])
-        return [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
-
-    def step(self):
-        gradient = torch.zeros_like(self.whole)
-        for p, place in zip(self.params, self.places(gradient), strict=True):
-            if p.grad is not None:
-                place.copy_(p.grad)
-        gradient /= self.n
-        self.shard.grad = torch.empty_like(self.own)
-        dist.reduce_scatter_tensor(self.shard.grad, gradient, group=self.group)
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(self.whole, self.own.clone(), group=self.group)
-
-    def zero_grad(self, set_to_none=True):
-        for p in self.params:
-            p.grad = None
-
-
 # %% right: parameters are views of the flat buffer
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
