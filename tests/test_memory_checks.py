@@ -19,7 +19,7 @@ from course_lib.checks.engine import memory
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, RankSide
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.functions.peak import Peak
-from course_lib.checks.engine.layers.counting import alive, dense_parts, more
+from course_lib.checks.engine.layers.counting import alive, dense_parts, more, pieces
 from course_lib.checks.engine.memory import Patience
 from tests.right_solutions import right_solutions
 from tests.sweep import busy, drawn_seeds, sweep
@@ -69,6 +69,26 @@ def test_sparse_tensors_count_with_their_parts(layout: torch.layout) -> None:
     with Peak([]) as peak:
         made = dense.to_sparse(layout=layout)
     assert peak.highest >= wanted and made.layout == layout
+
+
+class Liar(torch.Tensor):
+    """Says of itself that it is sparse, and small."""
+
+    layout = torch.sparse_coo
+
+    def _indices(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    _values = _indices
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return torch.empty(0).untyped_storage()
+
+
+def test_a_subclass_cannot_say_of_itself_that_it_is_small() -> None:
+    kept = torch.ones(KIB).as_subclass(Liar)
+    assert [nbytes for nbytes, _ in pieces([kept]).values()] == [4 * KIB]
 
 
 def test_what_stays_counts_and_is_waited_for_once() -> None:

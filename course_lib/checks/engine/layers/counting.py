@@ -14,6 +14,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.detach
+# Of the base class: a subclass may answer with a layout, parts and storages of its own.
+_layout, _indices, _values = _Tensor.layout.__get__, _Tensor._indices, _Tensor._values
+_rows = {  # what a compressed tensor has beside its values
+    torch.sparse_csr: (_Tensor.crow_indices, _Tensor.col_indices),
+    torch.sparse_bsr: (_Tensor.crow_indices, _Tensor.col_indices),
+    torch.sparse_csc: (_Tensor.ccol_indices, _Tensor.row_indices),
+    torch.sparse_bsc: (_Tensor.ccol_indices, _Tensor.row_indices),
+}
+_compressed_values, _as_base = _Tensor.values, torch._C.DisableTorchFunctionSubclass
 _collect, _objects, _hooks = gc.collect, gc.get_objects, saved_tensors_hooks
 _Ref = StorageWeakRef
 
@@ -23,18 +32,19 @@ Pieces = dict[int, Piece]  # by where they begin
 
 def pieces(tensors: Iterable[torch.Tensor]) -> Pieces:
     """The memory that these tensors lie in."""
-    storages = (_untyped(part) for one in tensors for part in dense_parts(one))
+    with _as_base():
+        storages = [_untyped(part) for one in tensors for part in dense_parts(one)]
     return {storage.data_ptr(): (storage.nbytes(), _Ref(storage)) for storage in storages}
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that have this one's memory: itself, or the indices and values of a sparse one."""
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    with _as_base():
+        layout = _layout(tensor)
+        if layout == torch.sparse_coo:
+            return _indices(tensor), _values(tensor)
+        if layout in _rows:
+            return *(part(tensor) for part in _rows[layout]), _compressed_values(tensor)
     return (tensor,)
 
 
