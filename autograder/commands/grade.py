@@ -175,7 +175,10 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
         p for p in options.assignment or [] if not any(a.startswith(p) for a in assignments)
     ]
     if unknown:
-        print(f"No student and no assignment of this class is called {', '.join(unknown)}.", file=sys.stderr)
+        print(
+            f"No student and no assignment of this class is called {', '.join(unknown)}.",
+            file=sys.stderr,
+        )
         return set()
     wanted = {one for one in submissions if one.student in named and one.assignment in chosen}
     if not wanted:
