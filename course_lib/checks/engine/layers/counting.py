@@ -15,7 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.detach
 # Of the base class: a subclass may answer with a layout, parts and storages of its own.
-_layout, _indices, _values = _Tensor.layout.__get__, _Tensor._indices, _Tensor._values
+_layout = vars(torch._C.TensorBase)["layout"].__get__
+_indices, _values = _Tensor._indices, _Tensor._values
 _rows = {  # what a compressed tensor has beside its values
     torch.sparse_csr: (_Tensor.crow_indices, _Tensor.col_indices),
     torch.sparse_bsr: (_Tensor.crow_indices, _Tensor.col_indices),
