@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,27 @@ from jupyter_core.utils import run_sync
 def prefer_this_environment() -> None:
     """Use this Python's kernels and programs, also where its environment was not activated.
 
-    The user may have registered other kernels of the same name, and nbgrader calls `alembic`.
+    The user may have registered other kernels of the same name, and nbgrader calls `alembic`, which
+    `pip install --user` and `--target` put where no PATH may lead. FileNotFoundError if there is none.
     """
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    programs = str(Path(sys.executable).parent)
+    look_first_in(Path(sys.executable).parent)
+    found = importlib.util.find_spec("alembic")
+    packages = Path(found.origin if found and found.origin else "").parent.parent
+    for folder in (sysconfig.get_path("scripts", f"{os.name}_user"), packages / "bin"):
+        if shutil.which("alembic") is None and shutil.which("alembic", path=str(folder)):
+            look_first_in(Path(folder))
+    if shutil.which("alembic") is None:
+        raise FileNotFoundError(
+            "nbgrader keeps its gradebook with the program `alembic`, and there is none on the PATH. "
+            "Install it for this Python: python -m pip install --force-reinstall alembic"
+        )
+
+
+def look_first_in(folder: Path) -> None:
     paths = os.environ.get("PATH", "").split(os.pathsep)
-    if programs not in paths:
-        os.environ["PATH"] = os.pathsep.join([programs, *paths])
+    if str(folder) not in paths:
+        os.environ["PATH"] = os.pathsep.join([str(folder), *paths])
 
 
 class QuietKernel:

@@ -8,10 +8,12 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 
+from autograder import kernels
 from autograder.build import BuildError, build, require_full_points
 from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.drift import differences
@@ -342,3 +344,22 @@ def test_widgets_are_numbered() -> None:
     assert list(models) == [first, second]
     assert models[first]["state"]["layout"] == f"IPY_MODEL_{second}"
     assert cleaned.cells[0].outputs[0].text == f"model {first}"
+
+
+def test_programs_beside_packages_that_were_put_elsewhere_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target FOLDER` puts alembic, which nbgrader calls, into FOLDER/bin."""
+    spec = SimpleNamespace(origin=str(tmp_path / "packages" / "alembic" / "__init__.py"))
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(kernels.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(kernels.sysconfig, "get_path", lambda *_: str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(FileNotFoundError, match="pip install --force-reinstall alembic"):
+        prefer_this_environment()
+    program = tmp_path / "packages" / "bin" / "alembic"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    prefer_this_environment()
+    assert shutil.which("alembic") == str(program)

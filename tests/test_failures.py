@@ -619,6 +619,53 @@ def test_a_hang_on_a_gpus_stream_is_seen_although_the_host_has_gone_on(handle: b
     )  # fmt: skip
 
 
+def test_messages_of_a_batch_are_waited_for_when_their_handle_is() -> None:
+    """NCCL hands back nothing for each of them, and a handle for all."""
+
+    class Batches:
+        def __init__(self, group: Any):
+            self.inner, group.inner, self.begun = group.inner, self, []
+            group.on_device = lambda tensors: True
+
+        def _start_coalescing(self, device: torch.device) -> None:
+            self.calls: list[Callable[[], Any]] = []
+
+        def send(self, *args: Any) -> None:
+            self.calls.append(lambda: self.inner.send(*args))
+
+        def recv(self, *args: Any) -> None:
+            self.calls.append(lambda: self.inner.recv(*args))
+
+        def _end_coalescing(self, device: torch.device) -> Any:
+            works = [call() for call in self.calls]
+
+            class All(dist.Work):
+                def wait(self, timeout: Any = None) -> bool:
+                    return all([works.pop().wait() for _ in list(works)])
+
+            return All()
+
+    def body(wait: bool) -> tuple[list[int], list[int], float]:
+        group: Any = dist.group.WORLD
+        Batches(group)
+        past = type("Past", (), {"passed": lambda _: True, "moment": lambda _: time.monotonic()})
+        recorder().pending.mark = lambda work=None: past()
+        rank, x = dist.get_rank(), torch.zeros(3)
+        group._start_coalescing(x.device)
+        assert dist.isend(torch.full((3,), 1.0 + rank), 1 - rank) is None
+        assert dist.irecv(x, 1 - rank) is None
+        handle = group._end_coalescing(x.device)
+        before = recorder().never_waited()
+        if wait:
+            handle.wait()
+        return before, recorder().never_waited(), x.sum().item()
+
+    run = launch(body, True, world_size=2, backend="gloo")
+    assert list(run) == [([0, 1], [], 6.0), ([0, 1], [], 3.0)]
+    assert all(one.completed for rank in (0, 1) for one in run.ledger.operations(rank))
+    fails(lambda: body(False), RankError, "nobody waited for", world_size=2)
+
+
 def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
     """What the stream finishes after a task has ended must not be booked in the next task's rows."""
 

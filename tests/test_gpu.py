@@ -20,6 +20,7 @@ from torch import nn
 
 import course_lib
 from course_lib import Deadlock, RankError, launch
+from course_lib.checks.engine.training import recipes, toys, watching
 from course_lib.ledger.recorder import recorder
 from course_lib.runtime import gpus, pool
 
@@ -463,6 +464,42 @@ def test_an_exchange_outside_of_a_batch_is_a_deadlock() -> None:
         return arrives.sum().item()
 
     fails(body, Deadlock, "batch_isend_irecv", world_size=2, within=8)
+
+
+def test_messages_of_a_batch_are_under_way_until_their_handle_is_waited_for() -> None:
+    need(2)
+
+    def body() -> tuple[list[int], list[int]]:
+        other = 1 - dist.get_rank()
+        batch = [dist.P2POp(dist.isend, part(), other), dist.P2POp(dist.irecv, part(), other)]
+        handles = dist.batch_isend_irecv(batch)
+        before = recorder().never_waited()
+        for handle in handles:
+            handle.wait()
+        return before, recorder().never_waited()
+
+    assert list(over_nccl(body, world_size=2)) == [([0, 1], [])] * 2
+
+
+# ---- checks
+
+
+def test_memory_of_a_check_is_that_of_the_gpu() -> None:
+    """What CUDA and cuBLAS take for themselves in the first passes is not counted, and a tensor is."""
+
+    def body() -> list[int]:
+        recipes.warm_up({"memory": True})
+        before, kept, held = watching.held_here(), [], []
+        for _ in range(2):
+            model = toys.build({"name": "plain", "width": 500, "seed": 0, "dtype": "float32"})
+            model = model.to(course_lib.device())
+            model(torch.ones(4, 500, device=course_lib.device())).sum().backward()
+            kept.append(torch.empty(1_000_003, device=course_lib.device()))
+            del model
+            held.append(watching.held_here() - before)
+        return held
+
+    assert over_nccl(body)[0] == [4_000_012, 8_000_024]
 
 
 # ---- several ranks

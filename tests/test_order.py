@@ -318,6 +318,47 @@ def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.Monk
         launch(body, True, world_size=2, backend="gloo", timeout=3)
 
 
+def test_sends_that_are_done_before_their_receives_are_long_without_news_are_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen on an H100: each rank's send is done, its receive never is, and nothing was connected."""
+
+    class Mark:
+        def __init__(self, over: bool):
+            self.over = over
+
+        def wait(self) -> bool:
+            return True
+
+        def passed(self) -> bool:
+            return self.over
+
+        def moment(self) -> float:
+            return time.monotonic()
+
+    def body(calm: bool) -> None:
+        group: Any = dist.group.WORLD
+        group.on_device = lambda tensors: True
+        rank, x = dist.get_rank(), torch.ones(3)
+        in_turns = calm and rank == 1
+        calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
+        for call in calls:
+            recorder().pending.mark = lambda work=None, over=call is dist.isend: Mark(over)
+            work: Any = call(x.clone(), 1 - rank)
+            work.inner = Mark(call is dist.isend)
+            work.wait()
+        time.sleep(30)
+
+    monkeypatch.setattr(waiting, "IN_ORDER", {"gloo"})
+    with pytest.raises(Deadlock) as caught:
+        launch(body, False, world_size=2, backend="gloo", timeout=20)
+    said = str(caught.value)
+    assert "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins" in said, said
+    assert "in recv(src=1) float32[3]" in said and "waits for rank 1" in said, said
+    with pytest.raises(RankTimeout):  # nobody waits in a circle: a slow GPU is not a deadlock
+        launch(body, True, world_size=2, backend="gloo", timeout=7)
+
+
 # --- the note after a launch
 
 

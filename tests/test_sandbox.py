@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -917,3 +918,15 @@ def test_a_judge_tells_what_ranks_used_up(strongest: Sandbox, seed: int, what: s
     hoard = wire.dumps((HOARDS[what],))
     report = judge("00_first_ranks/ring_shift", hoard, seed, sandbox=small)
     assert (report["score"], report["limit"]) == (0.0, what), report
+
+
+def test_packages_that_pythonpath_leads_to_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target FOLDER`, and PYTHONPATH=FOLDER: seen on a rented machine."""
+    (tmp_path / "traitlets").mkdir()
+    (tmp_path / "traitlets" / "__init__.py").write_text("")
+    assert str(tmp_path) not in spec.python_folders()
+    found = SimpleNamespace(origin=str(tmp_path / "traitlets" / "__init__.py"))
+    monkeypatch.setattr(spec.importlib.util, "find_spec", lambda name: found)
+    assert str(tmp_path) in spec.visible_paths()

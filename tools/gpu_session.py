@@ -28,7 +28,7 @@ import time
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +37,10 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprov
 ALONE = "tests/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
 SHARING_RANKS = 8  # the notebooks' largest world
 LAST_CHANCE = 15  # seconds in which a part that ran past its limit may write its results
+NEVER = (  # in no cell's output, also where the cell tells what went wrong and goes on
+    "Expected all tensors to be on the same device",
+    "RankTimeout: not finished",
+)
 LAST_WORDS = 12  # lines of a failed part's log that the report shows
 
 
@@ -62,6 +66,7 @@ class Session:
     gpus: int
     nccl_library: str = ""
     shares: bool = False  # this machine's NCCL lets ranks share a GPU
+    notebooks: tuple[str, ...] = ()  # only those whose names begin so; all if empty
 
     def environment(self, **variables: str) -> dict[str, str]:
         """The parts' environment: nothing of the course's own variables but these."""
@@ -204,7 +209,11 @@ def notebooks_over_nccl(session: Session, limit: float) -> Result:
 def run_notebooks(name: str, session: Session, limit: float, environment: dict[str, str]) -> Result:
     """Every solution notebook in a process of its own, as many side by side as there are cores for."""
     began = time.monotonic()
-    assignments = sorted(path.name for path in SOLUTIONS.iterdir() if path.is_dir())
+    assignments = sorted(
+        path.name
+        for path in SOLUTIONS.iterdir()
+        if path.is_dir() and path.name.startswith(session.notebooks or "")
+    )
     side_by_side = max(1, min(len(assignments), (os.cpu_count() or 2) // 2))
     if (
         "COURSE_RANKS_PER_GPU" in environment
@@ -248,13 +257,19 @@ def execute_notebook(assignment: str, out: Path) -> int:
 
     folder = SOLUTIONS / assignment
     notebook = read_twin(folder / f"{assignment}.py")
-    client = QuietClient(
-        notebook, timeout=300, kernel_name="python3", allow_errors=True, coalesce_streams=True,
-        resources={"metadata": {"path": str(folder)}}, shutdown_kernel="immediate",
-    )  # fmt: skip
     stopped = ""
+
+    def run() -> None:
+        QuietClient(
+            notebook, timeout=300, kernel_name="python3", allow_errors=True, coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}}, shutdown_kernel="immediate",
+        ).execute()  # fmt: skip
+
     try:
-        client.execute()
+        try:
+            run()
+        except RuntimeError:  # two kernels that start at once may take the same port, and one dies
+            run()
     except (KeyboardInterrupt, DeadKernelError, CellTimeoutError, AssertionError) as error:
         # nbclient, interrupted, may also fail in ending the kernel; the cells that ran are told all the same
         stopped = f"not finished ({type(error).__name__})"
@@ -269,6 +284,8 @@ def execute_notebook(assignment: str, out: Path) -> int:
             ):
                 text = output.evalue.splitlines()
                 wrong.append(f"{where}: {output.ename}: {' | '.join(text[:3])[:400]}")
+            said = output.get("text", "") or output.get("data", {}).get("text/plain", "")
+            wrong += [f"{where}: it says {sign!r}" for sign in NEVER if sign in said]
         own = cell.metadata.get("nbgrader", {})
         graded = own.get("grade") and not own.get("solution")
         if graded and (cell.get("outputs") or not stopped):
@@ -303,11 +320,13 @@ PARTS = [
 # ---- the session
 
 
-def look_round(nccl_library: str, out: Path) -> tuple[Session, str]:
+def look_round(
+    nccl_library: str, out: Path, notebooks: tuple[str, ...] = ()
+) -> tuple[Session, str]:
     """How many GPUs there are and whether ranks can share one; a sentence on it."""
     if nccl_library and not Path(nccl_library).is_file():
         raise SystemExit(f"--nccl: there is no file {nccl_library}")
-    session = Session(out, 0, nccl_library)
+    session = Session(out, 0, nccl_library, notebooks=notebooks)
     code = (
         "import json; from course_lib.runtime import gpus; t = gpus.run_trial(); "
         "print(json.dumps([gpus.gpu_count(), t.error, t.nccl, t.nccl_text, gpus.SHARING]))"
@@ -324,7 +343,7 @@ def look_round(nccl_library: str, out: Path) -> tuple[Session, str]:
     if error:
         return session, f"{count} GPUs were counted, and CUDA cannot use them: {error}"
     said = f"{count} GPU{'s' * (count > 1)}, NCCL {text}"
-    return Session(out, count, nccl_library, nccl >= least), said
+    return replace(session, gpus=count, shares=nccl >= least), said
 
 
 def left_out(part: Part, session: Session) -> str:
@@ -359,6 +378,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--nccl", default="", metavar="FILE", help="an NCCL to load before PyTorch's"
     )
     parser.add_argument("--parts", default="", help="only these, separated by commas")
+    parser.add_argument(
+        "--notebooks", default="", metavar="NUMBERS", help="only these notebooks, as in 00,07"
+    )
     parser.add_argument("--limit", type=float, default=0, help="seconds for all parts together")
     parser.add_argument("--notebook", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -372,7 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    session, said = look_round(options.nccl and str(Path(options.nccl).resolve()), out)
+    notebooks = tuple(name.strip() for name in options.notebooks.split(",") if name.strip())
+    library = options.nccl and str(Path(options.nccl).resolve())
+    session, said = look_round(library, out, notebooks)
     print(said, flush=True)
     results = []
     for part in PARTS:

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup, Work
 
 from course_lib.ledger import recorder as recording
 from course_lib.ledger.recorder import CommunicationError, flatten
-from course_lib.ledger.work import RecordingWork
+from course_lib.ledger.work import RecordingWork, Together
 
 
 class RecordingGroup(ProcessGroup):
@@ -47,6 +47,7 @@ class RecordingGroup(ProcessGroup):
             self._register_backend(torch.device("cuda"), kinds.NCCL, fast)
         self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
         self.my_rank, self.my_size = rank, size
+        self.first_together: int | None = None  # the row with which what is begun together begins
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -99,6 +100,11 @@ class RecordingGroup(ProcessGroup):
         recorder = recording.recorder()
         row = recorder.add(op, listed, nbytes, self, peer, tag, agree)
         on_device = self.on_device(involved)
+        if on_device and self.first_together is not None:
+            # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
+            # none here, which is not to be taken for a call that has waited.
+            call()
+            return None
         before = recorder.pending.mark() if on_device else None
         with recorder.calling(row) if on_device else contextlib.nullcontext():
             work = call()
@@ -209,10 +215,17 @@ class RecordingGroup(ProcessGroup):
         return f"{word}={self.ranks[root]}"
 
     def _start_coalescing(self, device: torch.device) -> None:
+        """NCCL begins what comes now together, at `_end_coalescing`."""
+        self.first_together = recording.recorder().state.rows
         self.inner._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
-        return self.inner._end_coalescing(device)
+        recorder = recording.recorder()
+        first, self.first_together = self.first_together, None
+        rows = range(first or 0, recorder.state.rows if first is not None else 0)
+        with recorder.calling(rows[0]) if rows else contextlib.nullcontext():
+            work = self.inner._end_coalescing(device)
+        return Together(work, rows) if rows and work is not None else work
 
     def monitored_barrier(self, *args, **kwargs):
         return self.inner.monitored_barrier(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]

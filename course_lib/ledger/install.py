@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 from course_lib.ledger import recorder as recording
 from course_lib.ledger.group import RecordingGroup
 from course_lib.ledger.recorder import Recorder
-from course_lib.ledger.work import RecordingWork
+from course_lib.ledger.work import Together
 
 NAME = "recorded"
 
@@ -96,20 +96,10 @@ def together(batch_isend_irecv: Callable) -> Callable:
         if not (on_gpu and isinstance(group, RecordingGroup) and group.nccl):
             return batch_isend_irecv(p2p_op_list)
         device = p2p_op_list[0].tensor.device
-        first = recording.recorder().state.rows
         group._start_coalescing(device)
         for op in p2p_op_list:
             op.op(op.tensor, op.peer, group=op.group, tag=op.tag)
-        with recording.recorder().calling(first):
-            work = group._end_coalescing(device)
-        rows = range(first, recording.recorder().state.rows)
-        return [BatchWork(work, row) for row in rows] if work is not None else []
+        work = group._end_coalescing(device)
+        return work.parts if isinstance(work, Together) else []
 
     return wrapper
-
-
-class BatchWork(RecordingWork):
-    """One message of a batch that NCCL launched as a whole: waiting for it is waiting for all."""
-
-    def __init__(self, inner: dist.Work, row: int):
-        super().__init__(inner, row, [], device=True)

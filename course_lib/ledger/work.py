@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Iterable
 from datetime import timedelta
 
 import numpy as np
@@ -121,3 +122,28 @@ class RecordingWork(Work):
 
     def abort(self) -> None:
         self.inner.abort()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Together(Work):
+    """The handle of operations that NCCL begins together: waiting for one of `parts` is waiting for all.
+
+    rows: theirs.
+    """
+
+    def __init__(self, inner: Work, rows: Iterable[int]):
+        super().__init__()
+        self.inner = inner
+        self.parts = [RecordingWork(inner, row, [], device=True) for row in rows]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return all([part.wait(timeout) for part in self.parts])
+
+    def is_completed(self) -> bool:
+        return all([part.is_completed() for part in self.parts])
+
+    def get_future(self):  # the type differs between PyTorch versions
+        futures = [part.get_future() for part in self.parts]
+        return futures[0]  # the same for all
+
+    def synchronize(self) -> None:
+        self.wait()

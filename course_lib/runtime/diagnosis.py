@@ -167,7 +167,8 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
         head = f"deadlock: {ranks_text(list(waiting))} {wait} for {ranks_text(gone)}, which {have} finished."
         advice = ADVICE["skipped"] if collective else ADVICE["finished"]
     snap = Snapshot.of(watch.pool)
-    held = snap.order().circle(in_lanes=False) if snap.in_order else []
+    order = snap.order(taken_in=watch.taken_in)
+    held = order.circle(in_lanes=False) if snap.in_order else []
     if not held:
         return failure("deadlock", head, advice, reports)
     remark = on_nccl.stopped(held)
@@ -189,7 +190,7 @@ def find_circle(waiting: dict[int, set[int]]) -> list[int]:
 
 def report_ranks(watch: Watch) -> dict[int, RankReport]:
     snap, now = Snapshot.of(watch.pool), time.monotonic()
-    missing = waits_for(snap)
+    missing = waits_for(snap) | watch.waiting
     reports = {}
     for rank in range(watch.pool.world_size):
         if rank in watch.exits:

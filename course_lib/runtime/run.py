@@ -30,6 +30,7 @@ from course_lib.runtime.watch import Reply, Watch
 
 MAX_RANKS = 32
 STILL = 0.8  # seconds without any event before a deadlock is called one
+LONG_STILL = 4.0  # the same where NCCL says of sends that they are done, and nothing was received
 GRACE = 0.4  # seconds that the others get after the first rank raised, to raise too
 # backends whose ranks serve several calls: an NCCL communicator costs seconds, and `alone` forks for each
 KEPT = {"nccl", ALONE}
@@ -223,10 +224,14 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
             still = {rank for rank, (_, since) in enumerate(seen) if now - since > STILL}
             if still & watch.running and not watch.first_trouble and now > look_again:
                 look_again = now + STILL / 4
-                waiting = stuck(Snapshot.of(pool), watch.running)
-                if waiting and set(waiting) <= still:
-                    watch.waiting, watch.verdict = waiting, "deadlock"
-                    return
+                snap = Snapshot.of(pool)
+                long = all(now - seen[rank][1] > LONG_STILL for rank in watch.running)
+                for taken_in in (True, False) if snap.in_order and long else (True,):
+                    waiting = stuck(snap, watch.running, taken_in)
+                    if waiting and set(waiting) <= still:
+                        watch.waiting, watch.verdict = waiting, "deadlock"
+                        watch.taken_in = taken_in
+                        return
 
 
 def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: Any) -> None:

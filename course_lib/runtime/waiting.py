@@ -72,8 +72,8 @@ class Snapshot:
         rows_of = {rank: self.blocked_row(rank) for rank in range(len(self.states))}
         return {rank: index for rank, index in rows_of.items() if index is not None}
 
-    def order(self, going_on: Collection[int] = ()) -> Order:
-        """How far the ranks get that do one operation after the other. going_on: see `Order`."""
+    def order(self, going_on: Collection[int] = (), taken_in: bool = True) -> Order:
+        """How far the ranks get that do one operation after the other. going_on, taken_in: see `Order`."""
         issued = [
             [operation(rank, i, row, self.texts[rank], 0.0, where) for i, row in enumerate(log)]
             for rank, log in enumerate(self.logs)
@@ -83,6 +83,7 @@ class Snapshot:
             done=lambda one: bool(self.logs[one.rank][one.index].flags & rows.DONE),
             blocked=self.blocked(),
             going_on=going_on,
+            taken_in=taken_in,
         )
 
 
@@ -128,15 +129,16 @@ def _channel(snap: Snapshot, rank: int, row: rows.Row) -> tuple:
     return ("collective", name)
 
 
-def stuck(snap: Snapshot, running: set[int]) -> dict[int, set[int]]:
+def stuck(snap: Snapshot, running: set[int], taken_in: bool = True) -> dict[int, set[int]]:
     """The ranks that can never go on, each with the ranks that it waits for.
 
     `running`: ranks whose process lives and whose function has not returned. One that meets all others
-    issues nothing before these come, and so nothing that one of them waits for.
+    issues nothing before these come, and so nothing that one of them waits for. taken_in: see `Order`;
+    False is no proof, and is for ranks with which nothing has happened for long.
     """
     running = {rank for rank in running if snap.states[rank].state != rows.MEETING}
     if snap.in_order:
-        order = snap.order(going_on=running)
+        order = snap.order(going_on=running, taken_in=taken_in)
         blocked = sorted(snap.blocked().items())
         stopped = {rank: order.waits_for(rank, index) for rank, index in blocked if rank in running}
         return {rank: missing for rank, missing in stopped.items() if missing}

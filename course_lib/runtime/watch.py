@@ -21,6 +21,7 @@ class Watch:
     first_trouble: float | None = None
     verdict: str | None = None  # "deadlock" or "timeout"
     waiting: dict[int, set[int]] = field(default_factory=dict)
+    taken_in: bool = True  # as the deadlock was found, see `Order`
 
     @property
     def alive(self) -> set[int]:

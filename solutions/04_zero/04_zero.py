@@ -1236,8 +1236,9 @@ try_it(read_after_free, world_size=2)
 # %% [markdown]
 # The first was lucky: backward makes a view of the weight before it computes, and a view is checked
 # against its storage. A kernel checks nothing: the second went on with a number that nobody has computed,
-# or its rank is dead. On a GPU the memory may by then belong to another tensor. The library's
-# `Zero3Module` shows NaN in the weights between uses, so that a mistake can be seen.
+# or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends with "an
+# illegal memory access", after which the rank cannot use its GPU any more. The library's `Zero3Module` shows
+# NaN in the weights between uses, so that a mistake can be seen.
 #
 # **In production.** `fully_shard`, FSDP2: on each block, then on the whole. Side by side with yours:
 
@@ -1564,7 +1565,7 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 
 # %% [markdown]
 # **Measure.** Your `Zero1Optimizer` with your optimizer inside, two ranks: bytes a parameter of the tensors that
-# exist after a step.
+# exist after a step. A mapped file is memory of the host, so these ranks run on the CPU.
 
 
 # %% tags=["skip-in-grading"]
@@ -1592,7 +1593,7 @@ def memory_and_files(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     for name, where in (("in memory", None), ("in files", folder)):
-        run = try_it(memory_and_files, where, world_size=2)
+        run = try_it(memory_and_files, where, world_size=2, backend="gloo")
         if run:
             memory, files = (size / P for size in run[0])
             print(

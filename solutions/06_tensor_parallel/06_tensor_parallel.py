@@ -1695,7 +1695,7 @@ figure
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def drift(norm):
     torch.manual_seed(0)
-    layer = sequence_parallel("keep", norm)
+    layer = sequence_parallel("keep", norm).to(device())
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     x = part(torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)), -2).to(device())
     for _ in range(2):

@@ -1252,8 +1252,9 @@ def learns(scaled, make_optimizer, steps=40):
         stage.count = lambda targets: count(targets) / 4
     optimizer = make_optimizer(stage.module.parameters())
     for step in range(steps):
-        inputs, targets = batch(library_text(), step, batch_size=16, length=24)
-        microbatches = list(zip(inputs.chunk(4), targets.chunk(4), strict=True))
+        text = batch(library_text(), step, batch_size=16, length=24)
+        inputs, targets = (tokens.to(device()).chunk(4) for tokens in text)
+        microbatches = list(zip(inputs, targets, strict=True))
         losses = run_schedule(stage, schedule, microbatches)
         found.append(float(sum(losses.values())) / (4 if scaled else 1))
         optimizer.step()

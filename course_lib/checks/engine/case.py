@@ -150,6 +150,7 @@ class Case:
 
     forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
     alone: it needs no ranks; a process without a process group runs it.
+    on_cpu: it is about the memory of the host; its ranks run there, also where there are GPUs.
     needed: bytes of messages without which the result cannot come about, of all ranks together, by any
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
@@ -167,6 +168,7 @@ class Case:
     timeout: float = SECONDS
     hidden: bool = False
     alone: bool = False
+    on_cpu: bool = False
     imports: tuple[str, ...] = ()
     unrecorded: tuple[int, ...] = ()
     remark: Callable[[Observed], Sequence[str]] | None = None

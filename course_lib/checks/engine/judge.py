@@ -146,7 +146,7 @@ def agreed(session: Session, case: Case) -> Outcome:
 def run(session: Session, case: Case) -> Outcome:
     """Run one case; the ranks of the next one are forked meanwhile."""
     headers, buffers = [], []
-    among = ALONE if case.alone else backend(case.world_size)
+    among = ALONE if case.alone else "gloo" if case.on_cpu else backend(case.world_size)
     apart = session.sandbox is not None and session.sandbox.has(APART) and among != "nccl"
     for rank, side in enumerate(case.sides):
         meta, raw = wire.pack_tensors(side.inputs)

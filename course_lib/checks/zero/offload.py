@@ -35,7 +35,7 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
 
 def case(training: Training, title: str, told: list[Line]) -> Case:
     side = RankSide({}, training.instructions(0), lines.outputs(training))
-    return Case(title, [side], told, recipe=RECIPE, imports=lines.OPTIMIZERS)
+    return Case(title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS)
 
 
 def in_files(expected: int) -> Callable[[Observed], Finding]:

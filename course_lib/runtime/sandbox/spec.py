@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import site
 import sys
@@ -37,6 +38,7 @@ SETTINGS = (  # of /etc no more than programs need
     "/etc/alternatives", "/etc/fonts", "/etc/group", "/etc/hosts", "/etc/ld.so.cache", "/etc/localtime",
     "/etc/mime.types", "/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl",
 )  # fmt: skip
+PACKAGES = ("torch", "numpy", "cloudpickle", "IPython", "traitlets", "nbformat", "matplotlib")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -85,7 +87,11 @@ class Sandbox:
 
 
 def python_folders() -> tuple[str, ...]:
-    """What this Python needs to import: its environment, its standard library, this package."""
+    """What this Python needs to import: its environment, its standard library, this package.
+
+    And the folders that PYTHONPATH or `pip install --target` added, as far as packages lie there that the
+    course uses.
+    """
     paths = sysconfig.get_paths()
     folders = {
         sys.prefix, sys.base_prefix, *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -93,6 +99,10 @@ def python_folders() -> tuple[str, ...]:
     }  # fmt: skip
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
+    for package in PACKAGES:
+        found = importlib.util.find_spec(package)
+        if found is not None and found.origin is not None:
+            folders.add(os.path.dirname(os.path.dirname(found.origin)))
     real = {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder for folder in folders | real if os.path.isdir(folder)))
 

@@ -2,7 +2,8 @@
 
 Both are read where they happen, at the boundaries of blocks, and not from what a class says of itself:
 the record of operations grows with each one, and the kernel counts the pages of the process, wherever a
-tensor is hidden.
+tensor is hidden. Over NCCL the tensors are on the GPU, and PyTorch's allocator there counts them: pages of
+the process would be those of CUDA, which loads its kernels into them (280 MB on an H100).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import nn
 from course_lib.checks.engine.memory import Patience
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
+from course_lib.runtime.backend import device
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
@@ -28,6 +30,7 @@ SMALL = 64 << 10  # bytes
 SUMS, WARM, COOL = 4, 1 << 14, 16  # small sums at a time; elements of each, at first and later
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _collect, _open, _read, _close = gc.collect, os.open, os.read, os.close
+_device, _gpu_memory = device, torch.cuda.memory_stats
 _listdir, _readlink, _fstat, _statvfs = os.listdir, os.readlink, os.fstat, os.statvfs
 
 
@@ -79,7 +82,7 @@ class Watch:
             self.highest = max(self.highest, self.patience.measured("highest", self.above))
 
     def above(self) -> int:
-        return resident() - (self.base or 0)
+        return held_here() - (self.base or 0)
 
     def held(self, place: int) -> int | None:
         """Bytes held now, above `base`; what nobody refers to any more is given back first."""
@@ -125,6 +128,16 @@ def give_back_at_once() -> None:
     if _libc is not None:
         _libc.mallopt(M_MMAP_THRESHOLD, SMALL)
         _libc.mallopt(M_TRIM_THRESHOLD, SMALL)
+
+
+def held_here() -> int:
+    """Bytes of memory that this rank holds where its tensors are: on its GPU over NCCL, else in the host."""
+    return on_gpu() if _device().type == "cuda" else resident()
+
+
+def on_gpu() -> int:
+    """Bytes that were asked for on the current GPU and not given back yet, without what rounding adds."""
+    return _gpu_memory()["requested_bytes.all.current"]
 
 
 def resident() -> int:
