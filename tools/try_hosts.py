@@ -23,12 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions, requires, version
 from pathlib import Path
 
 from host_kernel import Kernel, try_notebook
 from hosts import FOLDER, ROOT, WANTED, Host, hosts
 from make_venv import without_addresses
+from packaging.requirements import Requirement
 
 from autograder.config import SOLUTIONS
 
@@ -120,7 +121,9 @@ def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path
         lend_torch(folder)
     pip = (str(python), "-m", "pip", "--disable-pip-version-check")
     torch = f"torch=={host.torch if exact else version('torch')}"
-    run(*pip, "install", "--constraint", str(host.path), torch, *WANTED)
+    pins = folder / "pins.txt"
+    pins.write_text(host.path.read_text() if exact else without_refused(host.path.read_text()))
+    run(*pip, "install", "--constraint", str(pins), torch, *WANTED)
     before = frozen(pip)
     run(*pip, "install", str(wheel))
     added = frozen(pip) ^ before
@@ -129,6 +132,20 @@ def make_environment(host: Host, folder: Path, wheel: Path, exact: bool) -> Path
             f"installing the package changed more than itself: {', '.join(sorted(added))}"
         )
     return python
+
+
+def without_refused(pins: str) -> str:
+    """The host's versions without those that the PyTorch of this environment does not take (sympy's)."""
+    wanted = [Requirement(text) for text in requires("torch") or []]
+    ranges = {one.name: one.specifier for one in wanted if not one.marker or one.marker.evaluate()}
+    kept = []
+    for line in pins.splitlines():
+        name, _, version = line.partition("==")
+        if version and name in ranges and version.strip() not in ranges[name]:
+            print(f"{line}: PyTorch here wants {ranges[name]}", flush=True)
+            continue
+        kept.append(line)
+    return "\n".join(kept) + "\n"
 
 
 def lend_torch(environment: Path) -> None:
