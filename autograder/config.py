@@ -22,6 +22,8 @@ SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
 OUT = ROOT / "autograder" / "out"
 
+SERVER = "http://localhost:8888"  # where `make lab` opens JupyterLab, and formgrader with it
+
 COURSE_ID = "distributed-training"
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import shutil
 import textwrap
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from autograder.report.standing import Standing, final_score
+from autograder.report.wording import title
+from autograder.result import Result, write_whole
 
 COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
 NARROWEST_REASON = 40
@@ -71,6 +77,37 @@ def write_csv(rows: list[Row], path: Path) -> None:
             texts = (plain(row.student), row.assignment, score, shown(row.max_score), row.status)
             writer.writerow([*texts, plain(row.reason)])
     os.replace(temporary, path)
+
+
+def write_points(
+    results: Iterable[Result], standing: Callable[[Result], Standing], path: Path
+) -> None:
+    """Write each student's points of every exercise to `path`: a row a student, a column an exercise.
+
+    The points are those that count, a person's before the checks'. A field is empty where there is no grade,
+    where an exercise could not be read, and where extra credit was left alone.
+    """
+    columns: dict[tuple[str, str], str] = {}
+    rows: dict[str, dict[tuple[str, str], str]] = {}
+    for result in sorted(results, key=lambda one: (one.assignment, one.student)):
+        own, counts = rows.setdefault(result.student, {}), standing(result)
+        total = final_score(result, counts)
+        columns.setdefault((result.assignment, ""), result.assignment)
+        own[result.assignment, ""] = "" if total is None else shown(total)
+        for one in result.exercises:
+            key = (result.assignment, one.grade_id)
+            columns.setdefault(key, f"{result.assignment}/{title(one)} ({shown(one.maximum)})")
+            if total is not None and one.attempted:
+                own[key] = shown(counts.points(one))
+    ordered = sorted(
+        columns, key=lambda key: key[0]
+    )  # stable: exercises stay in the notebook's order
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(["student", *(columns[key] for key in ordered)])
+    for student in sorted(rows):
+        writer.writerow([plain(student), *(rows[student].get(key, "") for key in ordered)])
+    write_whole(path, buffer.getvalue())
 
 
 def plain(text: str) -> str:

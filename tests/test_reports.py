@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import csv
 import hashlib
 import random
 import re
@@ -19,11 +20,13 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
 from autograder import status as statuses
-from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.exercises import read_assignment
 from autograder.report import wording
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.formula import drawn
+from autograder.report.rubric import lines_of, rubric
 from autograder.report.sanitise import (
     NOT_RENDERED,
     clean_html,
@@ -34,6 +37,8 @@ from autograder.report.sanitise import (
 from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
 from autograder.result import Exercise, Result
+from autograder.table import write_points
+from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import Report, ReportLine, refusal
 from course_lib.checks.engine.sentence import at
 
@@ -624,3 +629,79 @@ def test_the_most_frequent_mistake_comes_first_with_its_students() -> None:
 def test_a_class_page_grows_with_the_class_and_no_more() -> None:
     small, large = (len(class_page([result_of(f"s{i:03}") for i in range(n)])) for n in (50, 500))
     assert large - small < 450 * 800  # bytes a submission
+
+
+# --- what an instructor reads besides
+
+
+def two_submissions() -> list[Result]:
+    def result(
+        student: str, points: float, status: str = statuses.GRADED, extra: bool = True
+    ) -> Result:
+        exercises = [
+            Exercise("one_check", "02_toy/one", points, 4.0),
+            Exercise("two_check", "02_toy/two", 0.0, 2.0),
+            Exercise(
+                "more_check", "02_toy/more", 1.5, 3.0, extra=True, report={} if extra else None
+            ),
+        ]
+        return Result(student, "02_toy", status, exercises=exercises)
+
+    absent = Result("=carl", "02_toy", statuses.MISSING)
+    return [result("bob", 2.5, extra=False), result("anna", 4.0), absent]
+
+
+def test_the_class_page_has_a_table_of_students_and_exercises() -> None:
+    def formgrader(student: str, assignment: str) -> str:
+        return (
+            f"http://localhost:8888/formgrader/submissions/{student}/" if student == "anna" else ""
+        )
+
+    page = class_page(two_submissions(), formgrader=formgrader)
+    table = BeautifulSoup(page, "html.parser").select_one("table.points")
+    assert table is not None
+    rows = [[one.get_text(strip=True) for one in row.find_all(["th", "td"])] for row in table("tr")]
+    assert rows[0] == ["student", "one, 4", "two, 2", "more, 3", "sum", ""]
+    assert rows[1] == ["=carl", "-", "-", "-", "0", ""]
+    assert rows[2] == ["anna", "4", "0", "1.5", "5.5", "formgrader"]
+    assert rows[3] == ["bob", "2.5", "0", "-", "4", ""]
+    tones = [cell["class"][-1] for cell in table("tr")[2].find_all("td", class_="number")[:3]]
+    assert tones == ["full", "none", "part"]
+    (link,) = [one for one in table("a") if one.get_text() == "formgrader"]
+    assert link["href"] == "http://localhost:8888/formgrader/submissions/anna/"
+    assert "formgrader" not in class_page(two_submissions())
+
+
+def test_points_of_each_exercise_as_a_table(tmp_path: Path) -> None:
+    def standing(result: Result) -> Standing:
+        given = (result.student, result.assignment) == ("anna", "02_toy")
+        return Standing({"two_check": ByHand(1.0, 2.0)} if given else {})
+
+    ungraded = Result("dora", "02_toy", statuses.UNGRADED, exercises=two_submissions()[0].exercises)
+    other = Result("anna", "00_first", statuses.GRADED, exercises=[Exercise("a", "", 1.0, 1.0)])
+    write_points([*two_submissions(), ungraded, other], standing, tmp_path / "exercises.csv")
+    with open(tmp_path / "exercises.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == [
+        "student", "00_first", "00_first/a (1)",
+        "02_toy", "02_toy/one (4)", "02_toy/two (2)", "02_toy/more (3)",
+    ]  # fmt: skip
+    assert rows == [
+        ["'=carl", "", "", "0", "", "", ""],
+        ["anna", "1", "1", "6.5", "4", "1", "1.5"],
+        ["bob", "", "", "4", "2.5", "0", ""],
+        ["dora", "", "", "", "", "", ""],
+    ]
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_the_rubric_says_what_all_points_are_given_for(assignment: str) -> None:
+    read = read_assignment(assignment, SOLUTIONS, NOTEBOOKS)
+    page = rubric([read])
+    for graded in read.graded.values():
+        assert f"<h3>{graded.name}: " in page
+        if graded.by_hand:
+            continue
+        lines = lines_of(find(graded.check), graded.points)
+        assert sum(float(one["points"]) for one in lines) == pytest.approx(graded.points, abs=0.2)
+        assert any(not one["hidden"] for one in lines)

@@ -35,6 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="submissions side by side (default: what fits)"
     )
+    parser.add_argument(
+        "--formgrader", metavar="URL",
+        help="the Jupyter server to whose formgrader the class page leads (default: that of `make lab`)",
+    )  # fmt: skip
     parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
     parser.add_argument(
         *("--sandbox", "-s"),
@@ -224,6 +228,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     """Make the pages of the class; a sentence where that failed, which costs nobody a grade."""
     from traitlets.log import get_logger
 
+    from autograder.config import SERVER
     from autograder.report.write import read_class, write_reports
     from autograder.store import Store
 
@@ -231,7 +236,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     found = [store.find(one.assignment, one.student) for one in submissions]
     results = [result for result in found if result is not None]
     try:
-        write_reports(read_class(options.out, results))
+        write_reports(read_class(options.out, results), server=options.formgrader or SERVER)
     except Exception as error:
         get_logger().exception("the class page")
         return [
@@ -256,7 +261,9 @@ def _said(summary: Summary, wanted: int, out: Path) -> list[str]:
             "Changed since the last complete run:",
             *(f"  {line}" for line in summary.changes),
         ]
-    lines.append(f"Class page, feedback pages, gradebook.db and grades.csv are in {out}")
+    lines.append(
+        f"Class page, feedback pages, gradebook.db, grades.csv and exercises.csv are in {out}"
+    )
     if summary.ungraded:
         lines.append(
             f"{summary.ungraded} of {len(summary.rows)} submissions got no grade; "

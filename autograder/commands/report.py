@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.config import OUT
+from autograder.config import OUT, SERVER
 from autograder.report.write import read_class, write_reports
 from autograder.store import Store
 
@@ -16,6 +16,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "report", help="write class.html again, and feedback where points were given by hand"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
+    parser.add_argument(
+        "--formgrader", metavar="URL", default=SERVER,
+        help="the Jupyter server to whose formgrader the class page leads (%(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if not results:
         print(f"{options.out} holds no results: run `make grade` first.", file=sys.stderr)
         return 2
-    pages = write_reports(read_class(options.out, results))
+    pages = write_reports(read_class(options.out, results), server=options.formgrader)
     print(
         f"{options.out / 'class.html'} shows {len(results)} submissions; {pages} feedback pages are new."
     )

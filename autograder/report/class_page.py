@@ -31,7 +31,7 @@ NAMED = 3  # cells
 NOT_WRITTEN = "not written yet"  # the title of a report on a stub
 CALM = (statuses.GRADED, statuses.BLANK, statuses.MISSING)  # statuses that need nobody's eyes
 
-Link = Callable[[str, str], str]  # (student, assignment) -> where the feedback page is
+Link = Callable[[str, str], str]  # (student, assignment) -> where a page is; "" for none
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,22 @@ def feedback_link(student: str, assignment: str) -> str:
     return "/".join(quote(part) for part in ("feedback", student, assignment, f"{assignment}.html"))
 
 
+def nowhere(student: str, assignment: str) -> str:
+    return ""
+
+
 def class_page(
     results: Sequence[Result],
     *,
     alike: Mapping[str, Sequence[Likeness]] | None = None,
     heading: str = "The class",
     link: Link = feedback_link,
+    formgrader: Link = nowhere,
 ) -> str:
-    """The page's HTML. alike: by assignment, see `autograder.report.alike.compare`."""
+    """The page's HTML.
+
+    alike: by assignment, see `autograder.report.alike.compare`. formgrader: where it shows a submission.
+    """
     script = (pages.FOLDER / "class.js").read_text("utf-8")
     by_assignment: dict[str, list[Result]] = defaultdict(list)
     for result in results:
@@ -94,7 +102,9 @@ def class_page(
         sandboxes=_sandboxes(results),
         eyes=[one for one in lines if one.why],
         alike=_alike(alike or {}, link),
-        assignments=[_assignment(name, by_assignment[name], link) for name in sorted(maxima)],
+        assignments=[
+            _assignment(name, by_assignment[name], link, formgrader) for name in sorted(maxima)
+        ],
         statuses=sorted({one.status for one in results}),
         rows=lines,
     )
@@ -175,7 +185,7 @@ def _alike(alike: Mapping[str, Sequence[Likeness]], link: Link) -> list[dict]:
 # ---- one assignment
 
 
-def _assignment(name: str, results: Sequence[Result], link: Link) -> dict:
+def _assignment(name: str, results: Sequence[Result], link: Link, formgrader: Link) -> dict:
     graded = [one for one in results if one.status != statuses.UNGRADED]
     scores = [one.score for one in graded]
     maximum = _maximum(results)
@@ -184,6 +194,7 @@ def _assignment(name: str, results: Sequence[Result], link: Link) -> dict:
         "summary": _summary(scores, maximum),
         "scores": figures.histogram(scores, maximum) if scores and maximum else Markup(""),
         "exercises": _exercises(graded),
+        "table": _points(results, link, formgrader),
         "mistakes": _mistakes(name, graded, link),
     }
 
@@ -219,6 +230,39 @@ def _exercises(results: Iterable[Result]) -> list[dict]:
             }
         )
     return rows
+
+
+def _points(results: Sequence[Result], link: Link, formgrader: Link) -> dict:
+    """Students and exercises: what the checks gave, in the notebook's order."""
+    known: dict[str, Exercise] = {}
+    for result in results:
+        for exercise in result.exercises:
+            known.setdefault(exercise.grade_id, exercise)
+    rows = []
+    for result in sorted(results, key=lambda one: one.student):
+        own = {one.grade_id: one for one in result.exercises if one.attempted}
+        score = wording.score(result)
+        rows.append(
+            {
+                "student": result.student,
+                "link": link(result.student, result.assignment),
+                "formgrader": formgrader(result.student, result.assignment),
+                "score": wording.shown(score),
+                "cells": [_cell(own.get(name)) for name in known],
+            }
+        )
+    head = [(wording.title(one), wording.shown(one.maximum)) for one in known.values()]
+    return {"head": head, "rows": rows, "formgrader": any(one["formgrader"] for one in rows)}
+
+
+def _cell(exercise: Exercise | None) -> tuple[str, str]:
+    """(points, how the cell is coloured): "full", "part" or "none"."""
+    if exercise is None:
+        return "-", "none"
+    share = exercise.points / exercise.maximum if exercise.maximum else 1.0
+    return wording.shown(exercise.points), (
+        "full" if share >= 1 else "part" if share > 0 else "none"
+    )
 
 
 def _tried(some: Sequence[Exercise]) -> str:

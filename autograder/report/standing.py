@@ -93,6 +93,18 @@ def final_maximum(result: Result, standing: Standing | None = None) -> float:
     return wording.maximum(result) + sum(one.maximum for name, one in more if name not in known)
 
 
+def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
+    """By student, the name under which formgrader shows the notebook; empty where there is no gradebook."""
+    if not gradebook.is_file():
+        return {}
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    with engine.connect() as connection:
+        rows = connection.execute(_of(assignment, NOTEBOOK.c.id))
+        found = {row[0]: row[1] for row in rows}
+    engine.dispose()
+    return found
+
+
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
     """By student; empty where there is no gradebook yet."""
     if not gradebook.is_file():

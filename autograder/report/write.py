@@ -1,6 +1,7 @@
 """The pages and files of a graded class, from what lies in its output folder.
 
     class.html                                             the page for the instructor
+    exercises.csv                                          points of each exercise, a row for each student
     gradescope/<student>/<assignment>/results.json         for Gradescope
     feedback/<student>/<assignment>/<assignment>.html      again, where a person added something
 
@@ -14,18 +15,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.config import NOTEBOOKS, SOLUTIONS
+from autograder.config import NOTEBOOKS, SERVER, SOLUTIONS
 from autograder.report import wording
 from autograder.report.alike import Likeness, answers, compare, originals, reference_modules
 from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
-from autograder.report.standing import Standing, added, final_score, standings
+from autograder.report.standing import Standing, added, final_score, notebook_ids, standings
 from autograder.result import Result, write_whole
+from autograder.table import write_points
 
 ADDED = "<body data-added>"  # how a page begins that shows what people added
 
@@ -37,6 +40,7 @@ class Class:
     out: Path
     results: list[Result]
     standings: dict[tuple[str, str], Standing] = field(default_factory=dict)
+    notebook_ids: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def assignments(self) -> list[str]:
@@ -69,6 +73,8 @@ def read_class(out: Path, results: Iterable[Result]) -> Class:
     for name in found.assignments:
         for student, one in standings(out / "gradebook.db", name).items():
             found.standings[student, name] = one
+        for student, key in notebook_ids(out / "gradebook.db", name).items():
+            found.notebook_ids[student, name] = key
     return found
 
 
@@ -79,8 +85,17 @@ def page_of(result: Result, notebook: NotebookNode | None, released: NotebookNod
     return feedback_page(result, notebook, released=released, maximum=maximum)
 
 
-def write_reports(found: Class, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS) -> int:
-    """Write everything that this module's first lines name; returns how many feedback pages changed."""
+def write_reports(
+    found: Class,
+    *,
+    solutions: Path = SOLUTIONS,
+    notebooks: Path = NOTEBOOKS,
+    server: str = SERVER,
+) -> int:
+    """Write everything that this module's first lines name; returns how many feedback pages changed.
+
+    server: the address of the Jupyter server in which formgrader runs, to which the class page leads.
+    """
     alike = {}
     for name in found.assignments:
         file = f"{name}/{name}.ipynb"
@@ -88,7 +103,13 @@ def write_reports(found: Class, *, solutions: Path = SOLUTIONS, notebooks: Path 
             source = nbformat.read(solutions / file, as_version=4)
             released = nbformat.read(notebooks / file, as_version=4)
             alike[name] = likenesses(found, name, source, released)
-    write_class_page(found.results, found.out / "class.html", alike=alike)
+
+    def formgrader(student: str, assignment: str) -> str:
+        key = found.notebook_ids.get((student, assignment))
+        return f"{server.rstrip('/')}/formgrader/submissions/{quote(key)}/" if key else ""
+
+    write_class_page(found.results, found.out / "class.html", alike=alike, formgrader=formgrader)
+    write_points(found.results, found.standing, found.out / "exercises.csv")
     for result in found.results:
         folder = found.out / "gradescope" / result.student / result.assignment
         write_results(result, folder / "results.json", found.standing(result))

@@ -1,0 +1,42 @@
+"""`python -m autograder rubric`: what each exercise's points are given for, as a page to print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
+from autograder.exercises import read_assignment
+from autograder.report.rubric import rubric
+from autograder.result import write_whole
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "rubric", help="what each exercise's points are given for, as a page to print"
+    )
+    parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
+    parser.add_argument(
+        "--to", type=Path, default=OUT / "rubric.html", help="the page (%(default)s)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: written; 2: there is no such assignment."""
+    known = assignments()
+    chosen = [
+        one for one in known if not options.assignment or one.startswith(tuple(options.assignment))
+    ]
+    unknown = [
+        text for text in options.assignment if not any(one.startswith(text) for one in known)
+    ]
+    if unknown:
+        print(
+            f"There is no assignment {', '.join(unknown)}; there are {', '.join(known)}.",
+            file=sys.stderr,
+        )
+        return 2
+    write_whole(options.to, rubric(read_assignment(one, SOLUTIONS, NOTEBOOKS) for one in chosen))
+    print(f"{options.to} says what the points of {', '.join(chosen)} are given for.")
+    return 0

@@ -1,0 +1,82 @@
+"""What each exercise's points are given for: its lines and their weights, to be printed.
+
+Made from the checks themselves, with hidden cases as in grading, so that it cannot say anything else than
+they do. A line that names what is drawn, such as a rank, stands here with an example; how many lines there
+are and what they give does not depend on what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from autograder.exercises import Assignment, Graded
+from autograder.report import pages
+from autograder.report.wording import shown
+from course_lib.checks.engine.case import Draw, Exercise, Line
+from course_lib.checks.engine.find import find
+from course_lib.checks.engine.report import ASPECTS
+
+SEED = 0  # any
+BY_HAND = "A person gives these points in formgrader."
+
+
+def rubric(assignments: Iterable[Assignment]) -> str:
+    """The page's HTML: of each assignment its exercises, of each exercise its lines with their points."""
+    return pages.fill(
+        "rubric.html.j2",
+        css=pages.styles("style.css", "rubric.css"),
+        assignments=[
+            {
+                "name": one.name,
+                "maximum": shown(one.maximum),
+                "exercises": [_exercise(graded) for graded in one.graded.values()],
+            }
+            for one in assignments
+        ],
+    )
+
+
+def _exercise(graded: Graded) -> dict:
+    unit = "point" if graded.points == 1 else "points"
+    given = f"{shown(graded.points)} {unit}{' of extra credit' if graded.extra else ''}"
+    told = {"name": graded.name, "given": given}
+    if graded.by_hand:
+        return {**told, "says": [BY_HAND], "lines": []}
+    exercise = find(graded.check)
+    return {**told, "says": _said(exercise), "lines": lines_of(exercise, graded.points)}
+
+
+def lines_of(exercise: Exercise, points: float) -> list[dict]:
+    """The lines of all cases, in the table's order; those of one title are one, with all their points."""
+    seen = {line.title for line in _lines(exercise, hidden=False)}
+    ordered = sorted(_lines(exercise, hidden=True), key=lambda one: ASPECTS.index(one.aspect))
+    possible = sum(line.weight for line in ordered)
+    found = []
+    for (aspect, title), same in groupby(ordered, key=lambda one: (one.aspect, one.title)):
+        several: Sequence[Line] = list(same)
+        share = points * sum(line.weight for line in several) / possible
+        found.append(
+            {
+                "aspect": aspect,
+                "title": title if len(several) == 1 else f"{title} ({len(several)} times)",
+                "points": f"{share:.2f}",
+                "hidden": title not in seen,
+                "trivial": several[0].trivial,
+            }
+        )
+    return found
+
+
+def _lines(exercise: Exercise, hidden: bool) -> list[Line]:
+    return [line for case in exercise.cases(Draw(SEED, hidden)) for line in case.lines]
+
+
+def _said(exercise: Exercise) -> list[str]:
+    if not exercise.point:
+        return []
+    keeps = "a quarter" if exercise.besides else "half"
+    besides = f", for {exercise.besides}" if exercise.besides else ""
+    return [
+        f"The exercise is about {exercise.point}: without that at most {keeps} of its points{besides}."
+    ]
