@@ -99,7 +99,8 @@ def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
         return {}
     engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
     with engine.connect() as connection:
-        rows = connection.execute(_of(assignment, NOTEBOOK.c.id))
+        book: Any = connection
+        rows = book.execute(_of(assignment, NOTEBOOK.c.id))
         found = {row[0]: row[1] for row in rows}
     engine.dispose()
     return found
