@@ -363,3 +363,13 @@ def test_programs_beside_packages_that_were_put_elsewhere_are_found(
     program.chmod(0o755)
     prefer_this_environment()
     assert shutil.which("alembic") == str(program)
+
+
+@pytest.mark.parametrize("assignment", assignments())
+def test_the_plan_of_a_notebook_gives_the_minutes_of_its_sections(assignment: str) -> None:
+    text = (SOLUTIONS / assignment / f"{assignment}.py").read_text()
+    plan = dict(re.findall(r"^# \| (\d+) [^|]+ \| (\d+)[^|]*\|", text, re.MULTILINE))
+    for title, body in zip(*[iter(re.split(r"(?m)^# ## (\d+) · .*$", text)[1:])] * 2, strict=True):
+        minutes = re.search(r"^# \| time \| (\d+) minutes", body, re.MULTILINE)
+        if minutes is not None:
+            assert plan[title] == minutes[1], f"section {title}"

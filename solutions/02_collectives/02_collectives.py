@@ -15,23 +15,23 @@
 # |---|---|
 # | you will build | broadcast, reduce-scatter, all-gather, all-to-all; all-reduce in three ways |
 # | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
-# | time | two hours; what is marked *optional* (§7 and the second half of §5) takes another half hour |
+# | time | three hours; what is marked *optional* (§7 and the second half of §5) takes three quarters of an hour more |
 # | points | 60; without §7 (5 points) and the option in §5 (about 3) you can have 52 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 0 Everybody to rank 0 | 5 | | notebook 00 |
-# | 1 Broadcast: a tree | 15 | 6 | 0 |
-# | 2 Reduce-scatter on a ring | 15 | 8 | notebook 00 |
-# | 3 All-gather on a ring | 10 | 6 | 2 |
-# | 4 Ring all-reduce | 25 | 2 + 12 | 2, 3 |
-# | 5 Recursive doubling | 15, and 10 *optional* | 8 | 4 |
-# | 6 All-to-all | 10 | 5 | 2 |
-# | 7 Two kinds of wire *(optional)* | 20 | 5 | 2, 3, 4 |
-# | 8 What it will cost | 10 | 4 | your predictions |
+# | 0 Everybody to rank 0 | 10 | | notebook 00 |
+# | 1 Broadcast: a tree | 20 | 6 | 0 |
+# | 2 Reduce-scatter on a ring | 25 | 8 | notebook 00 |
+# | 3 All-gather on a ring | 15 | 6 | 2 |
+# | 4 Ring all-reduce | 40 | 2 + 12 | 2, 3 |
+# | 5 Recursive doubling | 20, and 15 *optional* | 8 | 4 |
+# | 6 All-to-all | 15 | 5 | 2 |
+# | 7 Two kinds of wire *(optional)* | 30 | 5 | 2, 3, 4 |
+# | 8 What it will cost | 15 | 4 | your predictions |
 # | 9 The race | 10 | | all |
-# | 10 Questions | 5 | 4 | 4, 8, 9 |
+# | 10 Questions | 10 | 4 | 4, 8, 9 |
 #
 # Sections 1 to 7 have the same steps: a picture, a prediction, your code, the check, a measurement,
 # something broken on purpose, the same job in production. Section 8 puts the predictions together,
@@ -126,7 +126,7 @@ def try_it(exchange, world_size=4):
 # |---|---|
 # | you will write | `gather_to_one_cost(n, nbytes)`, a formula |
 # | rests on | notebook 00 |
-# | time | 5 minutes |
+# | time | 10 minutes |
 #
 # The obvious way: everybody sends to rank 0, rank 0 adds, rank 0 sends the sum to everybody.
 
@@ -211,7 +211,7 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 # |---|---|
 # | you will write | `broadcast(tensor, src, group=None)` |
 # | rests on | §0 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # Before the first step all replicas must hold the same weights. Rank 0 has read them from disk; seven
@@ -489,7 +489,7 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # |---|---|
 # | you will write | `reduce_scatter(output, input, group=None)` |
 # | rests on | notebook 00: `ring_shift` |
-# | time | 15 minutes |
+# | time | 25 minutes |
 # | points | 8 |
 #
 # Nobody said that *one* rank must add everything. Cut the tensor into N chunks and make rank r
@@ -680,7 +680,7 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # |---|---|
 # | you will write | `all_gather(output, input, group=None)` |
 # | rests on | §2 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 6 |
 #
 # The other half. Every rank holds one chunk; in the end every rank holds all of them. FSDP does this
@@ -814,7 +814,7 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # |---|---|
 # | you will write | `ring_bytes_sent(n, nbytes)`, `ring_rounds(n)`, `ring_all_reduce(tensor, group=None)` |
 # | rests on | §2, §3 |
-# | time | 25 minutes |
+# | time | 40 minutes |
 # | points | 2 + 12 |
 #
 # How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge
@@ -1049,7 +1049,7 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # |---|---|
 # | you will write | `recursive_doubling_all_reduce(tensor, group=None)` |
 # | rests on | §4 |
-# | time | 15 minutes for powers of two; 10 more, *optional*, for any N |
+# | time | 20 minutes for powers of two; 15 more, *optional*, for any N |
 # | points | 8 |
 #
 # Every step you log the loss: one float, 4 bytes, averaged over 512 ranks. In the ring that float is one
@@ -1232,7 +1232,7 @@ stepper(run.ledger, run)
 # |---|---|
 # | you will write | `all_to_all(output, input, group=None)` |
 # | rests on | §2 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 5 |
 #
 # Nothing to add this time. Every rank has N chunks, one *for each* rank, and they change places: chunk d
@@ -1384,7 +1384,7 @@ try_it(both_ways)
 # |---|---|
 # | you will write | `hierarchical_all_reduce(tensor, intra_group, inter_group)` |
 # | rests on | §2, §3, §4 |
-# | time | 20 minutes |
+# | time | 30 minutes |
 # | points | 5 |
 #
 # A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table, and
@@ -1569,7 +1569,7 @@ try_it(hybrid)
 # |---|---|
 # | you will write | `bytes_sent_per_rank`, `rounds`, `seconds`, `crossover` |
 # | rests on | your predictions so far |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 4 |
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
@@ -1879,7 +1879,7 @@ for name, times in measured.items():
 # | | |
 # |---|---|
 # | rests on | §4, §8, §9 |
-# | time | 5 minutes |
+# | time | 10 minutes |
 # | points | 4 |
 #
 # They come up in interviews in this form. A number may be written as arithmetic, such as `3 * 14 / 50`.

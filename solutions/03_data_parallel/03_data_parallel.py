@@ -14,7 +14,7 @@
 # |---|---|
 # | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces; if you like, two more |
 # | you need | notebook 02: all-reduce, all-gather, all-to-all, what they send |
-# | time | two hours |
+# | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
@@ -22,15 +22,15 @@
 # |---|---|---|---|
 # | 0 One process or eight | 5 | | notebook 02 |
 # | 1 Who sees which samples | 15 | 6 | |
-# | 2 Replicas that stay in step | 20 | 10 | 1 |
-# | 3 Buckets, while backward runs | 40 | 16 | 2 |
+# | 2 Replicas that stay in step | 25 | 10 | 1 |
+# | 3 Buckets, while backward runs | 65 | 16 | 2 |
 # | 4 A mean of means is wrong | 5 | | 2 |
-# | 5 Send the largest: top-k | 15 | 8 | 2 |
-# | 6 Send eight bits | 15 | 8 | 5 |
+# | 5 Send the largest: top-k | 20 | 8 | 2 |
+# | 6 Send eight bits | 20 | 8 | 5 |
 # | 7 What it costs | 5 | 6 | your predictions in 2, 3 and 5 |
 # | 8 Questions | 5 | 6 | 2 to 7 |
-# | 9 Optional: two thin matrices | 25 | 4 extra | 6 |
-# | 10 Optional: one bit | 35 | 5 extra | 6 |
+# | 9 Optional: two thin matrices | 30 | 4 extra | 6 |
+# | 10 Optional: one bit | 40 | 5 extra | 6 |
 
 # %% [markdown]
 # ### Words and letters
@@ -340,7 +340,7 @@ for epoch in (0, 1):
 # |---|---|
 # | you will write | `gradient_bytes_sent(...)`, `NaiveDataParallel` |
 # | rests on | §1; notebook 02: `broadcast`, `all_reduce` |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 10 |
 #
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So: start
@@ -624,7 +624,7 @@ compared(NaiveDataParallel)
 # |---|---|
 # | you will write | `exposed_seconds(...)`, `scaling_efficiency(...)`, `BucketedDataParallel` |
 # | rests on | §2 |
-# | time | 40 minutes |
+# | time | 65 minutes |
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the
@@ -1044,7 +1044,7 @@ for counted in (False, True):
 # |---|---|
 # | you will write | `topk_bytes_sent(...)`, `topk_all_reduce(tensor, fraction, error, group=None)` |
 # | rests on | §2; notebook 02: all-gather |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 8 |
 #
 # Between machines a link may carry 25 Gb/s, 3.1 GB/s, instead of 50, and 24.5 GB take 8 s. Then it pays to
@@ -1250,7 +1250,7 @@ curves(
 # |---|---|
 # | you will write | `int8_all_reduce(tensor, error, group=None)` |
 # | rests on | §5; notebook 02: all-to-all, all-gather |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 8 |
 #
 # Keep all elements, but eight bits of each. A block of 256 elements is divided by its *scale*, its largest
@@ -1557,7 +1557,7 @@ report.points(6)
 # |---|---|
 # | you will write | `PowerSGD(rank=2, group=None)` |
 # | rests on | §6; notebook 02: all-reduce |
-# | time | 25 minutes |
+# | time | 30 minutes |
 # | extra credit | 4 points, on top of the 60. Leave it out and nothing is lost |
 #
 # Top-k and int8 share a fault: what they send cannot be added on the way, so it has to be gathered. What
@@ -1687,7 +1687,7 @@ curves(
 # |---|---|
 # | you will write | `sign_all_reduce(tensor, error, server_error, group=None)`, `OneBitAdam(params, ..., warmup_steps)` |
 # | rests on | §6 |
-# | time | 35 minutes |
+# | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
 #
 # How far down can one go from int8? To the sign of each element, and one number for how large they are:

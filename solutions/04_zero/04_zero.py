@@ -15,17 +15,17 @@
 # |---|---|
 # | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a sharded module (ZeRO-3) |
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
-# | time | two hours |
+# | time | three hours and three quarters |
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 1 What a rank keeps | 15 | 6 | notebook 03 |
-# | 2 Flat shards | 10 | 6 | |
-# | 3 ZeRO-1: the optimizer's state | 25 | 14 | 2 |
-# | 4 ZeRO-2: the gradients | 25 | 12 | 3 |
-# | 5 ZeRO-3: the weights | 35 | 16 | 2, 4 |
+# | 1 What a rank keeps | 20 | 6 | notebook 03 |
+# | 2 Flat shards | 15 | 6 | |
+# | 3 ZeRO-1: the optimizer's state | 45 | 14 | 2 |
+# | 4 ZeRO-2: the gradients | 40 | 12 | 3 |
+# | 5 ZeRO-3: the weights | 90 | 16 | 2, 4 |
 # | 6 Offload: memory that is cheaper | 5 | | 3 |
 # | 7 DeepSpeed's configuration, line by line | 5 | | all |
 # | 8 Questions | 5 | 6 | 1, 3, 4, 5 |
@@ -195,7 +195,7 @@ def try_it(body, *args, world_size=4, **kwargs):
 # |---|---|
 # | you will write | `memory_per_rank(params, n, stage, offload=False)` |
 # | rests on | notebook 03 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
@@ -323,7 +323,7 @@ with contextlib.suppress(NotImplementedError):
 # | | |
 # |---|---|
 # | you will write | `flatten_and_shard(params, n)` |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 6 |
 #
 # How do you cut a model into N equal parts? Not by layers: an embedding can be half of a small model. And
@@ -440,7 +440,7 @@ try_it(uneven, world_size=2)
 # |---|---|
 # | you will write | `Zero1Optimizer(params, optimizer_cls, **defaults)` |
 # | rests on | §2 |
-# | time | 25 minutes |
+# | time | 45 minutes |
 # | points | 14 |
 #
 # The picture: a replica's memory in one step of AdamW in float32. Every bar is a look at all tensors of the
@@ -757,7 +757,7 @@ for world_size in (2, 4):
 # |---|---|
 # | you will write | `Zero2Optimizer(params, optimizer_cls, *, bucket_bytes, **defaults)` |
 # | rests on | §3; notebook 03 §3, buckets and hooks |
-# | time | 25 minutes |
+# | time | 40 minutes |
 # | points | 12 |
 #
 # The library's ZeRO-1 on four ranks, beside the replica:
@@ -779,10 +779,12 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower. The stairs of backward are as high as before: all gradients stay until the step, though
-# each rank will read 1/N of them. So send them off while backward produces them: when the gradients of some
-# neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest.
-# The full gradient never exists.
+# The floor is lower: m and v are 8/4 bytes now. The stairs of backward have become a plateau, since the library
+# keeps one row for all gradients from step to step: 4 + 4 + 8/4 = 10 bytes throughout. (An optimizer that makes
+# its row anew in each step climbs from 6 to 10.) Either way all gradients stay until the step, though each rank
+# will read 1/N of them. So send them off while backward produces them: when the gradients of some neighbouring
+# parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest. The full gradient
+# never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 # And over K microbatches: what does it send?
@@ -947,7 +949,7 @@ try_it(in_order_of_arrival, world_size=2)
 # |---|---|
 # | you will write | `Zero3Module(module)` |
 # | rests on | §2, §4 |
-# | time | 35 minutes |
+# | time | 90 minutes |
 # | points | 16 |
 #
 # And the library's ZeRO-2, whose buckets are one block each:
@@ -957,7 +959,8 @@ drawn["ZeRO-2"] = launch(train, library2, world_size=4)
 memory_picture(drawn)
 
 # %% [markdown]
-# The stairs are gone. What is left are the weights, 4 bytes of the 7; or 14 GB of 7B in 16 bits, on every rank.
+# Of the stairs one byte is left, the shards of the gradients: from 6 to 7. The largest part are now the weights, 4
+# bytes of the 7; or 14 GB of 7B in 16 bits, on every rank.
 # A block's weights are needed twice in a step, in its forward and in its backward. In between they only lie
 # there. So keep the shard, and gather a block when it is used.
 #

@@ -19,19 +19,19 @@
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
 # | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; what a transformer's block computes |
-# | time | two hours and a quarter |
+# | time | three hours and a half |
 # | points | 60 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
-# | 1 What must be said | 15 | 6 | notebook 02 |
-# | 2 By columns | 15 | 7 | 1 |
-# | 3 By rows | 10 | 7 | 1 |
-# | 4 Two layers: columns, then rows | 15 | | 2, 3 |
-# | 5 Attention | 15 | 8 | 4 |
-# | 6 The two ends: embedding and loss | 25 | 14 | 1 |
-# | 7 Sequence parallelism | 20 | 7 | 1, 4 |
+# | 1 What must be said | 20 | 6 | notebook 02 |
+# | 2 By columns | 20 | 7 | 1 |
+# | 3 By rows | 15 | 7 | 1 |
+# | 4 Two layers: columns, then rows | 20 | | 2, 3 |
+# | 5 Attention | 35 | 8 | 4 |
+# | 6 The two ends: embedding and loss | 45 | 14 | 1 |
+# | 7 Sequence parallelism | 30 | 7 | 1, 4 |
 # | 8 What it costs, and when it stops paying | 10 | 5 | your predictions in 4, 6 and 7 |
 # | 9 A GPT with its layers exchanged | 10 | 3 | 2, 3 |
 # | 10 Questions | 5 | 3 | all |
@@ -220,7 +220,7 @@ def said(prediction, *args):
 # |---|---|
 # | you will write | `identity_all_reduce`, `all_reduce_identity` |
 # | rests on | notebook 02 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 6 |
 #
 # A linear layer is y = x A. There are two ways to cut A over the ranks.
@@ -386,7 +386,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # |---|---|
 # | you will write | `ColumnParallelLinear(in_features, out_features, bias=True, gather_output=False, group=None)` |
 # | rests on | §1 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 7 |
 #
 # `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a **row**
@@ -557,7 +557,7 @@ if wrong:
 # |---|---|
 # | you will write | `RowParallelLinear(in_features, out_features, bias=True, input_is_parallel=True, group=None)` |
 # | rests on | §1, §2 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 7 |
 #
 # The other way round: each rank has some *input* features, columns of `weight`. Its product is a term, of full size.
@@ -672,7 +672,7 @@ if run:
 # |---|---|
 # | you will write | `layer_bytes_sent(n, nbytes, direction, sequence=None)` |
 # | rests on | §2, §3 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | in §8 |
 #
 # An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each of them can be cut in two
@@ -930,7 +930,7 @@ if theirs_run:
 # |---|---|
 # | you will write | `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | rests on | §4 |
-# | time | 15 minutes |
+# | time | 35 minutes |
 # | points | 8 |
 #
 # You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to heads ×
@@ -1150,7 +1150,7 @@ for make, inward, outward in (
 # |---|---|
 # | you will write | `VocabParallelEmbedding`, `vocab_parallel_cross_entropy`, `loss_bytes_sent(n, tokens)` |
 # | rests on | §1 |
-# | time | 25 minutes |
+# | time | 45 minutes |
 # | points | 5 + 9 |
 #
 # The vocabulary is the longest dimension of a language model. LLaMA 3's is 128,256: at a width of 8,192 the embedding is
@@ -1382,7 +1382,7 @@ for size in (1, 50):
 # |---|---|
 # | you will write | `all_gather_reduce_scatter`, `reduce_scatter_all_gather`, `SequenceParallelNorm(norm, group=None)`, `layer_saved_bytes(n, nbytes, sequence=None)` |
 # | rests on | §1, §4 |
-# | time | 20 minutes |
+# | time | 30 minutes |
 # | points | 7 |
 #
 # What is not divided yet? Between the regions every rank has whole activations: the inputs of norms, of the regions, the

@@ -17,19 +17,19 @@
 # |---|---|
 # | you will build | five schedules, as data; predictions of their idle time, memory and bytes; the executor that runs those with one stage a rank and whole backwards on real ranks; PipeDream's stage with versions of its weights |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
-# | time | a good two hours; §11 is extra |
+# | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
 # | 1 One after the other | 10 | 3 | |
-# | 2 GPipe: many small batches | 15 | 4 | 1 |
-# | 3 1F1B: the same, in less memory | 15 | 8 | 2 |
-# | 4 Interleaving: a shorter way round | 20 | 8 | 3 |
-# | 5 Half of a backward can wait | 15 | 7 | 3 |
+# | 2 GPipe: many small batches | 20 | 4 | 1 |
+# | 3 1F1B: the same, in less memory | 25 | 8 | 2 |
+# | 4 Interleaving: a shorter way round | 25 | 8 | 3 |
+# | 5 Half of a backward can wait | 25 | 7 | 3 |
 # | 6 What you predicted | 5 | 7 | 2 to 5 |
-# | 7 On real ranks | 30 | 13 | 3 |
+# | 7 On real ranks | 45 | 13 | 3 |
 # | 8 PipeDream: without a flush | 15 | 6 | 3 |
 # | 9 Was it wise to pipeline? | 5 | | all |
 # | 10 Questions | 5 | 4 | all |
@@ -234,7 +234,7 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # |---|---|
 # | you will write | `gpipe(stages, microbatches)`; the first part of your predictions |
 # | rests on | §1 |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 4, and the predictions' in §6 |
 #
 # While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards, then all
@@ -417,7 +417,7 @@ if schedule:
 # |---|---|
 # | you will write | `one_f_one_b(stages, microbatches)`; your predictions for it |
 # | rests on | §2 |
-# | time | 15 minutes |
+# | time | 25 minutes |
 # | points | 8 |
 #
 # The last rank could go backward at once: it has the loss of microbatch 0 after its first forward. Then rank p−2 gets
@@ -540,7 +540,7 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # |---|---|
 # | you will write | `interleaved_one_f_one_b(stages, microbatches, chunks=2)`; your predictions for it; `pipeline_bytes_sent` |
 # | rests on | §3 |
-# | time | 20 minutes |
+# | time | 25 minutes |
 # | points | 8 |
 #
 # The bubble is the time in which the pipeline fills: p − 1 steps of one stage. Make stages smaller, then. 32 layers
@@ -563,8 +563,9 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
-# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk; and each rank further
-# up two more, because a gradient is a step further away, and an activation too.
+# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk. Each rank further up needs
+# one more, since the gradient that it waits for is one step further away. Megatron-LM takes two more; below you
+# see what the second one buys.
 #
 # **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
 # to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
@@ -615,8 +616,39 @@ report.points(8)
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# 28.5 in place of 33. Up to 11 chunks on rank 0, 5.5 microbatches on its layers where 1F1B had 4. And messages were
-# free. Let each one take a time c, in units of F:
+# 28.5 in place of 33, and up to 11 chunks on rank 0: 5.5 microbatches on its layers where 1F1B had 4. Is that the price
+# of interleaving? Warm up with one forward for each rank further down in place of two, and let each message take a
+# time c, in units of F:
+
+
+# %% tags=["skip-in-grading"]
+def warmed_up(schedule, further):
+    """The same actions of each rank: (v − 1) p forwards and `further` for each rank below, then in turn."""
+    rows = []
+    for rank, row in enumerate(schedule):
+        forwards, backwards = ([one for one in row if one.kind == kind] for kind in "FB")
+        chunks = len({one.stage for one in row})
+        count = (chunks - 1) * len(schedule) + further * (len(schedule) - 1 - rank)
+        turns = [one for turn in zip(forwards[count:], backwards, strict=False) for one in turn]
+        rows.append(forwards[:count] + turns + backwards[len(forwards) - count :])
+    return rows
+
+
+schedule = made(interleaved_one_f_one_b, 4, 8)
+if schedule:
+    shorter = warmed_up(schedule, 1)
+    print(
+        f"chunks on rank 0: {held(shorter)} with one forward more a rank, {held(schedule)} with two"
+    )
+    for c in (0, 0.1, 0.25, 0.5):
+        durations = Durations(communication=c).split(2)
+        one, two = (float(simulate(those, durations).total) for those in (shorter, schedule))
+        print(f"c = {c:4}: {one:5.1f} with one, {two:5.1f} with two")
+
+# %% [markdown]
+# While messages are free the second forward buys nothing and costs memory: without it rank 0 keeps 8 chunks, the 4
+# microbatches of 1F1B. With messages of a quarter of F it saves 4 of 36, because a rank then has a forward to do
+# while an activation and a gradient are on their way. Now against 1F1B:
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -666,7 +698,7 @@ if schedule:
 # |---|---|
 # | you will write | `zero_bubble_h1(stages, microbatches)`; your last predictions |
 # | rests on | §3 |
-# | time | 15 minutes |
+# | time | 25 minutes |
 # | points | 7 |
 #
 # A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits for dx.
@@ -909,7 +941,7 @@ report.points(7)
 # |---|---|
 # | you will write | `run_schedule(stage, actions, microbatches, group=None)` |
 # | rests on | §3; notebook 00: deadlocks |
-# | time | 30 minutes |
+# | time | 45 minutes |
 # | points | 13 |
 #
 # So far no tensor has moved. Now a schedule is to be *done*: forwards and whole backwards of a real model, one stage a

@@ -15,19 +15,19 @@
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | two hours and ten minutes; ten more for §8 and §9, which ask for nothing |
+# | time | three hours and twenty minutes; ten more for §8 and §9, which ask for nothing |
 # | points | 60 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
 # | 1 Why another axis | 5 | | notebooks 04, 06, 07 |
-# | 2 A softmax in pieces | 15 | 7 | |
-# | 3 Attention in tiles | 30 | 12 | 2 |
-# | 4 The ring | 40 | 15 | 2 |
-# | 5 Who idles | 10 | 5 | 4 |
-# | 6 Ulysses: tokens for heads | 15 | 9 | 3 |
-# | 7 When it hides, and what you predicted | 10 | 7 | 4 to 6 |
+# | 2 A softmax in pieces | 20 | 7 | |
+# | 3 Attention in tiles | 45 | 12 | 2 |
+# | 4 The ring | 75 | 15 | 2 |
+# | 5 Who idles | 15 | 5 | 4 |
+# | 6 Ulysses: tokens for heads | 20 | 9 | 3 |
+# | 7 When it hides, and what you predicted | 15 | 7 | 4 to 6 |
 # | 8 How long a sequence fits | 5 | | 3, 4 |
 # | 9 PyTorch's | 5 | | 4 |
 # | 10 Questions | 5 | 5 | all |
@@ -167,7 +167,7 @@ for seq in (4096, 32768, 131072, 1048576):
 # |---|---|
 # | you will write | `online_softmax_merge(out, lse, block_out, block_lse)` |
 # | rests on | nothing |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 7 |
 #
 # Softmax divides by a sum over all keys, so it seems to need all keys at once. On paper, for one query with the
@@ -350,7 +350,7 @@ for size in (12, 6, 3, 1):
 # |---|---|
 # | you will write | `tiled_attention(q, k, v, block=256, causal=False)`, forward and backward |
 # | rests on | §2 |
-# | time | 30 minutes |
+# | time | 45 minutes |
 # | points | 12 |
 #
 # One rank, a long sequence. 131,072 tokens have 17 billion scores for each head: 34 GB in 16 bits, where the head's q, k,
@@ -621,7 +621,7 @@ for name, (seconds, apart) in zip(
 # |---|---|
 # | you will write | `ring_attention(q, k, v, causal=False, group=None, *, layout=None)`, forward and backward; the first of your predictions |
 # | rests on | §2 |
-# | time | 40 minutes |
+# | time | 75 minutes |
 # | points | 15, and the predictions' in §7 |
 #
 # Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys would put
@@ -1058,7 +1058,7 @@ if run:
 # |---|---|
 # | you will write | `zigzag(seq, n)`; your second prediction |
 # | rests on | §4 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 5, and the prediction's in §7 |
 #
 # In the pictures of §4 rank 0 works in one iteration of four, rank 3 in all. The others may run a little ahead, but the
@@ -1341,7 +1341,7 @@ figure if curves else None
 # |---|---|
 # | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction |
 # | rests on | §3; notebook 02: all-to-all |
-# | time | 15 minutes |
+# | time | 20 minutes |
 # | points | 9, and the prediction's in §7 |
 #
 # Another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So change what is shared: each
@@ -1503,7 +1503,7 @@ if run:
 # |---|---|
 # | you will write | `hiding_block`, in §4 |
 # | rests on | §4 to §6 |
-# | time | 10 minutes |
+# | time | 15 minutes |
 # | points | 7 |
 #
 # In each step of the ring a rank computes a block and sends one. Both take time, side by side. The message hides where
