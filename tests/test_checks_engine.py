@@ -347,7 +347,8 @@ def test_output_of_a_failing_case_is_shown_and_bounded(printed):
     out = printed()
     assert report.score == 0
     assert re.search(r"\| ranks? [\d to]+ printed: here 19999", out)
-    assert out.count("printed:") <= 4 * len(report.lines)
+    assert out.count("printed:") <= judge.OUTPUT_LINES * len(report.lines)
+    assert re.search(r"\| \.\.\. \d+ lines more at least; a launch of your own shows all\.", out)
 
 
 def test_output_is_told_once_for_all_ranks_cut_visibly_and_not_beside_the_error_it_repeats(printed):

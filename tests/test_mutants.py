@@ -5,7 +5,8 @@ must lose points, and one of the check's messages must match its `# says:` patte
 mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
 hidden cases either. What the check remarks of NCCL must match its `# on NCCL:` pattern; without one the check
 may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and must go
-through there, or come to a stop if the check says that they can.
+through there, or come to a stop if the check says that they can. Of an exercise that is about something, one of
+the wrong solutions misses it, and is told that it keeps half of the points at most.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
 With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
@@ -152,9 +153,10 @@ def test_the_check_tells_right_from_wrong(
     name = f"{file.parent.name}/{file.stem}"
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)
-    failures = []
+    failures, missed = [], False
     for mutant in mutants(file):
         report, printed = judged(name, mutant, seed)
+        missed |= any("The exercise is about" in said for said in report.messages)
         if mutant.right and report.score < 1:
             failures.append(f"right, but lost points: {mutant.title}\n{printed}")
         remarks = [str(s) for line in report.lines if line.title == TITLE for s in line.sentences]
@@ -166,6 +168,8 @@ def test_the_check_tells_right_from_wrong(
             failures.append(f"wrong, but got full points: {mutant.title}\n{printed}")
         if not mutant.right and not any(re.search(mutant.says, said) for said in report.messages):
             failures.append(f"no message matches {mutant.says!r}: {mutant.title}\n{printed}")
+    if drawing.point and not missed:
+        failures.append(f"no wrong answer misses the point, {drawing.point!r}: there must be one")
     assert not failures, "\n\n".join(failures)
     assert capfd.readouterr().err == ""
 

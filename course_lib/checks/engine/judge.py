@@ -30,7 +30,12 @@ from course_lib.runtime.sandbox.spec import APART, Sandbox
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 TRIES = 2  # of a case whose record and network disagree
 STRIKES = 2  # deadlocks or time-outs after which the rest is "the same cause"
-OUTPUT_LINES, OUTPUT_WIDTH = 4, 90
+OUTPUT_LINES, RANK_LINES, OUTPUT_WIDTH = (
+    12,
+    8,
+    90,
+)  # shown of a case, the last of each rank; characters
+DUMPED = "Extension modules:"  # the end of what Python says when C code has crashed
 QUOTED = 20  # characters: a shorter line may stand in a failure's text by chance
 HEADER = 4 << 20  # bytes of an answer beside its tensors
 OVER_TIME = wrong("the time for this check was over before this case.", cause="over time")
@@ -252,10 +257,16 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
 
 
 def printed(outcome: Outcome) -> list[str]:
-    """A few lines of what the ranks printed, for a failing case; without what its failure quotes anyway."""
+    """The last lines that the ranks printed, for a failing case; without what its failure quotes anyway.
+
+    And how many more there were.
+    """
     ranks: dict[str, list[int]] = {}
+    left_out = 0
     for rank, lines in enumerate(outcome.output):
-        for text in dict.fromkeys(lines[-2:]):
+        own = list(dict.fromkeys(text for text in lines if not text.startswith(DUMPED)))
+        left_out += len(own[:-RANK_LINES])
+        for text in own[-RANK_LINES:]:
             ranks.setdefault(text, []).append(rank)
     told = outcome.failure.headline if outcome.failure is not None else ""
     said = [
@@ -263,7 +274,9 @@ def printed(outcome: Outcome) -> list[str]:
         for text, which in ranks.items()
         if len(text) < QUOTED or text.strip() not in told
     ]
-    return said[:OUTPUT_LINES]
+    left_out += len(said[OUTPUT_LINES:])
+    more = f"... {words.counted(left_out, 'line')} more at least; a launch of your own shows all."
+    return said[:OUTPUT_LINES] + ([more] if left_out else [])
 
 
 def cut(text: str) -> str:
