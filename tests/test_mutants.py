@@ -5,8 +5,8 @@ must lose points, and one of the check's messages must match its `# says:` patte
 mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
 hidden cases either. What the check remarks of NCCL must match its `# on NCCL:` pattern; without one the check
 may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and must go
-through there, or come to a stop if the check says that they can. Of an exercise that is about something, one of
-the wrong solutions misses it, and is told that it keeps half of the points at most.
+through there, or come to a stop if the check says that they can. Of an exercise that is about something, one
+of the wrong solutions misses it, and is told that it keeps half of the points at most.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
 With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
