@@ -1503,6 +1503,40 @@ report = check(
 report.points(7)
 
 # %% [markdown]
+# **Measure.** The picture of §4 once more, with your pair at the two edges. The *stream* is what a block reads from and
+# adds to; it is cut along the sequence now, and so is its norm.
+
+
+# %% tags=["skip-in-grading"]
+def sequence_stages():
+    """What this rank holds from one piece of the stream to the next, as `stages` tells it."""
+    torch.manual_seed(0)
+    mlp = ParallelMLP(WIDTH, HIDDEN).to(device())
+    norm = SequenceParallelNorm(nn.LayerNorm(WIDTH)).to(device())
+    stream = part(torch.randn(TOKENS, WIDTH), -2).to(device()).requires_grad_()
+    dist.barrier()
+    normed = norm(stream)
+    x = all_gather_reduce_scatter(normed)
+    h = F.gelu(F.linear(x, mlp.up.weight, mlp.up.bias))
+    terms = F.linear(h, mlp.down.weight)
+    y = stream + reduce_scatter_all_gather(terms) + mlp.down.bias
+    dist.barrier()
+    y.sum().backward()
+    dist.barrier()
+    narrow, wide, send = (TOKENS, WIDTH), (TOKENS, HIDDEN), ("send", (), (), False)
+    before = [("stream", stream.shape, narrow, False), ("norm", normed.shape, narrow, False)]
+    inside = [("x", x.shape, narrow, False), ("h", h.shape, wide, False)]
+    behind = [("h B", terms.shape, narrow, True), send, ("stream", y.shape, narrow, False)]
+    return [*before, send, *inside, *behind]
+
+
+run = try_it(sequence_stages, world_size=2)
+draw(run, "sequence, columns, rows, sequence") if run else None
+
+# %% [markdown]
+# Tokens are cut outside, features inside, and at the edges a tensor turns from one into the other. 1 M forward and 1 M
+# backward, as in §4; what backward sends besides are the gradients of the norm's weight and bias.
+#
 # One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence: is that kept,
 # whole, on every rank? Then it is what it was. Or is the part kept, and backward gathers once more?
 #
