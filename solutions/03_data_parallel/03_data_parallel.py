@@ -686,6 +686,45 @@ for buckets in (1, 4, 20):
 # registration* and fill buckets, closing one before it would exceed `bucket_bytes` (a parameter larger
 # than that has one to itself); give every parameter a hook with `register_post_accumulate_grad_hook`.
 #
+# In the picture `bucket_bytes` is 400. The numbers say in which order the hooks fire; colours are buckets, and they leave
+# from left to right.
+
+# %% tags=["skip-in-grading"]
+layers = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+in_buckets = [["4.bias", "4.weight", "2.bias"], ["2.weight"], ["0.bias", "0.weight"]]
+arrived = []
+for name, p in layers.named_parameters():
+    p.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+layers(torch.ones(2, 6)).sum().backward()
+
+figure = picture(9.0, 2.6)
+axes = figure.subplots()
+wide = {name: (4 * p.numel()) ** 0.5 for name, p in layers.named_parameters()}
+above, left = {}, 0.0
+for name in wide:  # in the order of registration
+    above[name] = left + wide[name] / 2
+    left += wide[name] + 6
+below = 0.0
+for colour, names in zip(RANKS, in_buckets, strict=False):
+    for name in names:
+        nbytes, number = round(wide[name] ** 2), arrived.index(name) + 1
+        axes.barh(0, wide[name], 0.5, above[name] - wide[name] / 2, color=colour, edgecolor=INK)
+        axes.text(above[name], -0.45, f"{name}\n{nbytes} B", ha="center", va="bottom", fontsize=8)
+        axes.text(above[name], 0.05, number, ha="center", va="center", color="white", fontsize=9)
+        axes.barh(2, wide[name], 0.5, below, color=colour, edgecolor=INK)
+        axes.plot((above[name], below + wide[name] / 2), (0.3, 1.7), color=colour, lw=1)
+        below += wide[name]
+    below += 12
+axes.set(ylim=(2.4, -1.1), xticks=[], yticks=(0, 2))
+axes.set_yticklabels(("parameters", "buckets"))
+axes.tick_params(length=0)
+axes.spines[:].set_visible(False)
+figure
+
+# %% [markdown]
+# `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered last,
+# get their gradients first and leave first.
+#
 # In the hook: the parameter's gradient is complete. If its bucket is, and all buckets before it have left,
 # copy its gradients into a flat tensor and start the all-reduce with `async_op=True`. *All ranks must
 # start the same all-reduces in the same order*, but gradients need not become ready in one order on all
