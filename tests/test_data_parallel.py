@@ -344,6 +344,49 @@ def test_ddp_makes_the_same_gradients(seed: int, backend: str, require_ranks: Re
     run(body, world_size=3, backend=backend)
 
 
+def test_a_batch_norm_keeps_each_ranks_own_statistics(
+    seed: int, backend: str, require_ranks: RequireRanks
+):
+    """As DDP with broadcast_buffers=False: gradients are averaged, running means and variances are not."""
+
+    def body() -> list[str]:
+        rank, problems = dist.get_rank(), []
+        torch.manual_seed(seed + rank)
+        inner = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        ).double()
+        inner = inner.to(course_lib.device())
+        generator = torch.Generator().manual_seed(seed * 5 + rank)
+        steps = torch.randn(3, 7, 6, generator=generator, dtype=torch.float64).to(
+            course_lib.device()
+        )
+
+        def trained(module: nn.Module) -> dict[str, torch.Tensor]:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            for data in steps:
+                optimizer.zero_grad()
+                module(data).square().mean().backward()
+                if not isinstance(module, nn.parallel.DistributedDataParallel):
+                    finish(module)
+                optimizer.step()
+            return dict(cast(Any, module).module.state_dict())
+
+        theirs = nn.parallel.DistributedDataParallel(copy.deepcopy(inner), broadcast_buffers=False)
+        wanted = trained(theirs)
+        for name, wrap in WRAPPERS.items():
+            found = trained(wrap(copy.deepcopy(inner)))
+            problems += [f"{name}: {p}" for p in differences(found, wanted)]
+        means = [torch.empty_like(wanted["1.running_mean"]) for _ in range(2)]
+        dist.all_gather(means, wanted["1.running_mean"])
+        return [
+            *problems,
+            *(["the ranks' statistics are equal"] if means[0].equal(means[1]) else []),
+        ]
+
+    require_ranks(2)
+    run(body, world_size=2, backend=backend)
+
+
 class Dtypes(nn.Module):
     """Parameters of four dtypes, complex ones among them, and buffers of two."""
 
