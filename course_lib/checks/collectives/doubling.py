@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.collectives.record import other_partners, sent_wider
 from course_lib.checks.collectives.sums import (
     REFERENCE,
     common_hint,
@@ -29,7 +30,7 @@ def power_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def doubling_hint(found: list[Mistake], n: int, numel: int) -> str:
+def doubling_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
     if common := common_hint(found, n, numel):
         return common
     if power_below(n) < n:
@@ -65,6 +66,17 @@ def folding_hint(found: list[Mistake], n: int, core: int) -> str:
     )
 
 
+def no_partners(seen: Observed) -> str:
+    """Why the bits differ: each rank that adds what comes from elsewhere adds in an order of its own."""
+    apart = other_partners(seen, range(seen.world_size))
+    if not apart:
+        return ""
+    return (
+        f"Ranks did not swap: {apart}. With r ^ 2**k as the partner both add the same two sums, a + b and "
+        "b + a, which are equal to the last bit."
+    )
+
+
 def doubling_trouble(case: Case, kind: str, text: str) -> str:
     n = case.world_size
     core = power_below(n)
@@ -83,7 +95,9 @@ def doubling_trouble(case: Case, kind: str, text: str) -> str:
 
 
 def doubling_cost(ratio: float, seen: Observed) -> str:
-    return "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
+    return sent_wider(seen) or (
+        "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
+    )
 
 
 def doubling_rounds(ratio: float, seen: Observed) -> str:
@@ -125,6 +139,8 @@ def recursive_doubling_all_reduce(draw: Draw) -> Iterator[Case]:
     yield small(4, 5, members=(1, 3), title="sub-group {1, 3}")
     yield small(1, 5, title="1 rank", trivial=True, weight=0.5)
     yield rounding_case(draw, Setting(3, (9,), aspect="shape"))
+    on = Setting(4, (500,), "4 ranks: the same bits on every rank", aspect="shape", weight=2.5)
+    yield rounding_case(draw, on, why=no_partners)
     if draw.hidden:
         yield small(2, 0, title="no elements", trivial=True, weight=0.5)
         yield odd(7, 2)

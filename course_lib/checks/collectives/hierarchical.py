@@ -19,8 +19,10 @@ from course_lib.checks.engine.setting import Setting
 from course_lib.checks.engine.traffic import only_messages
 from course_lib.facts import hierarchical_bytes
 
+MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
 
-def hierarchical_hint(found: list[Mistake], n: int, numel: int) -> str:
+
+def hierarchical_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
     if tail(found, n, numel):
         return (
             f"What is left over of {numel} / {n} elements was not summed: pad, or cut with "
@@ -87,13 +89,25 @@ def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: f
             )
         said = f"rank {rank} sent {words.number(sent[rank])} bytes {where}, {size}; "
         said += f"{words.number(least)} are right."
-        ratio = sent[rank] / max(least, 1)
-        return wrong(said, wire_hint(ratio, per_node, inside), cause=where)
+        many = max(sent) / max(least, 1)
+        return wrong(
+            said, wire_hint(sent, least, per_node, inside), cause=where,
+            misses_point=not inside and many >= MANY_MORE,
+        )  # fmt: skip
 
     return Line(f"bytes sent {where}, {size}", judge, weight, "communication")
 
 
-def wire_hint(ratio: float, per_node: int, inside: bool) -> str:
+def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
+    ratio = max(sent) / max(least, 1)
+    if min(sent) == 0 < max(sent):
+        where = "inside a node" if inside else "across nodes"
+        idle = [rank for rank, nbytes in enumerate(sent) if not nbytes]
+        return (
+            f"{words.ranks(idle).capitalize()} sent nothing {where}: one ring over all ranks does that, or "
+            "one rank of a node that speaks for all. Every rank is to send inside its node, and its own "
+            "share of 1/g across."
+        )
     if inside:
         return "Inside: a reduce-scatter and an all-gather on a ring, (g-1)/g M each."
     if abs(ratio - per_node) < 0.02:
@@ -112,8 +126,9 @@ def wires(nodes: int, per_node: int, numel: int) -> list[Line]:
 
 
 @exercise(
-    points=5, objects=("hierarchical_all_reduce",), references=REFERENCE, hint=hierarchical_trouble
-)
+    points=5, objects=("hierarchical_all_reduce",), references=REFERENCE, hint=hierarchical_trouble,
+    point="sending each rank's own share of 1/g across the nodes, and no more",
+)  # fmt: skip
 def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
     def both_groups(nodes: int, per_node: int):
         return lambda rank: [{"group": rank // per_node}, {"group": nodes + rank % per_node}]

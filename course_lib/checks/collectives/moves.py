@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from course_lib.checks.collectives.record import sent_wider, turned_left
 from course_lib.checks.collectives.shards import (
     chunks,
     output_case,
@@ -24,11 +25,25 @@ from course_lib.checks.engine.setting import Setting
 from course_lib.checks.engine.traffic import bytes_line, messages_line, only_messages
 from course_lib.facts import exact_bytes
 
+SHARDS = "passing on one shard in a round, and never the whole output"
+ONE_EACH = "sending each rank the chunk that is for it, and not the whole input"
+WHOLE = 3  # times the bytes of such chunks; the whole is four times as many on four ranks
+
+
+def not_contiguous(kind: str, text: str) -> str:
+    """The cause of an error that views raise of a tensor that is not contiguous."""
+    if kind != "error" or not ("view size is not compatible" in text or "contiguous" in text):
+        return ""
+    return "`input` need not be contiguous: take input.contiguous(), or reshape instead of view."
+
+
 # ---- all_gather
 
 
-def gather_hint(found: list[Mistake], members: list[int], shard: int) -> str:
+def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Observed) -> str:
     signs = {one.sign for one in found}
+    if left := turned_left(seen, members):
+        return left
     if signs == {"old"} and all(own_place(one, members, shard) for one in found):
         return (
             "Its own shard never came into the output: copy `input` there before the ring starts."
@@ -43,9 +58,23 @@ def gather_hint(found: list[Mistake], members: list[int], shard: int) -> str:
             "A chunk was passed on before it had come: wait() for the receive of a round before "
             "the next."
         )
+    if len(members) > 2 and all(from_the_left(one, members, shard) for one in found):
+        return (
+            "Every wrong place holds the left neighbour's shard: each round sent the rank's own shard once "
+            "more. Pass on the shard that came in the round before."
+        )
     return (
         "Shards stand in each other's place: in round k the shard that arrives from the left is "
         "that of rank r - k - 1; shard s belongs at place s of the output."
+    )
+
+
+def from_the_left(one: Mistake, members: list[int], shard: int) -> bool:
+    """What stands there instead is the left neighbour's shard, on each rank."""
+    return all(
+        (element + piece.origin.offset) // shard == (members.index(piece.rank) - 1) % len(members)
+        for piece in one.pieces
+        for element in piece.elements
     )
 
 
@@ -56,6 +85,10 @@ def own_place(one: Mistake, members: list[int], shard: int) -> bool:
         for piece in one.pieces
         for place in [members.index(piece.rank)]
     )
+
+
+def gather_trouble(case: Case, kind: str, text: str) -> str:
+    return not_contiguous(kind, text) or ring_trouble(case, kind, text)
 
 
 def gather_cost(ratio: float, seen: Observed) -> str:
@@ -84,12 +117,14 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
         with_old([whole]),
         [np.arange(whole.numel())] * count,
         language,
-        lambda found: gather_hint(found, on.ranks, shard),
+        lambda found, seen: gather_hint(found, on.ranks, shard, seen),
         needed=(count - 1) * whole.nbytes,
     )
 
 
-@exercise(points=6, objects=("all_gather",), references=REFERENCE, hint=ring_trouble)
+@exercise(
+    points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS
+)
 def all_gather(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return all_gather_case(draw, Setting(n, shape, **more))
@@ -98,7 +133,7 @@ def all_gather(draw: Draw) -> Iterator[Case]:
         return case(n, *shape, aspect="shape", short=True, **more)
 
     def cost(n: int, shard: int, suffix: str = "") -> list[Line]:
-        return traffic("all_gather", n, n * shard, gather_cost, ring_order, suffix)
+        return traffic("all_gather", n, n * shard, gather_cost, ring_order, suffix, WHOLE)
 
     yield case(4, 6, weight=2, more=(*cost(4, 6), only_messages(0.5)))
     yield case(3, 5, weight=2)
@@ -117,7 +152,7 @@ def all_gather(draw: Draw) -> Iterator[Case]:
 # ---- all_to_all
 
 
-def to_all_hint(found: list[Mistake]) -> str:
+def to_all_hint(found: list[Mistake], seen: Observed) -> str:
     signs = {one.sign for one in found}
     if signs == {"old"}:
         return (
@@ -135,6 +170,8 @@ def to_all_hint(found: list[Mistake]) -> str:
 
 
 def to_all_trouble(case: Case, kind: str, text: str) -> str:
+    if strided := not_contiguous(kind, text):
+        return strided
     if kind == "deadlock":
         return (
             "In round k rank r sends to r + k and receives from r - k at the same time; with r ^ k "
@@ -150,6 +187,8 @@ def to_all_trouble(case: Case, kind: str, text: str) -> str:
 
 def to_all_cost(ratio: float, seen: Observed) -> str:
     n = seen.world_size
+    if wider := sent_wider(seen):
+        return wider
     if abs(ratio - n) < 0.02:
         return "The whole input went to every rank: rank d needs chunk d alone."
     if abs(ratio - n / 2) < 0.02:
@@ -196,7 +235,9 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
     )
 
 
-@exercise(points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble)
+@exercise(
+    points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH
+)
 def all_to_all(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return all_to_all_case(draw, Setting(n, shape, **more))
@@ -207,7 +248,7 @@ def all_to_all(draw: Draw) -> Iterator[Case]:
     def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
         least = [exact_bytes("all_to_all", n, n * chunk, 4, rank) for rank in range(n)]
         return [
-            bytes_line(least, hint=to_all_cost, weight=3, title=f"bytes sent{suffix}"),
+            bytes_line(least, hint=to_all_cost, weight=3, title=f"bytes sent{suffix}", point=WHOLE),
             messages_line([n - 1] * n, weight=0.5, title=f"messages{suffix}"),
         ]
 
@@ -215,11 +256,11 @@ def all_to_all(draw: Draw) -> Iterator[Case]:
     yield case(3, 2, weight=2)
     yield case(2, 4)
     yield small(3, 2, 3, title="two dimensions")
+    yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
     yield small(4, 3, members=(1, 3), title="sub-group {1, 3}")
     yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
     if draw.hidden:
         yield case(5, 2, aspect="shape", more=tuple(cost(5, 2, ", 5 ranks")))
         yield small(2, 3, dtype=torch.bfloat16, title="bfloat16")
         yield small(3, 2, dtype=torch.int64, title="int64")
-        yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
         yield small(2, 0, title="no elements", trivial=True, weight=0.5)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.collectives.record import sends, sent_wider, turned_left
+from course_lib.checks.collectives.shards import NOT_AGREED
 from course_lib.checks.collectives.sums import (
     REFERENCE,
     common_hint,
@@ -23,8 +25,13 @@ from course_lib.checks.engine.setting import Setting
 from course_lib.checks.engine.traffic import bytes_line, only_messages, rounds_line
 from course_lib.facts import exact_bytes, rounds
 
+CHUNKS = "chunks of 1/N, of which a rank sends one in a round, and never the whole tensor"
+MANY_MORE = 1.5  # times the bytes of such chunks; whole tensors are twice as many on four ranks
 
-def ring_hint(found: list[Mistake], n: int, numel: int) -> str:
+
+def ring_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+    if left := turned_left(seen, ring_of(seen)):
+        return left
     if tail(found, n, numel):
         rest = numel % n
         they = "They are" if rest > 1 else "It is"
@@ -35,10 +42,15 @@ def ring_hint(found: list[Mistake], n: int, numel: int) -> str:
             f"With {words.counted(numel, 'element')} and {n} ranks some chunks are empty; "
             "torch.tensor_split cuts so."
         )
-    return common_hint(found, n, numel) or phase_hint(found, n, numel)
+    return common_hint(found, n, numel) or phase_hint(found, n, numel, seen)
 
 
-def phase_hint(found: list[Mistake], n: int, numel: int) -> str:
+def ring_of(seen: Observed) -> list[int]:
+    """The ranks of the ring, in its order."""
+    return seen.case.groups[0] if seen.case.groups else list(range(seen.world_size))
+
+
+def phase_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
     """Which of the ring's two phases went wrong, and how."""
     signs = {one.sign for one in found}
     if signs & {"twice", "times"}:
@@ -61,7 +73,9 @@ def phase_hint(found: list[Mistake], n: int, numel: int) -> str:
             "One chunk on each rank is complete: that is the first phase. The second sends the "
             "complete chunks round once more, N - 1 rounds, and copies them."
         )
-    if n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}:
+    rounds_of_both = all(len(sends(seen, rank)) == 2 * (n - 1) for rank in ring_of(seen))
+    one_short = n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}
+    if one_short and numel >= n and not rounds_of_both:
         return "Every sum misses one rank: the first phase takes N - 1 rounds, and one is missing."
     return (
         "The second phase passes on chunks that are not complete: which chunk did rank r finish in "
@@ -70,6 +84,9 @@ def phase_hint(found: list[Mistake], n: int, numel: int) -> str:
 
 
 def ring_trouble(case: Case, kind: str, text: str) -> str:
+    n = case.world_size
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return NOT_AGREED
     if kind == "deadlock":
         return (
             "Every rank is to send to its right and receive from its left in the same round: post "
@@ -78,13 +95,20 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
     if kind == "error" and ("must match the size" in text or "ends of a message differ" in text):
         return (
             "Chunks differ in length when N does not divide the size: the buffer must fit the "
-            "chunk that comes."
+            "chunk that comes, which is the one that the left neighbour sends in this round."
+        )
+    if kind == "error" and "IndexError" in text and case.sides[0].inputs["tensor"].numel() % n:
+        return (
+            f"torch.chunk may give fewer than {n} chunks, and never an empty one; tensor_split({n}) always "
+            f"gives {n}."
         )
     return ""
 
 
 def ring_cost(ratio: float, seen: Observed) -> str:
     n = seen.world_size
+    if wider := sent_wider(seen):
+        return wider
     if n > 2 and abs(ratio - n / 2) < 0.02:
         return (
             "That is N - 1 times the whole tensor: pass on one chunk of 1/N in each round, not all "
@@ -96,7 +120,9 @@ def ring_cost(ratio: float, seen: Observed) -> str:
 
 
 def ring_rounds(ratio: float, seen: Observed) -> str:
-    if ratio < 3:
+    most = rounds("ring_all_reduce", seen.world_size)
+    one_each = all(len(sends(seen, rank)) <= most for rank in range(seen.world_size))
+    if ratio < 3 and one_each:
         return (
             "Send and receive at the same time: a rank that first waits for one and then does the "
             "other takes two rounds."
@@ -104,7 +130,9 @@ def ring_rounds(ratio: float, seen: Observed) -> str:
     return "One message carries a whole chunk; more messages are more latencies."
 
 
-@exercise(points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble)
+@exercise(
+    points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
+)
 def ring_all_reduce(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return sum_case(draw, Setting(n, shape, **more), ring_hint)
@@ -116,8 +144,14 @@ def ring_all_reduce(draw: Draw) -> Iterator[Case]:
         least = [exact_bytes("ring_all_reduce", n, numel, 4, rank) for rank in range(n)]
         most = rounds("ring_all_reduce", n)
         return [
-            bytes_line(least, hint=ring_cost, weight=weight, title=f"bytes sent{suffix}"),
-            rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}"),
+            bytes_line(
+                least,
+                hint=ring_cost,
+                weight=weight,
+                title=f"bytes sent{suffix}",
+                point=MANY_MORE,
+            ),
+            rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
         ]
 
     yield case(4, 1000, weight=3, more=(*traffic(4, 1000, "", 4.5), only_messages(0.5)))

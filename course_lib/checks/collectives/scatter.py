@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from course_lib.checks.collectives.record import turned_left
 from course_lib.checks.collectives.shards import (
+    ShardHint,
     chunks,
     output_case,
     ring_order,
@@ -16,7 +18,12 @@ from course_lib.checks.collectives.shards import (
     traffic,
     with_old,
 )
-from course_lib.checks.collectives.sums import REFERENCE, counts_of
+from course_lib.checks.collectives.sums import (
+    OTHER_PLACES,
+    READ_TOO_EARLY,
+    REFERENCE,
+    counts_of,
+)
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Case, Draw, Line, Observed, exercise
 from course_lib.checks.engine.explain import Language, Mistake
@@ -26,9 +33,9 @@ from course_lib.checks.engine.traffic import only_messages
 SIGNS = {  # in this order: the first sign that is there tells
     "old": "`output` may hold anything before the call: write into it, do not add to it.",
     "mean": "reduce_scatter sums; whoever wants the mean divides afterwards.",
-    "nan": "A receive buffer was read before its message was in it: wait() first, then add.",
-    "zero": "A receive buffer was read before its message was in it: wait() first, then add.",
-    "unknown": "A receive buffer was read before its message was in it: wait() first, then add.",
+    "nan": READ_TOO_EARLY,
+    "zero": READ_TOO_EARLY,
+    "unknown": OTHER_PLACES,
     "twice": "A value was added more than once: each rank adds its own chunk to what comes, once, "
     "and passes that on.",
     "times": "A value was added more than once: each rank adds its own chunk to what comes, once, "
@@ -37,11 +44,16 @@ SIGNS = {  # in this order: the first sign that is there tells
     "arrives in round k is chunk r - k - 2 (mod N).",
 }
 
+CHUNKS = "one chunk of 1/N in a round, and never the whole input"
+WHOLE = 3  # times the bytes of such chunks; whole inputs are four times as many on four ranks
 
-def scatter_hint(members: Sequence[int], chunk: int) -> Callable[[list[Mistake]], str]:
+
+def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
     n = len(members)
 
-    def hint(found: list[Mistake]) -> str:
+    def hint(found: list[Mistake], seen: Observed) -> str:
+        if left := turned_left(seen, members):
+            return left
         signs = {one.sign for one in found}
         if signs == {"moved"}:
             off = {piece.origin.offset // chunk % n for one in found for piece in one.pieces}
@@ -104,10 +116,12 @@ def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
 
 
 def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
-    return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix)
+    return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
 
 
-@exercise(points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble)
+@exercise(
+    points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
+)
 def reduce_scatter(draw: Draw) -> Iterator[Case]:
     def case(n: int, *shape: int, **more: Any) -> Case:
         return reduce_scatter_case(draw, Setting(n, shape, **more))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from course_lib.checks.collectives.record import sent_wider
 from course_lib.checks.engine.build import Argument, side
-from course_lib.checks.engine.case import Case, Line
+from course_lib.checks.engine.case import Case, Finding, Line, Observed
 from course_lib.checks.engine.explain import Language, Mistake
 from course_lib.checks.engine.provenance import Provenance
 from course_lib.checks.engine.setting import Setting
@@ -17,6 +19,7 @@ from course_lib.checks.engine.values import Exact, both, contributions, left_alo
 from course_lib.facts import exact_bytes, rounds
 
 OLD = -3  # what output buffers hold before the call
+ShardHint = Callable[[list[Mistake], Observed], str]
 
 
 def chunks(length: int, count: int) -> list[tuple[int, int]]:
@@ -39,7 +42,7 @@ def output_case(
     provenance: Provenance,
     homes: Sequence[np.ndarray],
     language: Language,
-    hint: Callable[[list[Mistake]], str],
+    hint: ShardHint,
     why: str = "",
     *,
     needed: int,
@@ -48,8 +51,16 @@ def output_case(
 
     needed: bytes of all ranks together without which that cannot be, see `Case`.
     """
+    exact = Exact("output", on.ranks, expected, provenance, homes, language)
+
+    def arrived(seen: Observed) -> Finding:
+        def cause(found: list[Mistake]) -> str:
+            return never_written(found, on.ranks, language.size) or hint(found, seen)
+
+        return replace(exact, hint=cause)(seen)
+
     judge = both(
-        Exact("output", on.ranks, expected, provenance, homes, language, hint),
+        arrived,
         left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why),
     )
     sides = [
@@ -63,14 +74,41 @@ def output_case(
     return on.case(title, sides, judge, needed=needed)
 
 
+def never_written(found: list[Mistake], members: Sequence[int], size: int) -> str:
+    """That `output` is on every rank what it was, where that is so."""
+    whole = all(
+        len(one.elements) == size and not any(one.pieces[0].origin.counts[:-1]) for one in found
+    )
+    if {one.sign for one in found} != {"old"} or not whole:
+        return ""
+    if {rank for one in found for rank in one.ranks} != set(members):
+        return ""
+    return (
+        "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and what "
+        "is returned goes nowhere. Write into the tensor that was given: output.copy_(...)."
+    )
+
+
 def traffic(
-    algorithm: str, n: int, numel: int, cost: Hint, order: Hint, suffix: str = ""
+    algorithm: str,
+    n: int,
+    numel: int,
+    cost: Hint,
+    order: Hint,
+    suffix: str = "",
+    point: float = float("inf"),
 ) -> list[Line]:
-    """Bytes and rounds of an algorithm on `numel` float32 elements."""
+    """Bytes and rounds of an algorithm on `numel` float32 elements. point: of `bytes_line`."""
     least = [exact_bytes(algorithm, n, numel, 4, rank) for rank in range(n)]
     return [
-        bytes_line(least, hint=cost, weight=4, title=f"bytes sent{suffix}"),
-        rounds_line(rounds(algorithm, n), hint=order, title=f"rounds{suffix}"),
+        bytes_line(
+            least,
+            hint=lambda ratio, seen: sent_wider(seen) or cost(ratio, seen),
+            weight=4,
+            title=f"bytes sent{suffix}",
+            point=point,
+        ),
+        rounds_line(rounds(algorithm, n), hint=order, title=f"rounds{suffix}", each_way=True),
     ]
 
 
@@ -78,7 +116,15 @@ def ring_order(ratio: float, seen: object) -> str:
     return "N - 1 rounds, one message to the right in each; send and receive at the same time."
 
 
+NOT_AGREED = (
+    "The two ends of a message must agree on it: what rank r sends to its right in a round is what rank "
+    "r + 1 receives from its left, and where the one leaves out an empty chunk so does the other."
+)
+
+
 def ring_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return NOT_AGREED
     if kind == "deadlock":
         return (
             "Every rank is to send to its right and receive from its left in the same round: post "

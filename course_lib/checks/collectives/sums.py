@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.build import side
-from course_lib.checks.engine.case import Case, Draw
+from course_lib.checks.engine.case import Case, Draw, Finding, Observed, usual
 from course_lib.checks.engine.explain import Language, Mistake
 from course_lib.checks.engine.provenance import Provenance
 from course_lib.checks.engine.setting import Setting
@@ -25,7 +26,8 @@ from course_lib.checks.engine.values import (
 from course_lib.facts import chunk_sizes
 
 REFERENCE = ("course_lib.collectives",)
-SumHint = Callable[[list[Mistake], int, int], str]  # (mistakes, ranks, elements) -> the usual cause
+# (mistakes, ranks, elements, what was recorded) -> the usual cause
+SumHint = Callable[[list[Mistake], int, int, Observed], str]
 Extra = Callable[[int], list]  # rank -> further arguments, described as in `harness.call`
 
 
@@ -46,22 +48,26 @@ def sum_case(
     count, numel = len(on.ranks), values[0].numel()
     total = torch.stack(values).to(torch.float64).sum(0).to(on.dtype)
     arguments = on.arguments(values)
-    judge = both(
-        Exact(
-            name="tensor",
-            members=on.ranks,
-            expected=[total] * count,
-            provenance=Provenance(contributions(values)),
-            homes=[np.arange(numel)] * count,
-            language=Language(
-                size=numel,
-                ranks=on.ranks,
-                summed=count,
-                # where the ranks do not divide the size, a student may cut it otherwise
-                chunks=chunks(numel, count) if numel and numel % count == 0 else (),
-            ),
-            hint=lambda found: hint(found, count, numel),
+    exact = Exact(
+        name="tensor",
+        members=on.ranks,
+        expected=[total] * count,
+        provenance=Provenance(contributions(values)),
+        homes=[np.arange(numel)] * count,
+        language=Language(
+            size=numel,
+            ranks=on.ranks,
+            summed=count,
+            # where the ranks do not divide the size, a student may cut it otherwise
+            chunks=chunks(numel, count) if numel and numel % count == 0 else (),
         ),
+    )
+
+    def summed(seen: Observed) -> Finding:
+        return replace(exact, hint=lambda found: hint(found, count, numel, seen))(seen)
+
+    judge = both(
+        summed,
         gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
     )
     sides = [
@@ -83,13 +89,24 @@ def all_reduce_needs(values: Sequence[torch.Tensor]) -> int:
 
 
 def rounding_case(
-    draw: Draw, on: Setting, extra: Extra | None = None, groups: Sequence[list[int]] = ()
+    draw: Draw,
+    on: Setting,
+    extra: Extra | None = None,
+    groups: Sequence[list[int]] = (),
+    why: Callable[[Observed], str] | None = None,
 ) -> Case:
-    """Normal floats: rounding is allowed, ranks that differ in their bits are not."""
+    """Normal floats: rounding is allowed, ranks that differ in their bits are not; why: they do."""
     values = torch.stack([draw.normal(*on.shape) for _ in on.ranks])
     wide = values.to(torch.float64)
     bound = on.n * torch.finfo(torch.float32).eps * wide.abs().sum(0)
-    judge = both(close("tensor", on.ranks, wide.sum(0), bound), same_bits("tensor", on.ranks))
+    same = same_bits("tensor", on.ranks)
+
+    def bits(seen: Observed) -> Finding:
+        found = same(seen)
+        told = "" if found.ok else usual(why, seen)
+        return replace(found, sentences=(*found.sentences, told)) if told else found
+
+    judge = both(close("tensor", on.ranks, wide.sum(0), bound), bits)
     sides = [
         side({"tensor": one}, returned=["tensor"], extra=extra(rank) if extra else ())
         for rank, one in enumerate(values)
@@ -99,6 +116,12 @@ def rounding_case(
 
 
 # ---- what wrong sums have in common
+
+READ_TOO_EARLY = "A receive buffer was read before its message was in it: wait() first, then add."
+OTHER_PLACES = (
+    "Either a receive buffer was read before its message was in it (wait() first, then add), or what came "
+    "was added to another chunk than the one that it belongs to."
+)
 
 
 def tail(found: list[Mistake], n: int, numel: int) -> bool:
@@ -117,7 +140,7 @@ def common_hint(found: list[Mistake], n: int, numel: int) -> str:
     if signs == {"times"}:
         return "Every value was counted too often, and equally so: a phase ran more than once."
     if signs & {"nan", "zero", "unknown"} and "twice" not in signs:
-        return "A receive buffer was read before its message was in it: wait() first, then add."
+        return READ_TOO_EARLY if signs & {"nan", "zero"} else OTHER_PLACES
     everywhere = len({rank for one in found for rank in one.ranks}) == n
     if signs == {"own"} and everywhere and all(len(one.elements) == numel for one in found):
         return (

@@ -19,8 +19,13 @@ from course_lib.checks.engine.traffic import only_messages, rounds_line, total_b
 from course_lib.checks.engine.values import Exact, both, contributions, gaps_left_alone
 from course_lib.facts import bytes_sent_per_rank, rounds
 
+IN_A_GROUP = (
+    "`src` is a rank of the whole world, and a place in the group is another number. "
+    "dist.get_group_rank(group, src) gives the one from the other: count relative to that, within the group."
+)
 
-def broadcast_hint(src: int, n: int) -> Callable[[list[Mistake]], str]:
+
+def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake]], str]:
     def hint(found: list[Mistake]) -> str:
         missed = sorted({rank for one in found if one.sign == "own" for rank in one.ranks})
         count = rounds("broadcast", n)
@@ -28,8 +33,12 @@ def broadcast_hint(src: int, n: int) -> Callable[[list[Mistake]], str]:
             return "A broadcast replaces what the other ranks hold; nothing is added."
         if any(src in one.ranks for one in found):
             return (
-                f"The source's own tensor was overwritten. The tree has to start at `src`, here rank "
-                f"{src}: count ranks relative to it, (rank - src) % N."
+                IN_A_GROUP
+                if in_a_group
+                else (
+                    f"The source's own tensor was overwritten. The tree has to start at `src`, here rank "
+                    f"{src}: count ranks relative to it, (rank - src) % N."
+                )
             )
         if missed and len(missed) == n - 1:
             return (
@@ -52,6 +61,8 @@ def broadcast_hint(src: int, n: int) -> Callable[[list[Mistake]], str]:
 
 
 def broadcast_trouble(case: Case, kind: str, text: str) -> str:
+    if case.groups and (kind == "error" or "finished" in text.splitlines()[0]):
+        return IN_A_GROUP
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
             "A rank waits for a sender that never sends to it, or sends to one that does not "
@@ -103,7 +114,7 @@ def broadcast_case(draw: Draw, on: Setting, src: int) -> Case:
                 summed=count,
                 belongs=lambda rank, element: f"rank {src}'s",
             ),
-            hint=broadcast_hint(src, count),
+            hint=broadcast_hint(src, count, bool(on.members)),
         ),
         gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from course_lib.checks.engine import words
@@ -67,10 +68,12 @@ def bytes_line(
     weight: float = 1.0,
     title: str = "bytes sent",
     what: str = "",
+    point: float = float("inf"),
 ) -> Line:
     """Bytes that each rank sends: between `least` and `most` (the same when left out), per rank.
 
-    hint: given the ratio of the busiest rank's bytes to what it may send, the usual cause.
+    hint: given the ratio of the busiest rank's bytes to what it may send, the usual cause. point: from that
+    many times too many bytes on, the point of the exercise is missed (see `Exercise`).
     """
     allowed = list(most or least)
 
@@ -85,7 +88,8 @@ def bytes_line(
             enough = f"{words.number(allowed[rank])} are enough{what}"
             many = f", {words.number(ratio)} times as many" if allowed[rank] else ""
             said = f"{who} sent {words.number(sent[rank])} bytes; {enough}{many}."
-            return wrong(said, usual(hint, ratio, seen), cause=f"bytes {ratio:.2f}")
+            cause, missed = f"bytes {ratio:.2f}", ratio >= point
+            return wrong(said, usual(hint, ratio, seen), cause=cause, misses_point=missed)
         if under:
             rank = under[0]
             return wrong(
@@ -142,22 +146,35 @@ def total_bytes_line(
     return Line(title, judge, weight, "communication")
 
 
+def most_messages(operations: Sequence[Operation], each_way: bool = False) -> int:
+    """Messages that a rank sent, in all; each_way: to the peer that got most of them."""
+    to = Counter(one.peer for one in operations if one.op == "send")
+    return max(to.values(), default=0) if each_way else to.total()
+
+
 def rounds_line(
-    most: int, *, hint: Hint | None = None, weight: float = 1.0, title: str = "rounds"
+    most: int,
+    *,
+    hint: Hint | None = None,
+    weight: float = 1.0,
+    title: str = "rounds",
+    each_way: bool = False,
 ) -> Line:
     """At most `most` rounds, in each of which a rank sends at most one message.
 
     They are counted as messages that had to follow one another (see `course_lib.ledger.rounds`), and
-    are no fewer than the messages of the rank that sends most.
+    are no fewer than the messages of the rank that sends most. each_way: in a round a rank may send one
+    message to each of its neighbours, as where a ring runs in both directions.
     """
+    way = " to each neighbour" if each_way else ""
 
     def judge(seen: Observed) -> Finding:
-        busiest = max(sum(one.op == "send" for one in rank) for rank in seen.operations)
+        busiest = max(most_messages(operations, each_way) for operations in seen.operations)
         took = max(len(seen.ledger.rounds()), busiest)
         if took <= most:
             return Finding(True, title=f"{title}: {words.number(took)}")
         return wrong(
-            f"it took {words.counted(took, 'round')} (a rank sends one message a round); "
+            f"it took {words.counted(took, 'round')} (a rank sends one message a round{way}); "
             f"{words.number(most)} {words.verb([0] * most, 'is', 'are')} enough.",
             usual(hint, took / max(most, 1), seen),
             cause=f"rounds {took / max(most, 1):.2f}",

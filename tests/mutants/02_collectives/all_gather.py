@@ -36,7 +36,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: its own shard passed on in every round
-# says: in each other's place
+# says: sent the rank's own shard once more
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     shards = output.chunk(n)
@@ -48,7 +48,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: the whole output in every round
-# says: one shard goes to the right
+# says: never the whole output: without that at most half
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     output.zero_()
@@ -136,3 +136,18 @@ def all_gather(output, input, group=None):
             handle.wait()
         passed = shards[(rank - k) % n] = received
     output.copy_(torch.cat([shards[r] for r in range(n)]))
+
+
+# %% wrong: output is another tensor's name afterwards
+# says: only gives that name to another tensor
+def all_gather(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    shards = [torch.empty(input.shape, dtype=input.dtype) for _ in range(n)]
+    shards[rank].copy_(input)
+    for k in range(n - 1):
+        pair = [
+            dist.P2POp(dist.isend, shards[(rank - k) % n], group=group, group_peer=(rank + 1) % n),
+            dist.P2POp(dist.irecv, shards[rank - k - 1], group=group, group_peer=(rank - 1) % n),
+        ]
+        [handle.wait() for handle in dist.batch_isend_irecv(pair)]
+    output = torch.cat(shards)

@@ -47,7 +47,7 @@ def all_to_all(output, input, group=None):
 
 
 # %% wrong: the whole input to everybody
-# says: rank d needs chunk d alone
+# says: not the whole input: without that at most half
 def all_to_all(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     whole, incoming = input.contiguous(), output.chunk(n)
@@ -135,3 +135,21 @@ def all_to_all(output, input, group=None):
             dist.recv(theirs, group=group, group_src=peer)
             dist.send(mine, group=group, group_dst=peer)
         output[peer * width : (peer + 1) * width] = theirs
+
+
+# %% wrong: a view of the input, which need not be contiguous
+# says: need not be contiguous
+def all_to_all(output, input, group=None):
+    n, me = dist.get_world_size(group), dist.get_rank(group)
+    leaving = input.view(n, -1)
+    landing = output.view(n, -1)
+    landing[me] = leaving[me]
+    for shift in range(1, n):
+        to, source = (me + shift) % n, (me - shift) % n
+        for work in dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, leaving[to], group=group, group_peer=to),
+                dist.P2POp(dist.irecv, landing[source], group=group, group_peer=source),
+            ]
+        ):
+            work.wait()

@@ -91,7 +91,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: src taken for a place in the group
-# says: count ranks relative to it|both ends must agree
+# says: dist.get_group_rank
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
     n = dist.get_world_size(world)
@@ -186,3 +186,19 @@ def broadcast(tensor, src, group=None):
             handle.wait()
         sends = []
     tensor.copy_(value)
+
+
+# %% wrong: counts relative to src, which is a rank of the world
+# says: count relative to that, within the group
+def broadcast(tensor, src, group=None):
+    n, me = dist.get_world_size(group), dist.get_rank(group)
+    place = (me - src) % n
+    held = tensor.contiguous()
+    reach = 1
+    while reach < n:
+        if place < reach and place + reach < n:
+            dist.send(held, group=group, group_dst=(place + reach + src) % n)
+        elif reach <= place < 2 * reach:
+            dist.recv(held, group=group, group_src=(place - reach + src) % n)
+        reach *= 2
+    tensor.copy_(held)

@@ -1,5 +1,5 @@
 # %% wrong: the whole tensor across the nodes
-# says: The whole tensor crossed
+# says: and no more: without that at most half
 def ring(tensor, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.reshape(-1)
@@ -239,3 +239,27 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
     share = shares(flat, intra_group)
     share = joined(shares(share, inter_group), inter_group)
     tensor.copy_(joined(share, intra_group)[: tensor.numel()].view_as(tensor))
+
+
+# %% wrong: one ring over all ranks
+# says: one ring over all ranks does that
+def hierarchical_all_reduce(tensor, intra_group, inter_group):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    padded = -(-tensor.numel() // n) * n
+    flat = torch.zeros(padded, dtype=tensor.dtype)
+    flat[: tensor.numel()] = tensor.flatten()
+    parts = flat.view(n, -1)
+    for k in range(2 * n - 2):
+        k_out = rank - k if k < n - 1 else rank + 1 - (k - n + 1)
+        came = torch.empty_like(parts[0])
+        ops = [
+            dist.P2POp(dist.isend, parts[k_out % n], (rank + 1) % n),
+            dist.P2POp(dist.irecv, came, (rank - 1) % n),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        if k < n - 1:
+            parts[(k_out - 1) % n] += came
+        else:
+            parts[(k_out - 1) % n] = came
+    tensor.copy_(flat[: tensor.numel()].view_as(tensor))

@@ -248,3 +248,34 @@ def recursive_doubling_all_reduce(tensor, group=None):
         if rank + core < n:
             send(rank + core)
     tensor.copy_(total)
+
+
+# %% wrong: folded in, and partners at r + distance
+# says: Ranks did not swap: rank 0 sent to rank 1 and received from rank 3
+def recursive_doubling_all_reduce(tensor, group=None):
+    n, me = dist.get_world_size(group), dist.get_rank(group)
+    core = 1 << (n.bit_length() - 1)
+    mine = tensor.flatten()
+
+    def exchange(out=None, into=None, to=0, source=0):
+        ops = [] if out is None else [dist.P2POp(dist.isend, out, group=group, group_peer=to)]
+        if into is not None:
+            ops.append(dist.P2POp(dist.irecv, into, group=group, group_peer=source))
+        for handle in dist.batch_isend_irecv(ops) if mine.numel() else ():
+            handle.wait()
+
+    if me >= core:
+        exchange(out=mine, to=me - core)
+        mine = torch.empty_like(mine)
+        exchange(into=mine, source=me - core)
+    else:
+        guest = torch.empty_like(mine)
+        if me + core < n:
+            exchange(into=guest, source=me + core)
+            mine = mine + guest
+        for k in range(core.bit_length() - 1):
+            exchange(mine, guest, (me + 2**k) % core, (me - 2**k) % core)
+            mine = mine + guest
+        if me + core < n:
+            exchange(out=mine, to=me + core)
+    tensor.copy_(mine.view(tensor.shape))

@@ -74,7 +74,7 @@ def reduce_scatter(output, input, group=None):
 
 
 # %% wrong: the whole input in every round
-# says: one chunk of 1/N is enough
+# says: never the whole input: without that at most half
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total = input.contiguous().clone()
@@ -174,3 +174,61 @@ def reduce_scatter(output, input, group=None):
             handle.wait()
         travelling = incoming + chunks[(rank - k) % n]
     output.copy_(travelling.view(output.shape))
+
+
+# %% wrong: the ring turns to the left, with the indices of one to the right
+# says: sent to its left neighbour
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    rows = input.reshape(n, -1)
+    going = rows[rank - 1].clone()
+    for k in range(n - 1):
+        coming = torch.empty_like(going)
+        messages = [
+            dist.P2POp(dist.isend, going, group=group, group_peer=(rank - 1) % n),
+            dist.P2POp(dist.irecv, coming, group=group, group_peer=(rank + 1) % n),
+        ]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        going = coming + rows[(rank - k - 2) % n]
+    output.copy_(going.view_as(output))
+
+
+# %% wrong: sent in float64
+# says: messages were float64
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    parts = input.double().contiguous().chunk(n)
+    total = parts[(rank - 1) % n].clone()
+    for k in range(2, n + 1):
+        incoming = torch.empty_like(total)
+        pair = [
+            dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % n),
+            dist.P2POp(dist.isend, total, group=group, group_peer=(rank + 1) % n),
+        ]
+        [work.wait() for work in dist.batch_isend_irecv(pair)]
+        total = incoming.add_(parts[(rank - k) % n])
+    output.copy_(total)
+
+
+# %% wrong: the result is returned under the name of the argument
+# says: only gives that name to another tensor
+def reduce_scatter(output, input, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    mine = [piece.contiguous() for piece in input.tensor_split(n)]
+    partial = mine[(rank + n - 1) % n]
+    step = 0
+    while step < n - 1:
+        landed = torch.zeros_like(partial)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, partial, group=group, group_peer=(rank + 1) % n),
+                dist.P2POp(dist.irecv, landed, group=group, group_peer=(rank + n - 1) % n),
+            ]
+        )
+        for work in works:
+            work.wait()
+        partial = landed + mine[(rank - step - 2) % n]
+        step += 1
+    output = partial
+    return output

@@ -1,5 +1,5 @@
 # %% wrong: the whole tensor round the ring
-# says: not all of it
+# says: never the whole tensor: without that at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total, passed = tensor.contiguous().clone(), tensor.contiguous().clone()
@@ -13,7 +13,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: every round sends the whole tensor, four times the optimum
-# says: one chunk of 1/N
+# says: never the whole tensor: without that at most half
 def ring_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().view(-1).clone()
@@ -357,3 +357,107 @@ def ring_all_reduce(tensor, group=None):
         place = (rank - k) % n
         chunks[place] = pass_on(chunks[(place + 1) % n], chunks[place], group)
     tensor.copy_(torch.cat(chunks).view_as(tensor))
+
+
+# %% wrong: the ring turns to the left, with the indices of one to the right
+# says: sent to its left neighbour
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
+    parts = flat.tensor_split(n)
+
+    def turn(k_out, k_in):
+        out, into = parts[k_out % n].clone(), torch.empty_like(parts[k_in % n])
+        messages = []
+        if out.numel():
+            messages.append(dist.P2POp(dist.isend, out, group=group, group_peer=(rank - 1) % n))
+        if into.numel():
+            messages.append(dist.P2POp(dist.irecv, into, group=group, group_peer=(rank + 1) % n))
+        for work in dist.batch_isend_irecv(messages) if messages else ():
+            work.wait()
+        return into
+
+    for k in range(n - 1):
+        parts[(rank - k - 1) % n].add_(turn(rank - k, rank - k - 1))
+    for k in range(n - 1):
+        parts[(rank - k) % n].copy_(turn(rank - k + 1, rank - k))
+    tensor.copy_(flat.view_as(tensor))
+
+
+# %% wrong: the second phase begins with the chunk before the complete one
+# says: which chunk did rank r finish
+def ring_all_reduce(tensor, group=None):
+    n = dist.get_world_size(group)
+    me = dist.get_rank(group)
+    whole = tensor.flatten()
+    pieces = list(whole.tensor_split(n))
+    for phase, first in (("add", 0), ("copy", 2)):
+        for k in range(n - 1):
+            leaves, lands = pieces[(me + first - k) % n], pieces[(me + first - k - 1) % n]
+            buffer = torch.empty_like(lands)
+            ops = [
+                dist.P2POp(kind, t, group=group, group_peer=(me + side) % n)
+                for kind, t, side in ((dist.isend, leaves.clone(), 1), (dist.irecv, buffer, -1))
+                if t.numel()
+            ]
+            if ops:
+                for one in dist.batch_isend_irecv(ops):
+                    one.wait()
+            if phase == "add":
+                lands += buffer
+            else:
+                lands.copy_(buffer)
+    tensor.copy_(whole.view_as(tensor))
+
+
+# %% wrong: chunk cuts into fewer pieces than there are ranks
+# says: torch\.chunk may give fewer
+def ring_all_reduce(tensor, group=None):
+    n, r = dist.get_world_size(group), dist.get_rank(group)
+    work = tensor.clone().contiguous().view(-1)
+    slices = work.chunk(n)
+    right, left = (r + 1) % n, (r - 1) % n
+    for k in range(2 * n - 2):
+        shift = k if k < n - 1 else k - n
+        sent = slices[(r - shift) % n]
+        got = torch.empty_like(slices[(r - shift - 1) % n])
+        for h in dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, group=group, group_peer=right),
+                dist.P2POp(dist.irecv, got, group=group, group_peer=left),
+            ]
+        ):
+            h.wait()
+        target = slices[(r - shift - 1) % n]
+        target.copy_(got if k >= n - 1 else target + got)
+    tensor.copy_(work.view(tensor.shape))
+
+
+# %% right: half of each chunk to the left, half to the right
+def ring_all_reduce(tensor, group=None):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.reshape(-1).clone()
+    middle = (flat.numel() + 1) // 2
+    ways = [(flat[:middle].tensor_split(n), 1), (flat[middle:].tensor_split(n), -1)]
+    for k in range(2 * (n - 1)):
+        adding = k < n - 1
+        messages, landing = [], []
+        for parts, way in ways:
+            # counted from the rank on, against the direction of travel
+            ahead = k if adding else k - n
+            out, place = parts[(way * (rank * way - ahead)) % n], (rank * way - ahead - 1) * way % n
+            into = torch.empty_like(parts[place])
+            landing.append((parts[place], into))
+            if out.numel():
+                messages.append(
+                    dist.P2POp(dist.isend, out.clone(), group=group, group_peer=(rank + way) % n)
+                )
+            if into.numel():
+                messages.append(
+                    dist.P2POp(dist.irecv, into, group=group, group_peer=(rank - way) % n)
+                )
+        for work in dist.batch_isend_irecv(messages) if messages else []:
+            work.wait()
+        for place, came in landing:
+            place.copy_(place + came if adding else came)
+    tensor.copy_(flat.view_as(tensor))
