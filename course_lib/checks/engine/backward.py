@@ -1,12 +1,17 @@
-"""In the rank: how backward begins, and what an object that is no agreed tensor is called."""
+"""In the rank: how backward begins, what PyTorch warns of meanwhile, and what an object that is no agreed
+tensor is called."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 _Tensor, _zeros = torch.Tensor, torch.zeros
+UNREGISTERED = "an autograd kernel was not registered"
 
 
 class Hand(torch.autograd.Function):
@@ -23,6 +28,23 @@ class Hand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.gradient, None
+
+
+@contextmanager
+def unregistered() -> Iterator[list[str]]:
+    """PyTorch's warnings within that backward meets an operation without a backward, such as a collective.
+
+    Other warnings are shown as ever.
+    """
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=f".*{UNREGISTERED}")
+        yield found
+    for one in caught:
+        if UNREGISTERED in str(one.message):
+            found.append(str(one.message))
+        else:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
 
 
 def told(one: Any) -> str:

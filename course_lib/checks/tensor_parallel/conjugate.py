@@ -54,17 +54,17 @@ def a_run(
     shape: Sequence[int],
     *,
     dtype: torch.dtype = torch.float64,
-    awkward: bool = False,
+    layout: str = "",
 ) -> Run:
     """One of the two on n ranks.
 
     A whole x enters, and each rank has a gradient of its own; of what leaves each rank has a term, and all
-    have the same gradient. awkward: x lies in memory column by column, and the gradient is one number,
-    expanded, as that of a sum is.
+    have the same gradient. layout: "" for rows, or x lies in memory column by column, and the gradient too
+    ("columns", as behind y.t()), or it is one number, "expanded", as that of a sum is.
     """
     enters = which == ENTER
     x = numbers(draw, n, enters, *shape, dtype=dtype)
-    one = numbers(draw, n, not enters, *((1, 1) if awkward else shape), dtype=dtype)
+    one = numbers(draw, n, not enters, *((1, 1) if layout == "expanded" else shape), dtype=dtype)
     gradient = [g.expand(*shape) for g in one]
     y = x if enters else [total(x)] * n
     grad = [total(gradient)] * n if enters else gradient
@@ -72,12 +72,14 @@ def a_run(
         {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
         for k in range(n)
     ]
-    views = {"x": (shape, [1, shape[0]]), "gradient": (shape, [0, 0])} if awkward else {}
+    columns = (shape, [1, shape[0]])
+    strides = {"columns": columns, "expanded": (shape, [0, 0])}
+    views = {"x": columns, "gradient": strides[layout]} if layout else {}
     return Run(
-        f"{'enter' if enters else 'leave'}{' awkward' if awkward else ''}",
-        inputs=[{"x": one.t().contiguous() if awkward else one} for one in x],
+        f"{'enter' if enters else 'leave'} {layout}".strip(),
+        inputs=[{"x": one.t().contiguous() if layout else one} for one in x],
         wanted=wanted,
-        gradient=one,
+        gradient=[g.t().contiguous() for g in one] if layout == "columns" else one,
         object=which,
         views=views,
     )
@@ -193,26 +195,40 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
     )  # fmt: skip
 
 
-@exercise(points=6, objects=NAMES, references=REFERENCE)
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if "leaf Variable that requires grad" in text or "modified by an inplace operation" in text:
+        return f"x was written into. {COPY}"
+    return ""
+
+
+@exercise(
+    points=6,
+    objects=NAMES,
+    references=REFERENCE,
+    hint=trouble,
+    point="saying what goes back where autograd sees nothing",
+)
 def conjugate_functions(draw: Draw) -> Iterator[Case]:
     def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:
         enter, leave = (a_run(draw, which, n, shape, **more) for which in (ENTER, LEAVE))
         return enter, leave
 
     enter, leave = both(3, 2, 6)
-    turned = both(3, 2, 5, awkward=True)
-    title = "x not contiguous, the gradient of a sum"
-    yield runs.case("3 ranks", [enter, leave, *turned],
-        [
-            right(enter, "identity_all_reduce, 3 ranks", 2),
-            right(leave, "all_reduce_identity, 3 ranks", 2),
-            *(right(one, f"{NAMES[one.object]}: {title}", 0.5) for one in turned),
-            *(direction(run, which, 0.5) for run in (enter, leave) for which in ("forward", "backward")),
-            own_work(enter),
-            saved_line(leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
-                       says="A sum's backward needs no values: save nothing."),
-        ],
+    nothing_kept = saved_line(
+        leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
+        says="A sum's backward needs no values: save nothing.",
     )  # fmt: skip
+    for run, also in (
+        (enter, []),
+        (leave, [nothing_kept]),
+    ):  # apart: one that raises costs itself alone
+        name = NAMES[run.object]
+        told = [right(run, f"{name}, 3 ranks", 2)]
+        told += [direction(run, which, 0.5) for which in ("forward", "backward")]
+        told += [own_work(run, f"{name}: backward is yours", point=True), *also]
+        yield runs.case(f"{name}, 3 ranks", [run], told)
+    yield from memory_layouts(draw)
     enter, leave = both(2, 4)
     yield runs.case("group", [enter, leave],
         [right(one, f"{NAMES[one.object]}, group {{1, 3}}", 0.5, short=True) for one in (enter, leave)],
@@ -224,6 +240,18 @@ def conjugate_functions(draw: Draw) -> Iterator[Case]:
         half = [a_run(draw, which, 3, (6,), dtype=torch.bfloat16) for which in (ENTER, LEAVE)]
         yield one_more(half, "bfloat16")
         yield one_more(both(1, 4), "1 rank", trivial=True)
+
+
+def memory_layouts(draw: Draw) -> Iterator[Case]:
+    """Tensors that do not lie in memory row by row; a case for each function, since all_reduce raises."""
+    for which in (ENTER, LEAVE):
+        pair = [a_run(draw, which, 3, (2, 5), layout=layout) for layout in ("expanded", "columns")]
+        yield runs.case(f"{NAMES[which]}, layouts", pair,
+            [
+                right(one, f"{NAMES[which]}: x by columns, {gradient}", 0.5)
+                for one, gradient in zip(pair, ("the gradient of a sum", "its gradient too"), strict=True)
+            ],
+        )  # fmt: skip
 
 
 def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:

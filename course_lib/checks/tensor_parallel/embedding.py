@@ -22,7 +22,7 @@ from course_lib.checks.engine.layers.lines import (
 )
 from course_lib.checks.engine.layers.runs import Run
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.tensor_parallel.shared import FACTOR_N, essential
+from course_lib.checks.tensor_parallel.shared import FACTOR_N, essential, own_work
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -235,6 +235,7 @@ def costs(run: Run, table: Table) -> list[Line]:
             run, "backward", [0.0] * n, weight=0.5,
             hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
         ),
+        own_work(run),
         essential(held_line(run, [FLOAT * width * one for one in rows], says=WHOLE_TABLE)),
         saved_line(
             run, [INDICES * tokens] * n, weight=0.5,

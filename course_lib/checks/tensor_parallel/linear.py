@@ -14,7 +14,7 @@ from course_lib.checks.engine.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.engine.layers.runs import Run, case
-from course_lib.checks.tensor_parallel.shared import essential
+from course_lib.checks.tensor_parallel.shared import essential, own_work
 from course_lib.checks.tensor_parallel.slips import (
     column_mistakes,
     many,
@@ -247,6 +247,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
         "4 ranks", [run, large],
         [
             *row_lines(run, whole, True, "4 ranks, 8 features", 2),
+            own_work(run, weight=1),
             values_line(
                 large, "4 ranks, 256 features", mistakes=row_mistakes(wide, True),
                 misfit=row_misfit(wide, True), weight=0.5, short=True,

@@ -8,12 +8,20 @@ from dataclasses import replace
 import torch
 
 from course_lib.checks.engine.case import RIGHT, Finding, Line, Observed, wrong
-from course_lib.checks.engine.layers.lines import members, operations
+from course_lib.checks.engine.layers.lines import members, operations, told
 from course_lib.checks.engine.layers.runs import Run
 
 FACTOR_N = (
     "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
     "sum these copies again counts it N times: after a sum, backward has nothing to say."
+)
+BY_LUCK = (
+    "In backward PyTorch met a collective that was called on a tensor with a graph, and warned: a collective "
+    "has no backward."
+)
+WRITE_BACKWARD = (
+    "It handed the gradient on as if nothing had been there, which is right here by luck, and may end with "
+    "another release. Say it yourself, in a torch.autograd.Function."
 )
 
 MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
@@ -37,8 +45,13 @@ def unwritten(run: Run, seen: Observed, what: Mapping[str, str], says: str) -> F
     return RIGHT
 
 
-def own_work(run: Run, title: str = "backward is yours") -> Line:
-    """Each operation in backward was begun in a line of the student's."""
+def own_work(
+    run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False
+) -> Line:
+    """Each operation in backward was begun in a line of the student's, and none is left to PyTorch's guess.
+
+    point: whether the exercise's point is missed otherwise.
+    """
 
     def judge(seen: Observed) -> Finding:
         for rank in members(seen):
@@ -49,10 +62,13 @@ def own_work(run: Run, title: str = "backward is yours") -> Line:
                     "The backward pass is what you are to build: a torch.autograd.Function whose backward "
                     "communicates.",
                     cause="PyTorch's",
+                    misses_point=point,
                 )
+            if told(seen, rank, run, "by_luck"):
+                return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
         return RIGHT
 
-    return Line(title, judge, 0.5, "communication")
+    return Line(title, judge, weight, "communication")
 
 
 def essential(line: Line) -> Line:

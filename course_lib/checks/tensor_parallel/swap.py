@@ -28,6 +28,7 @@ from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.models import GPT
 
 LR = 0.01
+SWIGLU = "SwiGLU"
 EMBEDDING = "grad.p.token_embedding.weight"
 OTHER_WEIGHTS = (
     "The model's own weights go on being used: up.weight by rows, up.bias, down.weight by columns, down.bias "
@@ -47,7 +48,15 @@ STILL_WHOLE = (
 )
 
 
+GATE = (
+    "A SwiGLU multiplies gate(x) with up(x), feature by feature: where `gate` is not None it is cut by "
+    "columns, as up is."
+)
+
+
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if case_of_it.title == SWIGLU and "must match the size of tensor" in text:
+        return GATE
     if "'NoneType' object is not callable" in text:
         return "Return the model."
     return broken_off(case_of_it, kind, text)
@@ -63,12 +72,13 @@ class Swap:
     g: Tensor
 
     @classmethod
-    def draw(cls, draw: Draw, n: int, width: int, dropout: float = 0.0) -> Swap:
+    def draw(cls, draw: Draw, n: int, width: int, dropout: float = 0.0, mlp: str = "gelu") -> Swap:
         """Two blocks, heads of 4, as few tokens as tell something."""
         vocab, batch, seq = 13, 2, 5
         model = {
             "seed": draw.integer(1, 1 << 30), "vocab_size": vocab, "context": 8, "layers": 2,
             "heads": width // 4, "width": width, "dropout": dropout, "tied": False,
+            "mlp": mlp,
         }  # fmt: skip
         tokens = torch.randint(vocab, (batch, seq), generator=draw.generator)
         return cls(n, model, tokens, draw.normal(batch, seq, vocab, dtype=torch.float64))
@@ -100,13 +110,28 @@ class Swap:
             mlp: Any = block.mlp
             mlp.down.bias *= biases
             if not whole:
-                mlp.up.weight = nn.Parameter(mlp.up.weight.tensor_split(self.n)[k])
-                mlp.up.bias = nn.Parameter(mlp.up.bias.tensor_split(self.n)[k])
+                for one in (mlp.up, mlp.gate):
+                    if one is not None:
+                        one.weight = nn.Parameter(one.weight.tensor_split(self.n)[k])
+                        one.bias = nn.Parameter(one.bias.tensor_split(self.n)[k])
                 mlp.down.weight = nn.Parameter(mlp.down.weight.tensor_split(self.n, 1)[k])
+        return model(self.tokens)
+
+    @torch.no_grad()
+    def ungated(self) -> Tensor:
+        """The logits of a GELU in the place of the SwiGLU; the same where there is none."""
+        model = self.built()
+        for block in model.blocks:
+            mlp: Any = block.mlp
+            mlp.gate = None
         return model(self.tokens)
 
     def mistakes(self) -> list[Mistake]:
         return [
+            *(
+                Mistake(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
+                for _ in range(self.model["mlp"] == "swiglu")
+            ),
             Mistake(
                 f"down's bias counts {self.n} times: it is added once, after the sum.",
                 lambda k: {"y": self.changed(k, self.n)},
@@ -136,6 +161,9 @@ class Swap:
         share = (self.n - 1) / self.n
         stream = FLOAT * self.tokens.numel() * self.model["width"]
         volume = self.model["layers"] * 2 * share * stream
+        entrances = (
+            2 if self.model["mlp"] == "swiglu" else 1
+        )  # x enters gate and up, together or each
         told = [
             ("y", "logits", 2.0, OTHER_WEIGHTS),
             (EMBEDDING, "gradient of the embedding", 1.0,
@@ -151,11 +179,11 @@ class Swap:
         ]  # fmt: skip
         sent = [
             sent_line(
-                run, direction, [volume] * self.n, weight=weight / 2,
+                run, direction, [volume] * self.n, most=[times * volume] * self.n, weight=weight / 2,
                 title=f"{title}: bytes {direction}", point=MANY,
                 hint=lambda ratio, done: "One all-reduce for each block: columns first, rows second.",
             )
-            for direction in ("forward", "backward")
+            for direction, times in (("forward", 1), ("backward", entrances))
         ]  # fmt: skip
         held = held_line(
             run, [self.held()] * self.n, says=STILL_WHOLE, weight=2 * weight,
@@ -205,6 +233,9 @@ def swap(draw: Draw) -> Iterator[Case]:
     yield case(
         "sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3
     )
+    gated = Swap.draw(draw, 2, 8, mlp="swiglu")
+    run = gated.run("gated")
+    yield case(SWIGLU, [run], gated.lines(run, "SwiGLU, 2 ranks", 0.5))
     if draw.hidden:
         three = Swap.draw(draw, 3, 12)
         run = three.run("three")

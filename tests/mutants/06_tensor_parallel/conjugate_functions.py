@@ -375,6 +375,98 @@ def all_reduce_identity(x, group=None):
     return Leave.apply(x, group)
 
 
+# %% wrong: a copy of the gradient in the order that its memory has
+# says: not contiguous
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        copy = grad.clone()
+        dist.all_reduce(copy, group=ctx.group)
+        return copy, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.set_materialize_grads(False)
+        rows = x.contiguous()
+        copy = rows.clone() if rows is x else rows
+        dist.all_reduce(copy, group=group)
+        return copy
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
+# %% wrong: the sum is begun on a tensor with a graph
+# says: warned: a collective has no backward
+def identity_all_reduce(x, group=None):
+    def added(gradient):
+        rows = [row.contiguous() for row in gradient.unbind()]
+        flat = torch.stack(rows)
+        dist.all_reduce(flat, group=group)
+        return flat
+
+    entered = x * 1
+    entered.register_hook(added)
+    return entered
+
+
+def all_reduce_identity(x, group=None):
+    terms = torch.stack(x.unbind())
+    dist.all_reduce(terms, group=group)
+    return terms
+
+
+# %% wrong: x itself is declared to be changed
+# says: x was written into
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        terms = grad.contiguous() + 0
+        dist.all_reduce(terms, group=ctx.group)
+        return terms, None
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def identity_all_reduce(x, group=None):
+    return Enter.apply(x, group)
+
+
+def all_reduce_identity(x, group=None):
+    return Leave.apply(x, group)
+
+
 # %% right: the two halves of an all-reduce
 class Enter(torch.autograd.Function):
     @staticmethod

@@ -28,6 +28,7 @@ values["a"]:
 
     begun      operations begun before the layer was made, after that, after forward and after backward
     held       bytes of the tensors that the layer brought with it
+    by_luck    whether backward met an operation that has none, and PyTorch warned of it
     saved      bytes that forward keeps for backward, by PyTorch's hand or in any other place, the layer's
                own parameters left out
     misfits    {name: text} of what came in another shape or not at all; zeros stand for it
@@ -44,7 +45,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.checks.engine.backward import Hand, told
+from course_lib.checks.engine.backward import Hand, told, unregistered
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
@@ -216,7 +217,9 @@ class Run:
             return
         fits = self.gradient is not None and y.shape == self.gradient.shape
         try:
-            _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
+            with unregistered() as warned:
+                _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
+            self.values["by_luck"] = bool(warned)
         except Exception:
             if fits:  # else the shape is the mistake, which is told
                 raise
