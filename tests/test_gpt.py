@@ -417,6 +417,24 @@ def test_flops_with_blocks_computed_again(seed):
     assert facts.transformer_flops(config, *tokens.shape, recompute=True) == executed, config
 
 
+def test_flops_with_attention_computed_again(seed, monkeypatch):
+    """Selective recomputation: of each block only the products with the scores run once more."""
+    draw = random.Random(seed)
+    config = drawn_config(draw)
+    model, tokens = GPT(config), tokens_for(config)
+    attention = F.scaled_dot_product_attention
+
+    def again(*tensors, **options):
+        return checkpoint(attention, *tensors, use_reentrant=False, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", again)
+    with sdpa_kernel([SDPBackend.MATH]), set_checkpoint_early_stop(False):
+        executed = flops(lambda: next_token_loss(model(tokens), tokens).backward())
+    assert facts.transformer_flops(config, *tokens.shape, recompute="selective") == executed, config
+    with pytest.raises(ValueError, match="'full' or 'selective', not 'half'"):
+        facts.transformer_flops(config, *tokens.shape, recompute="half")
+
+
 def test_flops_are_those_of_the_papers():
     """72 b s L h^2 (1 + s / 6h + V / 12 L h) for GPT-2's parts, and 96 with recomputation."""
     b, s, L, h, V = 8, 2048, 96, 12288, 51200
@@ -425,6 +443,11 @@ def test_flops_are_those_of_the_papers():
     again = 96 * b * s * L * h * h * (1 + s / (6 * h) + V / (16 * L * h))
     assert facts.transformer_flops(gpt3, b, s) == pytest.approx(model, rel=1e-12)
     assert facts.transformer_flops(gpt3, b, s, recompute=True) == pytest.approx(again, rel=1e-12)
+    little = 72 * b * s * L * h * h * (1 + 2 * s / (9 * h) + V / (12 * L * h))
+    assert facts.transformer_flops(gpt3, b, s, recompute="selective") == pytest.approx(
+        little, rel=1e-12
+    )
+    assert little / model == pytest.approx(1.009, abs=5e-4)
     rule = facts.six_n_d(facts.matmul_parameters(gpt3), b * s)
     attention = facts.attention_flops(gpt3, b, s)
     assert facts.transformer_flops(gpt3, b, s) - rule == 3 * attention

@@ -110,14 +110,16 @@ def transformer_flops(
     *,
     backward: bool = True,
     causal: bool = False,
-    recompute: bool = False,
+    recompute: bool | str = False,
 ) -> int:
     """FLOPs of a forward, or of forward and backward, over batch sequences of seq tokens.
 
     With backward 6 N D + 12 L s h D, where D is the number of tokens and N `matmul_parameters`. Masked scores
     count, as in PaLM's and Megatron-LM's model FLOPs; with causal=True they do not.
-    recompute: each block's forward runs once more in backward (full activation checkpointing), the head's
-    does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L h.
+    recompute: True or "full": each block's forward runs once more in backward (activation checkpointing), the
+    head's does not. With GPT-2's parts 96 b s L h^2 (1 + s / 6h + V / 16 L h), without it 72 and V / 12 L h.
+    "selective": the two products of attention alone run once more, 4 b s^2 h a layer (Korthikanti et al.,
+    2022, section 5): 72 b s L h^2 (1 + 2s / 9h + V / 12 L h), for GPT-3 not a percent more.
 
     What FlashAttention's backward computes again, the scores, is not counted: it is no useful work. A counter
     of what is executed finds 2.5 times forward's attention there instead of 2.
@@ -127,7 +129,15 @@ def transformer_flops(
     forward = 2 * tokens * matmul_parameters(shape) + attention_flops(shape, batch, seq, causal)
     if not backward:
         return forward
-    return 3 * forward + (forward - head if recompute else 0)
+    again = {
+        False: 0,
+        True: forward - head,
+        "full": forward - head,
+        "selective": attention_flops(shape, batch, seq, causal),
+    }
+    if recompute not in again:
+        raise ValueError(f"recompute is False, True, 'full' or 'selective', not {recompute!r}")
+    return 3 * forward + again[recompute]
 
 
 def six_n_d(params: float, tokens: float) -> float:
