@@ -60,6 +60,9 @@ def zero_bubble_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     idles between its first action and its last, with p microbatches' worth of activations on every rank
     (2p of half its layers): ZB-H2's bubble in 1F1B's memory. Both need m >= 2p-1; fewer microbatches, and
     other durations, leave gaps.
+
+    A gap is filled with the oldest W in store. Any other would do as well, since nobody waits for a W and all
+    of a rank's are of one size: PyTorch's ScheduleZBVZeroBubble takes others, and is as long.
     """
     counted(stages, microbatches)
     return [_v(stages, microbatches, rank) for rank in range(stages)]
