@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from course_lib.checks.data_parallel.grouped import in_a_group
 from course_lib.checks.data_parallel.refused import REDUCER
@@ -64,9 +65,27 @@ def sizes(run: Training) -> list[int]:
     return [p.numel() * run.dtype.itemsize for p in trained(run).values()]
 
 
+def unexplained(run: Training) -> Callable[[Observed], str]:
+    """What is said of gradients that no known mistake gives."""
+    due = sum(sizes(run))
+
+    def why(seen: Observed) -> str:
+        for rank in range(seen.world_size):
+            summed = sum(one.nbytes for one in by_step(seen, rank)[1][0] if one.op in SUMS)
+            if summed < due:
+                return (
+                    f"In step 1 rank {rank} summed {words.number(summed)} bytes over the ranks, and all "
+                    f"gradients have {words.number(due)}: a bucket that waits for a gradient which never "
+                    "comes has to be sent in finish_gradient_synchronization(), with zeros in its place."
+                )
+        return UNKNOWN
+
+    return why
+
+
 def not_too_large(run: Training, most: int) -> Line:
-    """No bucket exceeds bucket_bytes by more than one tensor."""
-    enough = most + max(sizes(run))
+    """No bucket exceeds bucket_bytes, but one that holds a single larger parameter."""
+    enough = max(most, *sizes(run))
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
@@ -80,10 +99,12 @@ def not_too_large(run: Training, most: int) -> Line:
                 )
         return RIGHT
 
-    return Line("no bucket above bucket_bytes", judge, 0.5, "communication")
+    return Line("no bucket above bucket_bytes", judge, 1, "communication")
 
 
-def leave_early(run: Training, most: int, weight: float) -> Line:
+def leave_early(
+    run: Training, most: int, weight: float, title: str = "buckets leave while backward runs"
+) -> Line:
     """When backward reaches the first block, all buckets of later blocks have been begun.
 
     And no more is sent than gradients: what leaves early for show would come on top of them.
@@ -101,7 +122,10 @@ def leave_early(run: Training, most: int, weight: float) -> Line:
             if not found.ok:
                 return found
         found = given.judge(seen)
-        return no_more.judge(seen) if found.ok else found
+        if not found.ok:
+            return found
+        sent = no_more.judge(seen)
+        return RIGHT if sent.ok else sent
 
     def one_rank(seen: Observed, rank: int) -> Finding:
         before = 0
@@ -132,7 +156,36 @@ def leave_early(run: Training, most: int, weight: float) -> Line:
         sent = [one.nbytes for one in operations if one.op == "all_reduce"]
         return len(sent) > 1 and sent == fill(whole, most) != fill(whole[::-1], most)
 
-    return Line("buckets leave while backward runs", judge, weight, "communication")
+    return Line(title, judge, weight, "communication")
+
+
+def without_overlap(line: Line) -> Line:
+    """The line, whose failure misses what the exercise is about."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)
+
+
+def after_no_sync(run: Training, most: int) -> Line:
+    """The hooks work again in the backward that follows no_sync()."""
+    given = leave_early(run, most, 1.5, "and leave in the backward after no_sync()")
+
+    def judge(seen: Observed) -> Finding:
+        found = given.judge(seen)
+        if found.cause != "after backward":
+            return found
+        return wrong(
+            "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
+            "reached the first block.",
+            "What no_sync() switches off it has to switch on again when it ends: reset the flag after "
+            "`yield`, in a `finally`.",
+            cause="after backward",
+        )
+
+    return replace(given, judge=judge)
 
 
 def one_each(run: Training) -> Line:
@@ -162,6 +215,7 @@ def nothing_or(nbytes: int) -> str:
 
 @exercise(
     points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
+    point="gradients that leave in buckets while backward still runs",
 )  # fmt: skip
 def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300
@@ -171,13 +225,14 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             same_start(run, "all ranks start from rank 0's parameters"),
             right_values(
                 run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
-                otherwise=UNKNOWN,
+                otherwise=unexplained(run),
             ),
             right_values(run, "param", "and so are the parameters after each step"),
             its_own_work(),
             gradients_sent(run, weight=1.5),
         ],
     )  # fmt: skip
+    yield overlapping(draw, 4)  # before what follows: it tells more of why nothing overlaps
     given = {"bucket_bytes": 200}
     plain = {"name": "plain", "width": 4, "depth": 3}
     run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=given, no_sync=True)
@@ -189,11 +244,11 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             ),
             right_values(run, "param", "and the parameters after each step", 0.5),
             gradients_sent(run, title="3 microbatches, sent once", weight=1.5),
+            after_no_sync(run, given["bucket_bytes"]),
         ],
     )  # fmt: skip
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
     yield in_a_group(draw, kwargs={"bucket_bytes": 100})
-    yield overlapping(draw, 4)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
     yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
     if draw.hidden:
@@ -229,11 +284,12 @@ def overlapping(draw: Draw, n: int) -> Case:
     return case("overlap", run,
         [
             right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
-            leave_early(run, most, 3),
+            without_overlap(leave_early(run, most, 3)),
             messages_in_step(
                 count, "bucket",
                 hint="Copy the gradients of a bucket into one flat tensor and all-reduce that.",
                 weight=1,
+                point=len(sizes(run)),
             ),
             not_too_large(run, most),
         ],

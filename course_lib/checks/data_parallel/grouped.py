@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from course_lib.checks.data_parallel.replicas import SECONDS, training
+from course_lib.checks.data_parallel.replicas import (
+    AGAIN,
+    SECONDS,
+    only_later,
+    read_too_early,
+    training,
+)
 from course_lib.checks.engine.case import Case, Draw, Finding, Line, Observed, wrong
 from course_lib.checks.engine.training import lines
 from course_lib.checks.engine.values import both
@@ -12,11 +18,12 @@ from course_lib.checks.engine.values import both
 MEMBERS, WORLD = (1, 2), 3  # the group's first rank is not the world's
 
 
-def in_a_group(draw: Draw, **more: Any) -> Case:
-    """Two of three ranks train; the third takes no part. more: as of `training`."""
+def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
+    """Two of three ranks train; the third takes no part. sum_of: see `right_values`; more: `training`."""
     run = training(draw, len(MEMBERS), {"name": "plain", "width": 4}, **more)
     title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
-    mistakes = [*lines.common(len(MEMBERS)), lines.whole_world(len(MEMBERS), WORLD)]
+    n = len(MEMBERS)
+    mistakes = [*lines.common(n), lines.whole_world(n, WORLD), read_too_early(n, sum_of)]
     given = both(
         *(
             lines.same_as_one_process(what, run, title, mistakes=mistakes).judge
@@ -28,6 +35,8 @@ def in_a_group(draw: Draw, **more: Any) -> Case:
         found = given(seen)
         if found.ok or len(found.sentences) > 1:
             return found
+        if only_later(run, "grad", seen):
+            return wrong(*found.sentences, AGAIN, cause="only later")
         return wrong(*found.sentences, lines.IN_A_GROUP)
 
     line = Line(title, judge, short=True)

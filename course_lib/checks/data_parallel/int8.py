@@ -33,6 +33,10 @@ OVERFLOW = (
     "int8 was summed as int8: 100 + 100 is -56 there, and scales differ. Widen to float, times the scale, "
     "then add."
 )
+LEFT_ALONE = "`error` was left as it was: write into it what your rounding left out."
+SET_TO_ZERO = "`error` was set to zero: what rounding left out is lost."
+NOT_ADDED = "What earlier roundings left out was not added: quantise tensor + error."
+LOST = (LEFT_ALONE, SET_TO_ZERO, NOT_ADDED)  # without error feedback
 SLACK = 1.02  # of the bounds of rounding, for the arithmetic in float32
 
 
@@ -81,9 +85,7 @@ def close_to_the_mean(on: Setting, given: Inputs) -> Callable[[Observed], Findin
         ):
             return OVERFLOW
         slips = {
-            "What earlier roundings left out was not added: quantise tensor + error.": given.tensor.mean(
-                0
-            ),
+            NOT_ADDED: given.tensor.mean(0),
             "`error` was added twice.": (given.tensor + 2 * given.error).mean(0),
             f"That is the sum over the {given.n} ranks: divide it by their number.": given.mean
             * given.n,
@@ -144,8 +146,11 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
             return only_rounding(errors)
         off = (~(missing.abs() <= tolerance)).nonzero().flatten().tolist()
         share = words.which("element", off)
+        told = why(errors, result)
         return wrong(
-            f"in {share}, N * result + all errors is not what was asked for.", why(errors, result)
+            f"in {share}, N * result + all errors is not what was asked for.",
+            told,
+            misses_point=told in LOST,
         )
 
     def only_rounding(errors: torch.Tensor) -> Finding:
@@ -162,19 +167,23 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
 
     def why(errors: torch.Tensor, result: torch.Tensor) -> str:
         if bool((errors == given.error).all()):
-            return "`error` was left as it was: write into it what your rounding left out."
+            return LEFT_ALONE
         if bool((errors == 0).all()):
-            return "`error` was set to zero: what rounding left out is lost."
-        lost = given.asked.sum(0) - given.n * result  # what all errors together should be
+            return SET_TO_ZERO
         near = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
+        # what all errors together should be, and what they are where the old ones are not looked at
+        lost = given.asked.sum(0) - given.n * result
+        unaided = given.tensor.sum(0) - given.n * result
+        if bool(((errors.sum(0) - unaided).abs() <= near).all()):
+            return NOT_ADDED
         if bool(((errors.sum(0) + lost).abs() <= near).all()):
             return "The sign is wrong: error = what was asked, less what was sent."
         if bool(((errors.sum(0) - lost - given.error.sum(0)).abs() <= near).all()):
             return "The old error was kept beside the new one, which holds it already."
         if bool((errors.sum(0).abs() <= given.n * given.bound).all()):
             return (
-                "Each rank remembers its own rounding, but the second one, of the mean, is forgotten. The "
-                "shard's owner adds N * (mean - what it sent) to its error."
+                "Each rank remembers its own rounding, but the second one, of the mean, is forgotten, or "
+                "does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
             )
         return "Afterwards `error` holds tensor + error, less what the receivers make of what was sent."
 
@@ -264,7 +273,10 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
     return Case(title, members, lines, groups=[on.ranks] if on.members else [])
 
 
-@exercise(points=8, objects=("int8_all_reduce",), references=REFERENCE, point="sending less")
+@exercise(
+    points=8, objects=("int8_all_reduce",), references=REFERENCE,
+    point="sending less, of which nothing is lost for good",
+)  # fmt: skip
 def int8_all_reduce(draw: Draw) -> Iterator[Case]:
     yield int8_case(draw, Setting(4, (4096,), weight=1.5), traffic=True)
     yield int8_case(draw, Setting(3, (10, 103), weight=1))

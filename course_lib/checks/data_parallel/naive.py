@@ -23,6 +23,8 @@ from course_lib.checks.data_parallel.replicas import (
 )
 from course_lib.checks.engine.case import Case, Draw, exercise
 
+SUM_OF = "gradient"  # buckets come later
+
 
 @exercise(
     points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
@@ -32,8 +34,11 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     yield case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters", 1.5),
-            right_values(run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3),
-            right_values(run, "param", "and so are the parameters after each step"),
+            right_values(
+                run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
+                sum_of=SUM_OF,
+            ),
+            right_values(run, "param", "and so are the parameters after each step", sum_of=SUM_OF),
             its_own_work(),
             gradients_sent(run, weight=2.5),
             messages_in_step(len(trained(run)), "parameter"),
@@ -42,12 +47,12 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
     run = training(draw, 4, {"name": "plain", "width": 4}, optimizer=ADAMW, micro=2)
     yield case("accumulation", run,
         [
-            right_values(run, "grad", "2 microbatches added up, 4 ranks, AdamW", 1.5),
-            right_values(run, "param", "and the parameters after each step", 0.5),
+            right_values(run, "grad", "2 microbatches added up, 4 ranks, AdamW", 1.5, sum_of=SUM_OF),
+            right_values(run, "param", "and the parameters after each step", 0.5, sum_of=SUM_OF),
         ],
     )  # fmt: skip
-    yield some_ranks_only(draw)
-    yield in_a_group(draw)
+    yield some_ranks_only(draw, sum_of=SUM_OF)
+    yield in_a_group(draw, sum_of=SUM_OF)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
     yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too")])
     if draw.hidden:

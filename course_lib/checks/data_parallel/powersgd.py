@@ -116,7 +116,10 @@ def why_not(
     if not near(run, found, onto(basis, found)):
         return f"It has more than {run.rank} independent columns."
     if near(run, found, onto(basis, mean)):
-        return "A mean of rank 2 comes through whole with 2 columns, if P spans the columns of G Q."
+        return (
+            "A mean of rank 2 comes through whole with 2 columns, if P spans the columns of G Q, with the "
+            "mean as G. So every rank has to start from the same Q: draw it from a generator of a fixed seed."
+        )
     return (
         "P = G Q, averaged, then made orthonormal, on every rank alike (torch.linalg.qr(P).Q); Q = G^T P, "
         "averaged; the result is P Q^T. Without orthonormal columns it has another size, and where P is not "
@@ -225,7 +228,7 @@ def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> C
 @exercise(points=4, objects=("PowerSGD",), references=REFERENCE, extra=True)
 def powersgd(draw: Draw) -> Iterator[Case]:
     run = draw_run(draw, (0, 1), 2, 1, low_rank=True)
-    yield case(run, "2 ranks, a mean of rank 2", short=True)
+    yield case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
     run = draw_run(draw, (0, 1, 2), 3, 4)
     yield case(run, "3 ranks, 4 steps")
     if draw.hidden:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.training import lines
-from course_lib.checks.engine.training.single import Gradient, Training
+from course_lib.checks.engine.training.single import Gradient, Training, train
 from course_lib.ledger.operation import Operation
 
 REFERENCE = ("course_lib.data_parallel",)
@@ -66,41 +67,70 @@ def numel(run: Training, everything: bool = False) -> int:
 
 
 def right_values(
-    run: Training, what: str, title: str, weight: float = 1.0, otherwise: str = "", **more: Any
+    run: Training,
+    what: str,
+    title: str,
+    weight: float = 1.0,
+    otherwise: str | Callable[[Observed], str] = "",
+    sum_of: str = "bucket",
+    **more: Any,
 ) -> Line:
     """`same_as_one_process`; where something was exchanged that was no gradient, it says so.
 
-    otherwise: said when no known mistake explains what was found.
+    otherwise: said when no known mistake explains what was found; sum_of: what is summed over the ranks.
     """
     n = run.world_size
-    mistakes = [*lines.common(n), read_too_early(n), left_under_no_sync()]
+    mistakes = [*lines.common(n), read_too_early(n, sum_of), left_under_no_sync()]
     given = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
 
     def judge(seen: Observed) -> Finding:
         found = given.judge(seen)
+        if found.ok:
+            return found
+        if "start" in run.tell and not (start := same_start(run, title).judge(seen)).ok:
+            return start
+        if only_later(run, what, seen):
+            return wrong(found.sentences[0], AGAIN, cause="only later")
         if any(NOTHING in said for said in found.sentences) and summed_something(seen):
             return wrong(
                 found.sentences[0],
                 "Something was summed over the ranks, and it was no gradient. "
                 "register_post_accumulate_grad_hook gives the hook the *parameter*: reduce `p.grad`, "
-                "not `p`. What was summed in a copy must come back into `p.grad`, and a bucket that is read "
-                "before its wait() still holds this rank's own.",
+                f"not `p`. What was summed in a copy must come back into `p.grad`, and a {sum_of} that is "
+                "read before its wait() still holds this rank's own.",
                 cause="not the gradients",
             )
-        if otherwise and not found.ok and len(found.sentences) == 1:
-            return wrong(found.sentences[0], otherwise)
+        if otherwise and len(found.sentences) == 1:
+            return wrong(
+                found.sentences[0], otherwise if isinstance(otherwise, str) else otherwise(seen)
+            )
         return found
 
     return Line(title, judge, given.weight, trivial=given.trivial, short=given.short)
 
 
-def read_too_early(n: int) -> lines.Mistake:
+AGAIN = (
+    "Step 1 is right, and a later one is not. What belongs to one step (handles, flat tensors, which "
+    "gradients have come) has to begin anew when finish_gradient_synchronization() is over."
+)
+
+
+def only_later(run: Training, what: str, seen: Observed) -> bool:
+    """The first step's tensors are right on every rank."""
+    if what not in ("grad", "param"):
+        return False
+    expected = lines.kind(f"{what}.0", train(run))
+    found = (seen.tensors[rank] for rank in lines.members(seen))
+    return not any(lines.differing(one, expected, run.dtype) for one in found)
+
+
+def read_too_early(n: int, sum_of: str) -> lines.Mistake:
     def own_share(rank: int) -> Gradient:
         alone = lines.only(lambda given: [given[rank]])
         return lambda step, given: {name: one / n for name, one in alone(step, given).items()}
 
     return lines.Mistake(
-        f"That is this rank's own gradient over {n}: the bucket was read before its wait(), when the sum "
+        f"That is this rank's own gradient over {n}: the {sum_of} was read before its wait(), when the sum "
         "had not arrived, or is not where the sum was written.",
         own_share,
     )
@@ -119,9 +149,30 @@ def summed_something(seen: Observed) -> bool:
 
 
 def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> Line:
-    return lines.same_as_one_process(
+    given = lines.same_as_one_process(
         "start", run, title, mistakes=[lines.common(run.world_size)[-1]], weight=weight, **more
     )
+    fixed = [f"start.{name}" for name, p in run.built().named_parameters() if not p.requires_grad]
+
+    def judge(seen: Observed) -> Finding:
+        found = given.judge(seen)
+        if found.ok:
+            return found
+        expected = lines.kind("start", train(run))
+        ranks = (seen.tensors[rank] for rank in lines.members(seen))
+        off = {name for one in ranks for name in lines.differing(one, expected, run.dtype)}
+        told = found.sentences[1:]
+        if off <= set(fixed):
+            told = (FROZEN_TOO,)
+        return wrong(found.sentences[0], *told, cause="start")
+
+    return replace(given, judge=judge)
+
+
+FROZEN_TOO = (
+    "Only frozen parameters differ. They have no gradient, but forward uses them: broadcast all of "
+    "module.parameters(), whether they require a gradient or not."
+)
 
 
 def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
@@ -149,12 +200,16 @@ SOME_RANKS = (
 
 
 def some_ranks_only(
-    draw: Draw, title: str = "a parameter with a gradient on some ranks only", **more: Any
+    draw: Draw,
+    title: str = "a parameter with a gradient on some ranks only",
+    sum_of: str = "bucket",
+    **more: Any,
 ) -> Case:
     """In each step the middle block is used by one of two ranks."""
     turns = [[1, -1], [-1, 1]]
     run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
-    return case(title, run, [right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS)])
+    line = right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS, sum_of=sum_of)
+    return case(title, run, [line])
 
 
 def broken_off(case: Case, kind: str, text: str) -> str:
@@ -253,8 +308,10 @@ def gradients_sent(
     return Line(title, judge, weight, "communication")
 
 
-def messages_in_step(most: int, what: str, *, hint: str = "", weight: float = 0.5) -> Line:
-    """At most so many collectives in each step."""
+def messages_in_step(
+    most: int, what: str, *, hint: str = "", weight: float = 0.5, point: float = float("inf")
+) -> Line:
+    """At most so many collectives in each step. point: from so many on, the exercise's point is missed."""
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
@@ -266,6 +323,7 @@ def messages_in_step(most: int, what: str, *, hint: str = "", weight: float = 0.
                         f"{words.counted(most, what)} need {words.number(most)}. Each costs a latency.",
                         hint,
                         cause="operations",
+                        misses_point=count >= point,
                     )
         return RIGHT
 

@@ -125,16 +125,18 @@ def everyone_sees(deal: Deal, shards: Shards) -> Finding:
     verb = words.verb(missing, "is", "are")
     said = f"{deal}: {words.which('sample', missing)} {verb} on no rank."
     told = Sentence(said, "some samples are on no rank.")
+    own_orders = False
     if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
         hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
     elif all(len(shard) == deal.each for shard in shards):
+        own_orders = True
         hint = (
             "Ranks that shuffle each in an order of their own overlap, and miss others: draw one "
             "permutation, the same on every rank, from a generator seeded with seed + epoch."
         )
     else:
         hint = "Together the ranks must see every sample."
-    return wrong(told, hint, cause=f"missing {hint}")
+    return wrong(told, hint, cause=f"missing {hint}", misses_point=own_orders)
 
 
 def nobody_twice(deal: Deal, shards: Shards) -> Finding:
@@ -219,7 +221,7 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
         if isinstance(one, Finding) or isinstance(other, Finding):
             return one if isinstance(one, Finding) else other  # type: ignore[return-value]
         if one == other:
-            return RIGHT
+            return shared_generator(seen, asked)
         return wrong(
             "asked twice for the same epoch, it gives two different orders.",
             "Every rank asks for itself, and all must get parts of one order: draw from a generator "
@@ -227,6 +229,18 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
         )
 
     return Line("the same order whoever asks", judge, 1)
+
+
+def shared_generator(seen: Observed, asked: Asked) -> Finding:
+    """No call drew from the generators that the whole process shares, nor seeded them."""
+    if not any(seen.answer(k).get("random") for k in range(len(asked.calls))):
+        return RIGHT
+    return wrong(
+        f"{NAME} seeded or used the random generator that the whole process shares.",
+        "Whatever is drawn next, dropout or noise, would then be the same in every epoch. Draw from a "
+        "generator of your own: torch.Generator().manual_seed(seed + epoch).",
+        cause="shared generator",
+    )
 
 
 def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> Line:
@@ -247,9 +261,10 @@ def in_order(asked: Asked, deal: Deal) -> Line:
         right = [[k % deal.n for k in places[r :: deal.world_size]] for r in range(len(shards))]
         if shards == right:
             return RIGHT
+        rank = next(r for r in range(len(right)) if shards[r] != right[r])
         return wrong(
             Sentence(
-                f"{deal} gives rank 1 {shards[1]}; {right[1]} is expected.",
+                f"{deal} gives rank {rank} {shards[rank]}; {right[rank]} is expected.",
                 "with shuffle=False the ranks do not get the samples in order.",
             ),
             "Rank r takes the places r, r + world_size, r + 2 world_size, ...; after the last sample the "
@@ -275,7 +290,10 @@ def dropped(asked: Asked, deal: Deal) -> Line:
     return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)
 
 
-@exercise(points=6, objects=(NAME,), references=REFERENCE, refused=SAMPLER)
+@exercise(
+    points=6, objects=(NAME,), references=REFERENCE, refused=SAMPLER,
+    point="parts of one order, the same on all ranks",
+)  # fmt: skip
 def shard_indices(draw: Draw) -> Iterator[Case]:
     asked = Asked()
     many = 4 * draw.integer(6, 12) + draw.integer(1, 4)  # four ranks do not divide it

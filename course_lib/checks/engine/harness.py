@@ -21,6 +21,7 @@ import importlib
 import importlib.abc
 import math
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -174,17 +175,24 @@ def evaluate(
     """Call functions on plain arguments; an exception is an answer too.
 
     instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments];
-    instead of the arguments None: the object itself is the answer.
+    instead of the arguments None: the object itself is the answer. An answer says, too, whether the call
+    changed the state of a random generator that the process shares.
     """
     answers: list[dict] = []
     for index, args, *named in instructions["calls"]:
-        one = objects[index]
+        one, before = objects[index], random_state()
         try:
             value = one if args is None else one(*args, **(named[0] if named else {}))
             answers.append({"value": plain(value)})
         except Exception as error:
             answers.append({"error": describe(error)})
+        answers[-1]["random"] = random_state() != before
     return {"answers": answers}, {}
+
+
+def random_state() -> tuple[object, bytes]:
+    """That of Python's and of PyTorch's default generator."""
+    return random.getstate(), torch.default_generator.get_state().numpy().tobytes()
 
 
 def describe(error: Exception) -> list[str]:

@@ -257,7 +257,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: waits in the hook
-# says: nothing overlaps
+# says: while backward still runs: without that at most half
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -778,7 +778,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: one all-reduce for each parameter, in hooks
-# says: Copy the gradients of a bucket into one flat tensor
+# says: while backward still runs: without that at most half
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -1345,7 +1345,8 @@ class BucketedDataParallel(torch.nn.Module):
         self.start_again()
 
 
-# %% right: divides before, closes a bucket when it is full
+# %% wrong: divides before, closes a bucket when it is more than full
+# says: Close a bucket before
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -1535,3 +1536,186 @@ class BucketedDataParallel(torch.nn.Module):
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p)
         self.start_again()
+
+
+# %% wrong: no_sync leaves its flag as it is
+# says: reset the flag after
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.enabled = module, group, True
+        first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+        for one in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(one.data, first, group=group)
+        wanted = [p for p in module.parameters() if p.requires_grad][::-1]
+        self.rows, room = [[]], bucket_bytes
+        for p in wanted:
+            if p.nbytes > room and self.rows[-1]:
+                self.rows.append([])
+                room = bucket_bytes
+            self.rows[-1].append(p)
+            room -= p.nbytes
+        self.came, self.sent = set(), []
+        for p in wanted:
+            p.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, p):
+        if self.enabled:
+            self.came.add(p)
+            self.send(lambda row: all(q in self.came for q in row))
+
+    def send(self, ready):
+        for row in self.rows[len(self.sent) :]:
+            if not ready(row):
+                return
+            values = [p.grad if p.grad is not None else p.detach() * 0 for p in row]
+            message = torch.cat([v.reshape(-1) for v in values])
+            self.sent.append((dist.all_reduce(message, group=self.group, async_op=True), message))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def off():
+            self.enabled = False
+            yield
+
+        return off()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.send(lambda row: True)
+        for row, (handle, message) in zip(self.rows, self.sent):
+            handle.wait()
+            message /= dist.get_world_size(self.group)
+            start = 0
+            for p in row:
+                p.grad = message[start : start + p.numel()].reshape(p.shape)
+                start += p.numel()
+        self.came, self.sent = set(), []
+
+
+# %% wrong: what came in a step is never forgotten
+# says: Step 1 is right, and a later one is not
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.off = module, group, False
+        for t in list(module.parameters()) + list(module.buffers()):
+            dist.broadcast(t.detach(), group_src=0, group=group)
+        self.buckets, size = [], math.inf
+        for p in list(module.parameters())[::-1]:
+            if not p.requires_grad:
+                continue
+            if size + p.nbytes > bucket_bytes:
+                self.buckets.append({"params": [], "left": 0, "work": None})
+                size = 0
+            size += p.nbytes
+            self.buckets[-1]["params"].append(p)
+            self.buckets[-1]["left"] += 1
+            p.register_post_accumulate_grad_hook(lambda p, b=self.buckets[-1]: self.arrived(b))
+
+    def arrived(self, bucket):
+        if self.off:
+            return
+        bucket["left"] -= 1
+        for one in self.buckets:
+            if one["work"] is None:
+                if one["left"] > 0:
+                    break
+                self.leave(one)
+
+    def leave(self, bucket):
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket["params"]]
+        bucket["flat"] = torch.nn.utils.parameters_to_vector(parts)
+        bucket["work"] = dist.all_reduce(bucket["flat"], group=self.group, async_op=True)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        from contextlib import contextmanager
+
+        @contextmanager
+        def switched_off():
+            self.off = True
+            try:
+                yield
+            finally:
+                self.off = False
+
+        return switched_off()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        for bucket in self.buckets:
+            if bucket["work"] is None:
+                self.leave(bucket)
+            bucket["work"].wait()
+            offset = 0
+            for p in bucket["params"]:
+                share = bucket["flat"][offset : offset + p.numel()] / dist.get_world_size(
+                    self.group
+                )
+                p.grad = share.view(p.shape)
+                offset += p.numel()
+
+
+# %% wrong: what waits for a gradient that never comes is not sent
+# says: which never comes has to be sent
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.depth = module, group, 0
+        self.share = 1 / dist.get_world_size(group)
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.data, group=group, group_src=0)
+        trained = list(filter(lambda p: p.requires_grad, module.parameters()))
+        self.bounds, self.order, begin = [], trained[::-1], 0
+        for k, p in enumerate(self.order):
+            if sum(q.nbytes for q in self.order[begin : k + 1]) > bucket_bytes and k > begin:
+                self.bounds.append((begin, k))
+                begin = k
+        self.bounds.append((begin, len(self.order)))
+        self.place = {id(p): k for k, p in enumerate(self.order)}
+        self.ready, self.messages = [False] * len(self.order), []
+        for p in self.order:
+            p.register_post_accumulate_grad_hook(self.note)
+
+    def note(self, p):
+        if self.depth > 0:
+            return
+        self.ready[self.place[id(p)]] = True
+        while len(self.messages) < len(self.bounds):
+            first, last = self.bounds[len(self.messages)]
+            if not all(self.ready[first:last]):
+                break
+            flat = torch.cat([q.grad.ravel() for q in self.order[first:last]]) * self.share
+            self.messages.append((flat, dist.all_reduce(flat, async_op=True, group=self.group)))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        wrapper = self
+
+        class Quiet:
+            def __enter__(self):
+                wrapper.depth += 1
+
+            def __exit__(self, *error):
+                wrapper.depth -= 1
+
+        return Quiet()
+
+    def finish_gradient_synchronization(self):
+        with torch.no_grad():
+            for (first, last), (flat, work) in zip(self.bounds, self.messages):
+                work.wait()
+                sizes = [q.numel() for q in self.order[first:last]]
+                for q, part in zip(self.order[first:last], flat.split(sizes)):
+                    q.grad.copy_(part.reshape(q.shape))
+        self.ready, self.messages = [False] * len(self.order), []

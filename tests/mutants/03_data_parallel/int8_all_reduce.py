@@ -107,7 +107,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the error is not written
-# says: `error` was left as it was
+# says: nothing is lost for good: without that at most half
 BLOCK = 256
 
 
@@ -655,3 +655,41 @@ def int8_all_reduce(tensor, error, group=None):
     left[rank] += (mean - result[rank]) * n
     error.copy_(left.view(-1)[: tensor.numel()].reshape(error.shape))
     tensor.copy_(result.view(-1)[: tensor.numel()].reshape(tensor.shape))
+
+
+# %% wrong: the mean's rounding counts once
+# says: does not count N times
+BLOCK = 256
+
+
+def to_int8(x):
+    rows = torch.cat([x, x.new_zeros(-x.numel() % BLOCK)]).reshape(-1, BLOCK)
+    step = rows.abs().max(1).values / 127
+    whole = torch.round(rows / torch.where(step > 0, step, 1.0)[:, None])
+    return whole.to(torch.int8).reshape(-1)[: x.numel()], step
+
+
+def to_float(whole, step):
+    return whole.float() * torch.repeat_interleave(step, BLOCK)[: whole.numel()]
+
+
+@torch.no_grad()
+def int8_all_reduce(tensor, error, group=None):
+    me, n = dist.get_rank(group), dist.get_world_size(group)
+    wanted = (tensor + error).flatten()
+    shard = -(-wanted.numel() // n)
+    rows = list(torch.cat([wanted, wanted.new_zeros(n * shard - wanted.numel())]).split(shard))
+    said = [to_int8(row) for row in rows]
+    rest = [row - to_float(*one) for row, one in zip(rows, said)]
+    bits, steps = [torch.empty_like(s[0]) for s in said], [torch.empty_like(s[1]) for s in said]
+    dist.all_to_all_single(q := torch.cat(bits), torch.cat([s[0] for s in said]), group=group)
+    dist.all_to_all_single(s := torch.cat(steps), torch.cat([s[1] for s in said]), group=group)
+    heard = [to_float(a, b) for a, b in zip(q.chunk(n), s.chunk(n))]
+    mean = torch.stack(heard).mean(0)
+    told = to_int8(mean)
+    rest[me] = rest[me] + mean - to_float(*told)
+    dist.all_gather(bits, told[0], group=group)
+    dist.all_gather(steps, told[1], group=group)
+    out = torch.cat([to_float(a, b) for a, b in zip(bits, steps)])
+    tensor.copy_(out[: wanted.numel()].view_as(tensor))
+    error.copy_(torch.cat(rest)[: wanted.numel()].view_as(error))

@@ -528,3 +528,46 @@ class NaiveDataParallel(torch.nn.Module):
         parts = flat[: sum(p.numel() for p in held)].split([p.numel() for p in held])
         for p, part in zip(held, parts):
             p.grad = part.view_as(p)
+
+
+# %% wrong: frozen parameters keep what each rank drew
+# says: Only frozen parameters differ
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module = module
+        self.group = group
+        moving = [p.data for p in module.parameters() if p.requires_grad]
+        for one in (*moving, *module.buffers()):
+            dist.broadcast(one, group=group, group_src=0)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        for p in filter(lambda p: p.requires_grad, self.module.parameters()):
+            if p.grad is None:
+                p.grad = p.new_zeros(p.shape)
+            dist.all_reduce(p.grad, group=self.group)
+            p.grad.div_(dist.get_world_size(self.group))
+
+
+# %% wrong: handles are dropped
+# says: the gradient was read before its wait|under way|nobody waited|before wait
+class NaiveDataParallel(torch.nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module, self.group, self.n = module, group, dist.get_world_size(group)
+        everything = list(module.state_dict(keep_vars=True).values())
+        [dist.broadcast(one.data, group_src=0, group=group) for one in everything]
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            if p.requires_grad:
+                own = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad = own / self.n
+                dist.all_reduce(p.grad, group=self.group, async_op=True)

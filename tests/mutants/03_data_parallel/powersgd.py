@@ -399,3 +399,33 @@ class PowerSGD:
             dist.all_reduce(q, group=self.group)
             memory[0], memory[1] = q, g - p @ q.T
             g.copy_(p @ q.T)
+
+
+# %% wrong: a first Q of its own on every rank
+# says: every rank has to start from the same Q
+class PowerSGD:
+    def __init__(self, rank=2, group=None):
+        self.columns, self.group, self.kept = rank, group, {}
+        self.n = dist.get_world_size(group)
+        self.source = torch.Generator().manual_seed(77 + dist.get_rank())
+
+    def mean_of(self, x):
+        dist.all_reduce(x, group=self.group)
+        return x.div_(self.n)
+
+    @torch.no_grad()
+    def all_reduce(self, gradients):
+        for place, g in enumerate(gradients):
+            rows, *cols = g.shape
+            if len(cols) != 1 or min(rows, *cols) <= self.columns:
+                self.mean_of(g)
+                continue
+            if place not in self.kept:
+                fresh = torch.randn(cols[0], self.columns, generator=self.source)
+                self.kept[place] = fresh.to(g), g * 0
+            query, missed = self.kept[place]
+            wish = g + missed
+            basis, _ = torch.linalg.qr(self.mean_of(wish @ query))
+            query = self.mean_of(wish.mT @ basis)
+            g.copy_(basis @ query.mT)
+            self.kept[place] = query, wish - g

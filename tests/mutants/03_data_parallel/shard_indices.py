@@ -161,3 +161,38 @@ def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=Fa
     )
     sampler.set_epoch(epoch)
     return list(sampler)
+
+
+# %% wrong: seeds the generator of the whole process
+# says: generator that the whole process shares
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(n) if shuffle else torch.arange(n)
+    total = n // world_size * world_size if drop_last else -(-n // world_size) * world_size
+    order = order.repeat(1 + total // n)[:total]
+    return order.view(-1, world_size)[:, rank].tolist()
+
+
+# %% wrong: each rank draws from a seed of its own
+# says: the same on all ranks: without that at most half
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    import random
+
+    samples = list(range(n))
+    if shuffle:
+        random.Random(f"{seed} {epoch} {rank}").shuffle(samples)
+    count = n // world_size if drop_last else (n + world_size - 1) // world_size
+    while len(samples) < count * world_size:
+        samples = samples + samples
+    return samples[: count * world_size][rank::world_size]
+
+
+# %% wrong: every other rank's samples, backwards
+# says: takes the places r
+def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
+    place = torch.arange(n)
+    if shuffle:
+        place = torch.randperm(n, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+    most = math.floor(n / world_size) if drop_last else math.ceil(n / world_size)
+    chosen = [(world_size - 1 - rank) + k * world_size for k in range(most)]
+    return [int(place[c % n]) for c in chosen]

@@ -337,3 +337,60 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     tensor.copy_(mean.reshape(tensor.shape))
     asked[indices] = 0
     error.copy_(asked.reshape(error.shape))
+
+
+# %% wrong: k is cut off, not rounded
+# says: 7 elements of each rank were sent
+def topk_all_reduce(tensor, fraction, error, group=None):
+    n = dist.get_world_size(group)
+    total = (tensor + error).reshape(-1)
+    count = int(fraction * total.numel()) or 1
+    _, chosen = torch.topk(total.abs(), count)
+    pairs = [torch.empty(count, dtype=torch.int32) for _ in range(n)]
+    numbers = [torch.empty(count) for _ in range(n)]
+    dist.all_gather(pairs, chosen.to(torch.int32), group=group)
+    dist.all_gather(numbers, total[chosen], group=group)
+    mean = torch.zeros_like(total)
+    for where, what in zip(pairs, numbers):
+        mean[where.long()] += what
+    total[chosen] = 0
+    error.copy_(total.view_as(error))
+    tensor.copy_((mean / n).view_as(tensor))
+
+
+# %% wrong: the largest of the tensor, without the error
+# says: pick the largest of tensor \+ error
+def topk_all_reduce(tensor, fraction, error, group=None):
+    size, n = tensor.numel(), dist.get_world_size(group)
+    k = max(1, round(fraction * size))
+    index = tensor.flatten().abs().argsort(descending=True)[:k].int()
+    asked = tensor.flatten() + error.flatten()
+    indices = torch.empty(n * k, dtype=torch.int32)
+    values = torch.empty(n * k)
+    dist.all_gather_into_tensor(indices, index, group=group)
+    dist.all_gather_into_tensor(values, asked[index.long()], group=group)
+    result = torch.zeros(size).index_add_(0, indices.flatten().long(), values.flatten())
+    asked.index_fill_(0, index.long(), 0.0)
+    error.copy_(asked.reshape(error.shape))
+    tensor.copy_(result.div(n).reshape(tensor.shape))
+
+
+# %% wrong: divided by those that sent
+# says: or over those that sent an element
+def topk_all_reduce(tensor, fraction, error, group=None):
+    k = max(1, round(fraction * tensor.numel()))
+    x = tensor.add(error).ravel()
+    top = x.abs().sort(descending=True).indices[:k]
+    sums, senders = torch.zeros_like(x), torch.zeros_like(x)
+    members = dist.get_world_size(group)
+    box = torch.empty(members * k), torch.empty(members * k, dtype=torch.int32)
+    for landing, own in zip(box, (x[top], top.int())):
+        dist.all_gather_into_tensor(landing, own.contiguous(), group=group)
+    for r in range(members):
+        here = box[1][r * k : (r + 1) * k].long()
+        sums[here] += box[0][r * k : (r + 1) * k]
+        senders[here] += 1
+    kept = x.clone()
+    kept[top] = 0
+    error.copy_(kept.view_as(error))
+    tensor.copy_((sums / senders.clamp(min=1)).view_as(tensor))
