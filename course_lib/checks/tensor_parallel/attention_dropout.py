@@ -55,6 +55,27 @@ def kept(whole: Heads, y: Tensor) -> tuple[Tensor, bool]:
     return factors, bool((mixed - factors[..., None] * values).abs().max() < 1e-6)
 
 
+def of_masks(factors: Tensor) -> bool:
+    """Whether heads were dropped, and the others divided by 1 - P."""
+    scale = 1 / (1 - P)
+    return close(factors, scale * (factors > scale / 2).double())
+
+
+def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
+    """The output is that without dropout."""
+    line = values_line(run, title, weight=weight)
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        if found.ok:
+            return found
+        factors, alone = kept(whole, seen.tensors[members(seen)[0]][f"{run.name}.y"])
+        dropped = alone and of_masks(factors)
+        return replace(found, sentences=(*found.sentences, WHILE_TRAINING)) if dropped else found
+
+    return replace(line, judge=judge)
+
+
 def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
     """The output is that of some masks, which differ from rank to rank."""
 
@@ -67,8 +88,7 @@ def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
         factors, alone = kept(whole, y)
         if close(factors, torch.ones_like(factors)):
             return wrong("the output in training is that without dropout.", NOTHING)
-        scale = 1 / (1 - P)
-        if not alone or not close(factors, scale * (factors > scale / 2).double()):
+        if not alone or not of_masks(factors):
             return wrong("the output in training is that of no mask of the heads' weights.", OTHER)
         first, *others = factors.tensor_split(whole.n, 1)
         if all(close(one, first) for one in others):
@@ -94,11 +114,9 @@ def dropout_case(draw: Draw, n: int = 2, heads: int = 4) -> Case:
         make=([whole.width, heads], {"dropout": P}), seed=whole.seed, drawn=True,
     )  # fmt: skip
     after = replace(plain, name="evaluated", drawn=False, evaluates=True)
-    masks = masks_line(plain, whole, f"dropout={P}: other masks on every rank", 1.5)
+    masks = masks_line(plain, whole, f"dropout={P}: other masks on every rank", 4)
     agree = same_everywhere_line(
-        plain, "drawn", f"dropout={P}: the same random numbers behind it", AFTERWARDS, weight=0.5
+        plain, "drawn", f"dropout={P}: the same random numbers behind it", AFTERWARDS, weight=1
     )
-    nothing = values_line(
-        after, f"dropout={P}: nothing dropped after eval()", otherwise=WHILE_TRAINING, weight=0.5
-    )
+    nothing = nothing_line(after, whole, f"dropout={P}: nothing dropped after eval()", 0.5)
     return case(f"dropout, {n} ranks", [plain, after], [masks, then(masks, agree), nothing])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
 
 import torch
 from torch import Tensor
 
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.layers.lines import Mistake
+from course_lib.checks.engine.words import listing
 from course_lib.checks.tensor_parallel.whole import drawn_linear
 
 LR = 0.05
+USES = ("query", "key", "value")  # of x
+ORDER = (
+    "The layers are drawn in the order query, key, value, out, each whole; of the first three a rank keeps "
+    "the rows of its heads, of out the columns."
+)
 Parameters = list[
     Tensor
 ]  # weights of query, key, value and out, then their biases where there are any
@@ -49,6 +56,34 @@ def not_turned_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.transpose(1, 2).reshape(out.shape)
 
 
+def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A rank's features read as (head_dim, heads) and turned round, not as (heads, head_dim)."""
+    turned = (
+        one.flatten(-2).unflatten(-1, one.shape[:-3:-1]).transpose(-1, -2) for one in (q, k, v)
+    )
+    return attend(*turned)
+
+
+def features_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same, and what comes out is turned back."""
+    out = features_first(q, k, v)
+    return out.transpose(-1, -2).reshape(out.shape)
+
+
+def layer_sizes(width: int, features: int) -> list[tuple[int, int]]:
+    """Of query, key, value and out; features: those of all key heads."""
+    return [(width, width), *[(width, features)] * 2, (width, width)]
+
+
+def drawn_parameters(
+    seed: int, sizes: Sequence[tuple[int, int]], bias: bool, order: Sequence[int] = range(4)
+) -> Parameters:
+    """Of the four layers, which are drawn in that order."""
+    drawn = drawn_linear(seed, [sizes[place] for place in order], bias)
+    linears = [drawn[list(order).index(place)] for place in range(4)]
+    return [one.weight.detach() for one in linears] + [one.bias.detach() for one in linears if bias]
+
+
 @dataclass(frozen=True)
 class Heads:
     """Attention that n ranks share. With fewer kv_heads than ranks, ranks in succession hold the same one."""
@@ -66,12 +101,16 @@ class Heads:
         cls, draw: Draw, n: int, heads: int, kv_heads: int, head_dim: int, shape: Sequence[int], bias: bool
     ) -> Heads:  # fmt: skip
         seed, width = draw.integer(1, 1 << 30), heads * head_dim
-        sizes = [(width, width), *[(width, kv_heads * head_dim)] * 2, (width, width)]
-        linears = drawn_linear(seed, sizes, bias)
-        parameters = [one.weight.detach() for one in linears]
-        parameters += [one.bias.detach() for one in linears] if bias else []
+        parameters = drawn_parameters(seed, layer_sizes(width, kv_heads * head_dim), bias)
         x, g = (draw.normal(*shape, width, dtype=torch.float64) for _ in range(2))
         return cls(n, seed, heads, kv_heads, parameters, x, g)
+
+    def redrawn(self, kv_heads: int = 0, order: Sequence[int] = range(4)) -> Heads:
+        """The same with so many key heads, or with layers that are drawn in another order."""
+        kv_heads = kv_heads or self.kv_heads
+        sizes = layer_sizes(self.width, kv_heads * self.head_dim)
+        parameters = drawn_parameters(self.seed, sizes, len(self.parameters) > 4, order)
+        return replace(self, kv_heads=kv_heads, parameters=parameters)
 
     @property
     def width(self) -> int:
@@ -97,13 +136,17 @@ class Heads:
             kept += [one.tensor_split(parts)[index] for one in biases[1:3]]
         return kept
 
-    def term(self, own: Parameters, x: Tensor, how: Attend = attend, head_dim: int = 0) -> Tensor:
-        """What a rank with these parameters adds to the output."""
+    def term(
+        self, own: Parameters, x: Tensor | Sequence[Tensor], how: Attend = attend, head_dim: int = 0
+    ) -> Tensor:
+        """What a rank with these parameters adds to the output; x: one, or one for each of its three uses."""
         query, key, value, out, *biases = own
         biases = biases or [torch.zeros(()).double()] * 3
         q, k, v = (
-            (x @ weight.T + bias).unflatten(-1, (-1, head_dim or self.head_dim))
-            for weight, bias in zip((query, key, value), biases, strict=True)
+            (one @ weight.T + bias).unflatten(-1, (-1, head_dim or self.head_dim))
+            for one, weight, bias in zip(
+                [x] * 3 if isinstance(x, Tensor) else x, (query, key, value), biases, strict=True
+            )
         )
         return how(q, k, v).flatten(-2) @ out.T
 
@@ -112,6 +155,9 @@ class Heads:
     ) -> Tensor:
         terms = [self.term(self.own(k, parameters), x, how, head_dim) for k in range(self.n)]
         return sum(terms[1:], terms[0]) + self.last_bias(parameters)
+
+    def whole_output(self) -> Tensor:
+        return self.output(self.parameters, self.x)
 
     @staticmethod
     def last_bias(parameters: Parameters) -> Tensor:
@@ -150,6 +196,29 @@ class Heads:
         x = self.x.clone().requires_grad_()
         return torch.autograd.grad(self.term(self.own(k, self.parameters), x), x, self.g)[0]
 
+    def entering_alone(self, k: int, entering: Collection[int]) -> Tensor:
+        """Rank k's gradient of x where x enters the region for some of its USES alone."""
+
+        def of_uses(rank: int) -> Sequence[Tensor]:
+            uses = [self.x.clone().requires_grad_() for _ in range(3)]
+            term = self.term(self.own(rank, self.parameters), uses)
+            return torch.autograd.grad(term, uses, self.g)
+
+        of_all = [of_uses(rank) for rank in range(self.n)]
+        summed = [sum(one[use] for one in of_all) for use in entering]
+        return sum(summed, sum(of_all[k][use] for use in range(3) if use not in entering))
+
+    def dealt(self) -> Parameters:
+        """The parameters where rank k took heads k, k + n, ... of query, key and value, but of out a run."""
+        order = torch.cat([torch.arange(self.heads)[k :: self.n] for k in range(self.n)])
+        features = torch.arange(self.width).view(self.heads, -1)[order].flatten()
+        kept = (0, 1, 2, 4, 5, 6)
+        return [one[features] if i in kept else one for i, one in enumerate(self.parameters)]
+
+
+def other_orders() -> Iterator[tuple[int, ...]]:
+    return (order for order in permutations(range(4)) if order != (0, 1, 2, 3))
+
 
 def head_mistakes(whole: Heads) -> list[Mistake]:
     n, bias = whole.n, whole.last_bias(whole.parameters)
@@ -183,6 +252,15 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
             "by identity forward, all-reduce backward.",
             lambda k: {"grad.x": whole.term_gradient(k)},
         ),
+        *(
+            Mistake(
+                f"x enters the region for {listing([USES[use] for use in entering])} alone: its gradient is "
+                "summed over the ranks for all three. Let x enter once, before query, key and value.",
+                lambda k, entering=entering: {"grad.x": whole.entering_alone(k, entering)},
+            )
+            for count in (1, 2)
+            for entering in combinations(range(3), count)
+        ),
         Mistake(
             f"{n} times too large: a sum hands its gradient on as it is; after an all-reduce forward none is "
             "due backward.",
@@ -196,10 +274,15 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
     if whole.kv_heads < whole.heads:
         found += [
             Mistake(
+                f"kv_heads was not looked at: that is the output of {whole.heads} key and value heads; "
+                f"{whole.kv_heads} are asked for, and key and value have so many times head_dim features.",
+                lambda k: {"y": whole.redrawn(whole.heads).whole_output()},
+            ),
+            Mistake(
                 "Queries took key and value heads in turns; neighbours share one: query head h has head "
                 "h // (heads / kv_heads), as repeat_interleave gives them.",
                 output(in_turns),
-            )
+            ),
         ]
     if whole.copies > 1:
         found += [
@@ -210,6 +293,22 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
             )
         ]
     here = whole.heads // n
+    if whole.kv_heads == whole.heads and here > 1:
+        found += [
+            Mistake(
+                f"Rank k took every {n}th head of query, key and value, but of out the columns of heads that "
+                "lie side by side: a rank has one run of heads, the same of all four.",
+                lambda k: {"y": whole.output(whole.dealt(), whole.x)},
+            )
+        ]
+    found += [
+        Mistake(
+            "The rank's features were read as (head_dim, heads): a head's features lie side by side, "
+            "unflatten(-1, (heads, head_dim)).",
+            output(how),
+        )
+        for how in (features_first, features_last)
+    ]
     if here != whole.head_dim and whole.kv_heads == whole.heads:
         found += [
             Mistake(
@@ -226,4 +325,7 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
                 output(attend, whole.head_dim // n),
             )
         ]
-    return found
+    return found + [
+        Mistake(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
+        for order in other_orders()
+    ]

@@ -31,6 +31,10 @@ WHOLE_WEIGHT = (
     "The whole weight is still there: a slice is a view, and keeps all that it is a view of; so does an "
     "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
 )
+NOT_FOLLOWED = (
+    "x was cut by something that autograd does not follow: `part` detaches, and is for parameters. "
+    "`own_features` takes the rank's features of x, and its backward gathers their gradient."
+)
 UNEVEN = (
     "The last features belong to nobody: cut as torch.tensor_split does, where the first parts are longer, "
     "or raise a ValueError that says which numbers do not fit."
@@ -47,11 +51,12 @@ def both_ways(
     """A line for the parameters and the output, and one for the gradients."""
     backward = [name for name in run.wanted[0] if name.startswith("grad.")]
     forward = [name for name in run.wanted[0] if name not in backward]
+    parameters = [name for name in forward if name.startswith("p.")]
     return [
         values_line(
             run, f"{title}: {what}", names=names, weight=weight, mistakes=mistakes, misfit=misfit
         )
-        for what, names in (("output", forward), ("gradients", backward))
+        for what, names in (("output", forward), ("gradients", [*parameters, *backward]))
     ]
 
 
@@ -199,8 +204,8 @@ def row_run(
         if whole.bias is not None:
             one["p.bias"] = whole.bias
         one["y"] = whole.y
-        one["grad.x"] = whole.part(k, whole.for_x, -1) if parallel else whole.for_x
         one["grad.p.weight"] = whole.part(k, whole.for_weight, 1)
+        one["grad.x"] = whole.part(k, whole.for_x, -1) if parallel else whole.for_x
         if whole.bias is not None:
             one["grad.p.bias"] = whole.for_bias
         wanted.append(one)
@@ -208,6 +213,11 @@ def row_run(
         name, inputs, wanted, [whole.g] * whole.n, seed=whole.seed, refuses=refuses,
         make=([whole.size_in, whole.size_out], {"bias": bias, "input_is_parallel": parallel}),
     )  # fmt: skip
+
+
+def unfollowed(name: str, came: str, k: int) -> str:
+    """A whole x without a gradient, though the weight has one, which is looked at first."""
+    return NOT_FOLLOWED if (name, came) == ("grad.x", "None") else ""
 
 
 def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float) -> list[Line]:
@@ -223,8 +233,13 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
         if parallel
         else "One all-gather of the parts of the gradient of x, and nothing else."
     )
+    known = row_misfit(whole, parallel)
+
+    def whole_misfit(name: str, came: str, k: int) -> str:
+        return ("" if parallel else unfollowed(name, came, k)) or known(name, came, k)
+
     return [
-        *both_ways(run, title, weight, row_mistakes(whole, parallel), row_misfit(whole, parallel)),
+        *both_ways(run, title, weight, row_mistakes(whole, parallel), whole_misfit),
         sent_line(
             run, "forward", [forward] * whole.n, most=[padded] * whole.n, weight=weight / 2,
             title=f"{title}: bytes forward",
@@ -264,7 +279,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
         [
             *row_lines(run, whole, False, "the whole x, no bias, group {1, 2}", 1),
             values_or_refusal_line(
-                odd, "7 features, 2 ranks", (7, 2), mistakes=row_mistakes(uneven, False),
+                odd, "7 features, 2 ranks", (7, 2), mistakes=row_mistakes(uneven, False), misfit=unfollowed,
                 otherwise=UNEVEN, weight=1,
             ),
         ],

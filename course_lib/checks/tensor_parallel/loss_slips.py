@@ -13,12 +13,23 @@ from course_lib.checks.tensor_parallel.losses import UPSTREAM, Loss
 from course_lib.checks.tensor_parallel.shared import FACTOR_N
 from course_lib.facts import chunk_sizes
 
+OWN_LENGTH = 0  # a rank's first token is counted by as many logits as it has itself
 Choice = Callable[[int], Tensor]  # rank -> for each target the place where its logit is looked for
 
+LOCAL_SOFTMAX = (
+    "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
+)
 OWN_LARGEST = (
     "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
     "been the same: agree on the largest first, by an all-reduce with MAX."
 )
+
+
+def first_token(loss: Loss) -> str:
+    return (
+        f"The rank's first token is counted wrong: {loss.n} ranks do not divide {loss.vocab}. Of parts as "
+        "torch.tensor_split cuts them the first ones are one longer."
+    )
 
 
 def _own_sums(loss: Loss) -> Tensor:
@@ -55,20 +66,25 @@ def of_value(loss: Loss) -> list[Mistake]:
             largest = largest + loss.part(k, loss.logits).amax(-1).masked_fill(loss.local(k)[1], 0)
         return loss.y((_own_sums(loss).log() + largest - loss.of_target) * loss.counts)
 
-    def counted_from(each: int) -> Tensor:
-        """Where every rank counts from rank * each."""
-        found = torch.zeros(())
+    def owners_softmax() -> Tensor:
+        """The loss of each target over the logits of the rank that has it, and 0 from the others."""
+        own_sums = torch.zeros(())
         for k in range(n):
-            logits, local = loss.part(k, loss.logits), loss.target - k * each
+            local = loss.part(k, loss.logits).logsumexp(-1)
+            own_sums = own_sums + local.masked_fill(loss.local(k)[1], 0)
+        return loss.y((own_sums - loss.of_target) * loss.counts)
+
+    def counted_from(each: int, taken_off: Tensor) -> Tensor:
+        """Where every rank counts from rank * each, or OWN_LENGTH; taken_off: of all logits before that."""
+        found = taken_off
+        for k in range(n):
+            logits = loss.part(k, loss.logits)
+            local = loss.target - k * (each or logits.shape[-1])
             here = (local >= 0) & (local < logits.shape[-1])
-            found = found + logits.gather(-1, local.where(here, 0)[..., None])[..., 0].where(
-                here, 0
-            )
+            at_target = logits.gather(-1, local.where(here, 0)[..., None])[..., 0] - taken_off
+            found = found + at_target.where(here, 0)
         return loss.y((loss.lse - found) * loss.counts)
 
-    local_softmax = (
-        "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
-    )
     wrong_shard = (
         "The target's logit was taken on ranks that do not have it: it is on one rank alone, counted from "
         "its first token; the others add 0."
@@ -80,28 +96,31 @@ def of_value(loss: Loss) -> list[Mistake]:
     some_ignored = int(counted) < everything
     rest = (loss.lse * ~loss.counts).sum()
     first_logit = (loss.logits[..., 0] * ~loss.counts).sum()
+    largest = (loss.logits.amax(-1) * ~loss.counts).sum()
+    at_index = (loss.logits[..., max(loss.ignored, 0)] * ~loss.counts).sum()
     counted_too = [
         loss.each.sum() / everything,
         *(
             (loss.each.sum() + more) / by
-            for more in (rest, rest - first_logit)
+            for more in (rest, rest - first_logit, rest - largest, rest - at_index)
             for by in (everything, counted)
         ),
     ]
     return [
-        Mistake(local_softmax, lambda k: {"y": alone(k, loss.of_target)}),
-        Mistake(local_softmax, lambda k: {"y": alone(k, own(k))}),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
         *(
             Mistake(wrong_shard, lambda k, at=at: {"y": summed(at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
         *(
             Mistake(
-                f"The rank's first token is counted wrong: {n} ranks do not divide {loss.vocab}. Of parts as "
-                "torch.tensor_split cuts them the first ones are one longer.",
-                lambda k, each=each: {"y": counted_from(each)},
+                first_token(loss),
+                lambda k, each=each, one=one: {"y": counted_from(each, one)},
             )
-            for each in (loss.vocab // n, -(-loss.vocab // n))
+            for one in (torch.zeros(()), loss.logits.amax(-1))
+            for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
             if loss.vocab % n
         ),
         Mistake(
@@ -159,8 +178,20 @@ def of_gradient(loss: Loss) -> list[Mistake]:
         places = own.argmax(-1, keepdim=True)
         return rows.scatter_add(-1, places, -rows.sum(-1, keepdim=True))
 
-    def ignored(k: int) -> Tensor:
-        return UPSTREAM / loss.counts.sum() * loss.part(k, soft - loss.one_hot)
+    def owners_local(k: int) -> Tensor:
+        """The gradient of a softmax over the own logits, for targets that are here."""
+        return local(k) * ~loss.local(k)[1][..., None]
+
+    def ignored(k: int, by: int, one_hot: Tensor) -> Tensor:
+        return UPSTREAM / by * loss.part(k, soft - one_hot)
+
+    def counted_from(k: int, each: int) -> Tensor:
+        """With 1 taken off where a rank finds the target that counts from rank * each."""
+        size = chunk_sizes(loss.vocab, loss.n)[k]
+        at = loss.target - k * (each or size)
+        here = loss.counts & (at >= 0) & (at < size)
+        rows = loss.part(k, soft) - F.one_hot(at.where(here, 0), size) * here[..., None]
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
 
     counted, everything = int(loss.counts.sum()), loss.target.numel()
     every_rank = (
@@ -181,8 +212,16 @@ def of_gradient(loss: Loss) -> list[Mistake]:
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
         Mistake(
-            "The softmax is over the rank's own logits: divide by the sum of exponentials of all ranks.",
+            LOCAL_SOFTMAX,
             lambda k: {"grad.logits": local(k)},
+        ),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
+        *(
+            Mistake(
+                first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)}
+            )
+            for each in (loss.vocab // loss.n, -(-loss.vocab // loss.n), OWN_LENGTH)
+            if loss.vocab % loss.n
         ),
         Mistake(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
         Mistake(
@@ -197,9 +236,13 @@ def of_gradient(loss: Loss) -> list[Mistake]:
     ]  # fmt: skip
     if counted < everything:
         found += [
-            Mistake(
-                "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
-                lambda k: {"grad.logits": ignored(k)},
+            *(
+                Mistake(
+                    "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
+                    lambda k, by=by, one_hot=one_hot: {"grad.logits": ignored(k, by, one_hot)},
+                )
+                for by in (counted, everything)
+                for one_hot in (loss.one_hot, loss.one_hot_of_all)
             ),
             Mistake(
                 f"Divided by all targets: the mean is over the {counted} that count.",

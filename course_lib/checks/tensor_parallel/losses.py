@@ -78,6 +78,12 @@ class Loss:
     def one_hot(self) -> Tensor:
         return F.one_hot(self.target.where(self.counts, 0), self.vocab) * self.counts[..., None]
 
+    @property
+    def one_hot_of_all(self) -> Tensor:
+        """With the ignored targets, where they are tokens."""
+        there = self.target >= 0
+        return F.one_hot(self.target.where(there, 0), self.vocab) * there[..., None]
+
     def y(self, each: Tensor | None = None) -> Tensor:
         return (self.each if each is None else each).sum() / self.counts.sum()
 

@@ -239,6 +239,11 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if "created in no_grad mode" in text:
+        return (
+            "A collective was called on a tensor with a graph, and autograd does not follow it: what arrives "
+            "has no gradient to give back. Gather with `gather_parts`, whose backward keeps the own part."
+        )
     if "inplace operation" in text or "in-place operation" in text:
         return "A collective overwrote what autograd needs, or the caller's tensor: communicate in a copy."
     if "does not require grad" in text:

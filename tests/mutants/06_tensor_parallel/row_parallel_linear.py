@@ -967,6 +967,45 @@ class RowParallelLinear(torch.nn.Module):
         return self.linear(x)
 
 
+# %% wrong: x is cut behind autograd's back
+# says: x was cut by something that autograd does not follow
+class RowParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
+        super().__init__()
+        self.rank, n = dist.get_rank(group), dist.get_world_size(group)
+        whole = torch.nn.Linear(in_features, out_features, bias=bias)
+        columns = whole.weight.detach().tensor_split(n, 1)
+        self.sizes = [one.shape[1] for one in columns]
+        self.weight = torch.nn.Parameter(columns[self.rank].clone())
+        self.bias = whole.bias
+        self.split, self.group = not input_is_parallel, group
+
+    def forward(self, x):
+        if self.split:
+            x = x.detach().split(self.sizes, -1)[self.rank].contiguous()
+        y = x @ self.weight.T
+        with torch.no_grad():
+            dist.all_reduce(y, group=self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: the sum is begun on a tensor with a graph
+# says: warned: a collective has no backward
+class RowParallelLinear(torch.nn.Linear):
+    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
+        super().__init__(in_features, out_features, bias)
+        if not input_is_parallel or in_features % dist.get_world_size(group):
+            raise ValueError(f"{in_features} features, {dist.get_world_size(group)} ranks")
+        own = self.weight.detach().chunk(dist.get_world_size(group), 1)[dist.get_rank(group)]
+        self.weight = torch.nn.Parameter(own.clone())
+        self.summed_over = group
+
+    def forward(self, x):
+        terms = torch.matmul(x, self.weight.t())
+        dist.all_reduce(terms, group=self.summed_over)
+        return terms if self.bias is None else terms + self.bias
+
+
 # %% right: any size, by tensor_split; summed in place
 class Own(torch.autograd.Function):
     @staticmethod

@@ -665,6 +665,116 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
     return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
 
 
+# %% wrong: each target's softmax over the logits of its rank
+# says: softmax is over the rank's own logits
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    first = sum(
+        len(one)
+        for one in torch.arange(vocab_size).tensor_split(dist.get_world_size(group))[
+            : dist.get_rank(group)
+        ]
+    )
+    place = target - first
+    elsewhere = (place < 0) | (place >= logits.shape[-1]) | (target == ignore_index)
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    found = torch.gather(logs, -1, place.masked_fill(elsewhere, 0)[..., None]).squeeze(-1)
+    return (
+        -Total.apply(found.masked_fill(elsewhere, 0), group).sum() / target.ne(ignore_index).sum()
+    )
+
+
+# %% wrong: the first token counted by the rank's own logits
+# says: first token is counted wrong
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    logits = logits.float()
+    start = dist.get_rank(group) * logits.shape[-1]
+    with torch.no_grad():
+        largest = logits.max(-1, keepdim=True).values
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest
+    here = (target >= start) & (target < start + logits.shape[-1]) & (target != ignore_index)
+    index = torch.where(here, target - start, 0)
+    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+    numbers = Total.apply(torch.stack([shifted.exp().sum(-1), own]), group)
+    loss = numbers[0].log() - numbers[1]
+    return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
+
+
+# %% wrong: ignore_index is not looked at
+# says: Ignored targets were counted
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    each, longer = divmod(vocab_size, n)
+    start = rank * each + min(rank, longer)
+    logits = logits.float()
+    with torch.no_grad():
+        largest = logits.max(-1, keepdim=True).values
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest
+    here = (target >= start) & (target < start + logits.shape[-1])
+    index = torch.where(here, target - start, 0)
+    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+    numbers = Total.apply(torch.stack([shifted.exp().sum(-1), own]), group)
+    loss = numbers[0].log() - numbers[1]
+    return loss.mean()
+
+
+# %% wrong: the sum is begun on a tensor with a graph
+# says: warned: a collective has no backward
+def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    each, longer = divmod(vocab_size, n)
+    start = rank * each + min(rank, longer)
+    logits = logits.float()
+    with torch.no_grad():
+        largest = logits.max(-1, keepdim=True).values
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest
+    here = (target >= start) & (target < start + logits.shape[-1]) & (target != ignore_index)
+    index = torch.where(here, target - start, 0)
+    own = torch.where(here, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+    numbers = torch.stack([shifted.exp().sum(-1), own])
+    dist.all_reduce(numbers, group=group)
+    loss = numbers[0].log() - numbers[1]
+    return loss.masked_fill(target == ignore_index, 0).sum() / (target != ignore_index).sum()
+
+
 # %% right: composed of autograd's own operations
 class Total(torch.autograd.Function):
     @staticmethod

@@ -165,6 +165,7 @@ def values_or_refusal_line(
     numbers: Sequence[int],
     *,
     mistakes: Iterable[Mistake] = (),
+    misfit: Callable[[str, str, int], str] | None = None,
     otherwise: str = "",
     weight: float = 1.0,
 ) -> Line:
@@ -179,8 +180,11 @@ def values_or_refusal_line(
             said = Sentence(f"it was refused: {text}", "it was refused.")
             which = words.listing(numbers)
             return wrong(at(place, said), f"Say in the sentence which numbers do not fit: {which}.")
-        finding = differs(run, seen, (), tuple(mistakes), lambda *_: otherwise, otherwise)
-        return finding or RIGHT
+        return differs(run, seen, (), tuple(mistakes), cause, otherwise) or RIGHT
+
+    def cause(name: str, came: str, k: int) -> str:
+        said = misfit(name, came, k) if misfit else ""
+        return said or ("" if came == "None" else otherwise)
 
     return Line(title, judge, weight, "shape")
 
