@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from course_lib.checks.engine.case import Case, Draw, Observed, exercise
+from course_lib.checks.engine import words
+from course_lib.checks.engine.case import (
+    ANY,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
 from course_lib.checks.engine.training import lines
+from course_lib.checks.engine.training.single import Training
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
@@ -32,6 +45,14 @@ EARLY = (
     "whose input needs no gradient, as the first block's, fires too early for that."
 )
 
+TIED = (
+    "Here a weight is shared by two blocks, too: in forward the first of them must not free it for the "
+    "second. Give it to the unit of the whole module."
+)
+COPIES = (
+    "full_state_dict() gives copies, param.detach().clone(), made while the unit is gathered: the parameter "
+    "itself is empty once the unit has been freed."
+)
 TRAPS = (
     "A weight that two blocks share is one parameter: give it to the unit of the whole module, and keep it "
     "there from the first use to the last. A block may be used twice in one forward; a frozen one has no "
@@ -42,8 +63,11 @@ TRAPS = (
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if said := lines.group_trouble(case_of_it, text):
         return said
+    if "with a storage that was freed" in text:
+        return COPIES
     if kind == "died" or "out of bounds for storage" in text or "setStorage" in text:
-        return EARLY
+        tied = "tied" in case_of_it.title
+        return f"{EARLY} {TIED}" if tied else EARLY
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."
     if "cannot register a hook on a tensor that doesn't require gradient" in text:
@@ -72,6 +96,8 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         told = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
         if model == "traps":
             told.insert(0, start_line(training))
+        if model == "frozen":
+            told.append(all_shards(training))
         return case(RECIPE, training, title, told)
 
     yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
@@ -83,26 +109,69 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         yield one(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
     training = wide(draw, RANKS)
     share = WHOLE / RANKS
+    between = lines.held_line(
+        [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
+         ("after two steps", 4, 2 * share)],
+        slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
+        point=0.95 * WHOLE,
+    )  # fmt: skip
+    at_last = lines.held_line(
+        [("after full_state_dict(), the check's own copy of all parameters included", 5,
+          2 * share + WHOLE)],
+        slack=SLACK, hint=lambda ratio: COPIES_ALONE, weight=1.5,
+        title="nothing stays gathered after full_state_dict()",
+    )  # fmt: skip
     yield case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
             step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5),
-            lines.held_line(
-                [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
-                 ("after two steps", 4, 2 * share)],
-                slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
-                point=0.95 * WHOLE,
-            ),
+            between,
             lines.held_line(
                 [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,
                 title="memory after backward: 3P/N",
             ),
+            because_of(at_last, between),
             lines.peak_line(
                 3 * share + 3 * BLOCK, slack=SLACK, hint=peak_hint, weight=5,
                 title="peak of memory: 3P/N and a block at a time",
             ),
         ],
     )  # fmt: skip
+
+
+def because_of(line: Line, earlier: Line) -> Line:
+    """The line, which has the same cause as the earlier one where that fails, too."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok or earlier.judge(seen).ok else replace(found, cause=ANY)
+
+    return replace(line, judge=judge)
+
+
+COPIES_ALONE = (
+    "full_state_dict() left a unit gathered: copy what it holds (detach().clone()), and free it."
+)
+
+
+def all_shards(training: Training) -> Line:
+    """The ranks' parameters() have together a part of every parameter, frozen ones too."""
+    whole = sum(p.numel() for p in training.built().parameters())
+
+    def judge(seen: Observed) -> Finding:
+        told = [values.get("elements") for values in seen.values]
+        got = sum(one for one in told if type(one) is int)
+        if got >= whole:
+            return RIGHT
+        return wrong(
+            f"parameters() has {words.number(got)} elements on all ranks together; all parameters have "
+            f"{words.number(whole)}.",
+            "A frozen parameter has a shard, too: parameters() gives all of them, and requires_grad says "
+            "which are trained.",
+            cause="shards",
+        )
+
+    return Line("parameters(): shards of frozen ones, too", judge, 1)
 
 
 def bytes_hint(ratio: float, seen: Observed) -> str:

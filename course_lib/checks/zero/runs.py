@@ -214,7 +214,7 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.d
         )
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
         return (
-            "Some parameters did not change on any rank: their gradients never left. A bucket with a "
+            "Some parameters did not change on any rank: their gradients never left. A bucket or unit with a "
             "parameter that gets no gradient is never full; when backward is over, send what is left."
         )
     if n > 1 and stale <= 2 * n:

@@ -1633,3 +1633,203 @@ class Zero3Module(torch.nn.Module):
 
     def full_state_dict(self):
         return {name: p.full_tensor() for name, p in self.module.named_parameters()}
+
+
+# %% wrong: full_state_dict leaves what it gathered
+# says: left a unit gathered
+PIECES = {}
+
+
+def bring(key):
+    params, flat, shard, group = PIECES[key]
+    if flat.untyped_storage().nbytes() == 0:
+        flat.untyped_storage().resize_(flat.nbytes)
+        with torch.no_grad():
+            dist.all_gather_into_tensor(flat, shard.data, group=group)
+
+
+def drop(key):
+    PIECES[key][1].untyped_storage().resize_(0)
+
+
+def hand_in(key):
+    params, flat, shard, group = PIECES[key]
+    n = dist.get_world_size(group)
+    row = torch.zeros_like(shard).repeat(n).detach()
+    place = 0
+    for p in params:
+        if p.grad is not None:
+            row[place : place + p.numel()] = p.grad.flatten()
+            p.grad = None
+        place += p.numel()
+    own = torch.zeros_like(shard.data)
+    dist.reduce_scatter_tensor(own, row.div_(n), group=group)
+    shard.grad = own if shard.grad is None else shard.grad + own
+
+
+class Zero3Module(torch.nn.Module):
+    def __init__(self, module, *, group=None):
+        super().__init__()
+        self.inner, self.keys, self.begun = module, [], set()
+        times = {}
+        for block in set(module.blocks):
+            for p in block.parameters():
+                times[p] = times.get(p, 0) + 1
+        taken = set()
+        for where in [*dict.fromkeys(module.blocks), module]:
+            for trained in (True, False):
+                own = []
+                for p in where.parameters():
+                    alone = times.get(p, 0) < 2 or where is module
+                    if p.requires_grad == trained and alone and p not in taken:
+                        own.append(p)
+                if own:
+                    taken.update(own)
+                    self.add(where, own, trained, group)
+
+    def add(self, where, own, trained, group):
+        key, n = (id(self), len(self.keys)), dist.get_world_size(group)
+        row = torch.cat([p.data.flatten() for p in own])
+        flat = torch.zeros(-(-len(row) // n) * n, dtype=row.dtype)
+        flat[: len(row)] = row
+        dist.broadcast(flat, group_src=0, group=group)
+        shard = flat.view(n, -1)[dist.get_rank(group)].clone()
+        PIECES[key] = own, flat, torch.nn.Parameter(shard, requires_grad=trained), group
+        place = 0
+        for p in own:
+            p.data = flat[place : place + p.numel()].view_as(p)
+            place += p.numel()
+            if trained:
+                p.register_post_accumulate_grad_hook(lambda _: self.one_more(key))
+        self.keys.append(key)
+        drop(key)
+        where.register_forward_pre_hook(lambda *_: bring(key))
+        where.register_forward_hook(lambda m, a, out: self.over(key, out))
+
+    def over(self, key, out):
+        drop(key)
+        if out.requires_grad:
+            out.register_hook(lambda grad: self.again(key))
+
+    def again(self, key):
+        bring(key)
+        if not self.begun:
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        self.begun.add(key)
+
+    def one_more(self, key):
+        if all(p.grad is not None for p in PIECES[key][0]):
+            hand_in(key)
+            drop(key)
+            self.begun.add((key, "sent"))
+
+    def rest(self):
+        for key in self.keys:
+            if key in self.begun and (key, "sent") not in self.begun:
+                if PIECES[key][2].requires_grad:
+                    hand_in(key)
+            drop(key)
+        self.begun = set()
+
+    def forward(self, *args):
+        return self.inner(*args)
+
+    def parameters(self, recurse=True):
+        return iter([PIECES[key][2] for key in self.keys])
+
+    def full_state_dict(self):
+        for key in self.keys:
+            bring(key)
+        return {name: p.detach().clone() for name, p in self.inner.named_parameters()}
+
+
+# %% wrong: full_state_dict gives the parameters themselves, and frees them
+# says: full_state_dict\(\) gives copies
+class Zero3Module(torch.nn.Module):
+    def __init__(self, module, *, group=None):
+        super().__init__()
+        self.module, self.group, self.cut = module, group, {}
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        for name, p in module.named_parameters():
+            dist.broadcast(p.data, group_src=0, group=group)
+            row = torch.nn.functional.pad(p.data.flatten(), (0, -p.numel() % n))
+            mine = torch.nn.Parameter(row.chunk(n)[rank].clone(), requires_grad=p.requires_grad)
+            p.data = row[: p.numel()].view(p.shape)
+            self.cut[name] = p, row, mine
+        self.empty()
+
+    def fill(self):
+        for _, row, mine in self.cut.values():
+            row.untyped_storage().resize_(row.nbytes)
+            with torch.no_grad():
+                dist.all_gather_into_tensor(row, mine.data, group=self.group)
+
+    def empty(self):
+        for _, row, _ in self.cut.values():
+            row.untyped_storage().resize_(0)
+
+    def forward(self, x):
+        self.fill()
+        return self.module(x)
+
+    def parameters(self, recurse=True):
+        return iter([mine for _, _, mine in self.cut.values()])
+
+    def full_state_dict(self):
+        self.fill()
+        state = {name: p.data for name, (p, _, _) in self.cut.items()}
+        self.empty()
+        return state
+
+
+# %% wrong: frozen parameters have no shards
+# says: A frozen parameter has a shard, too
+class Zero3Module(torch.nn.Module):
+    def __init__(self, module, *, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        self.n, self.waiting = dist.get_world_size(group), False
+        for p in module.parameters():
+            dist.broadcast(p.detach(), group_src=0, group=group)
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        rows = self.rows(self.trained)
+        self.shard = torch.nn.Parameter(rows[dist.get_rank(group)].clone())
+        for p in self.trained:
+            p.register_hook(lambda grad: self.soon())
+
+    def rows(self, tensors):
+        line = torch.nn.utils.parameters_to_vector(tensors).detach()
+        return torch.cat([line, line.new_zeros(-line.numel() % self.n)]).view(self.n, -1)
+
+    def soon(self):
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.reduce)
+
+    def reduce(self):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.trained]
+        own = torch.zeros_like(self.shard.data)
+        dist.reduce_scatter_tensor(own, self.rows(grads).flatten() / self.n, group=self.group)
+        self.shard.grad = own if self.shard.grad is None else self.shard.grad + own
+        for p in self.trained:
+            p.grad = None
+        self.waiting = False
+
+    @torch.no_grad()
+    def gather(self):
+        whole = self.shard.new_empty(self.n * len(self.shard))
+        dist.all_gather_into_tensor(whole, self.shard.detach(), group=self.group)
+        sizes = [p.numel() for p in self.trained]
+        for p, part in zip(self.trained, whole[: sum(sizes)].split(sizes)):
+            p.copy_(part.view_as(p))
+
+    def forward(self, x):
+        self.gather()
+        return self.module(x)
+
+    def parameters(self, recurse=True):
+        yield self.shard
+
+    def full_state_dict(self):
+        self.gather()
+        return {name: p.detach().clone() for name, p in self.module.named_parameters()}

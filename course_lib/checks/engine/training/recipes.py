@@ -15,8 +15,9 @@ Instructions of all of them:
 A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
 names in the model; and values: "passes" and "highest" (see `watching.Watch`), "held" and "begun"
-(bytes held, and operations begun so far: after the model was wrapped, and after each backward and each
-step), "without" (gradients that are None; zeros stand for them).
+(bytes held, and operations begun so far: after the model was wrapped, after each backward and each
+step, and of a sharded module after its last full_state_dict()), "without" (gradients that are None; zeros
+stand for them), "elements" (those that a sharded module's parameters() have on this rank).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.training import toys, watching
 from course_lib.runtime.backend import device
 
+_Tensor = torch.Tensor
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
 _mse = nn.functional.mse_loss
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
@@ -71,11 +73,11 @@ class Session:
                 tensor = _zeros_like(self.named[name])
             self.tensors[full] = _clone(_detach(tensor))
 
-    def moment(self) -> None:
+    def moment(self, training: bool = True) -> None:
         """A backward or a step is over: note what is held, and how many operations were begun."""
         if self.given.get("memory"):
             watching.settle()
-        self.held.append(self.watch.held(len(self.held)))
+        self.held.append(self.watch.held(len(self.held), training))
         self.begun.append(watching.begun_and_waited()[0])
 
     def started(self, whole: Whole | None = None) -> None:
@@ -198,6 +200,10 @@ def sharded_module(objects: list, tensors: dict, groups: list, instructions: dic
 
     def whole() -> list[tuple[str, torch.Tensor]]:
         state = wrapped.full_state_dict()
+        for name in names:
+            given = state[name]
+            if isinstance(given, _Tensor) and given.untyped_storage().nbytes() < given.nbytes:
+                raise RuntimeError(f"full_state_dict() gave {name} with a storage that was freed")
         return [(name, state[name]) for name in names]
 
     make, defaults = session.optimizer()
@@ -208,4 +214,6 @@ def sharded_module(objects: list, tensors: dict, groups: list, instructions: dic
         optimizer.step()
         optimizer.zero_grad()
         session.stepped(step, whole)
-    return session.told()
+    session.moment(training=False)
+    values, tensors = session.told()
+    return values | {"elements": sum(p.numel() for p in wrapped.parameters())}, tensors

@@ -84,12 +84,16 @@ class Watch:
     def above(self) -> int:
         return held_here() - (self.base or 0)
 
-    def held(self, place: int) -> int | None:
-        """Bytes held now, above `base`; what nobody refers to any more is given back first."""
+    def held(self, place: int, training: bool = True) -> int | None:
+        """Bytes held now, above `base`; what nobody refers to any more is given back first.
+
+        training: False when it is over, and what is kept to be told counts as well: it is no peak.
+        """
         if self.base is None:
             return None
         _collect()
-        self.look()
+        if training:
+            self.look()
         return self.patience.measured(f"held.{place}", self.above)
 
 
@@ -118,9 +122,9 @@ def settle(numel: int = COOL) -> None:
     recorder.set_state(rows.RUNNING)
 
 
-def settled(steps: int) -> tuple[int, ...]:
-    """Bytes of each sum of `settle` in a run: once to warm up, at its start, and twice in each step."""
-    return (4 * WARM,) * SUMS + (4 * COOL,) * SUMS * (1 + 2 * steps)
+def settled(moments: int) -> tuple[int, ...]:
+    """Bytes of each sum of `settle` in a run: once to warm up, and at each moment that is measured."""
+    return (4 * WARM,) * SUMS + (4 * COOL,) * SUMS * moments
 
 
 def give_back_at_once() -> None:

@@ -39,10 +39,12 @@ def case(
         rank: RankSide({}, training.instructions(k) | own, wanted) for k, rank in enumerate(ranks)
     }
     watched = training.more.get("memory")
+    # at the start, twice in each step, and after the last full_state_dict()
+    moments = 1 + 2 * len(training.steps[0]) + (recipe == "sharded_module")
     return Case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
         recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS, groups=[ranks] if members else [],
-        unrecorded=watching.settled(len(training.steps[0])) if watched else (), **more,
+        unrecorded=watching.settled(moments) if watched else (), **more,
     )  # fmt: skip
 
 
