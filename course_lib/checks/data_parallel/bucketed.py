@@ -23,6 +23,7 @@ from course_lib.checks.data_parallel.replicas import (
     some_ranks_only,
     trained,
     training,
+    unused_parameter,
 )
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import (
@@ -219,7 +220,8 @@ def nothing_or(nbytes: int) -> str:
 )  # fmt: skip
 def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
     most = 300
-    run = training(draw, 3, {"name": "traps", "width": 5}, kwargs={"bucket_bytes": most})
+    model = {"name": "traps", "width": 5, "unused": False}
+    run = training(draw, 3, model, kwargs={"bucket_bytes": most})
     yield case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters"),
@@ -247,6 +249,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             after_no_sync(run, given["bucket_bytes"]),
         ],
     )  # fmt: skip
+    yield unused_parameter(draw, kwargs={"bucket_bytes": 400})
     yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
     yield in_a_group(draw, kwargs={"bucket_bytes": 100})
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))

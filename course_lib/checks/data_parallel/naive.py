@@ -20,6 +20,7 @@ from course_lib.checks.data_parallel.replicas import (
     some_ranks_only,
     trained,
     training,
+    unused_parameter,
 )
 from course_lib.checks.engine.case import Case, Draw, exercise
 
@@ -30,7 +31,7 @@ SUM_OF = "gradient"  # buckets come later
     points=10, objects=("NaiveDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
 )  # fmt: skip
 def naive_data_parallel(draw: Draw) -> Iterator[Case]:
-    run = training(draw, 3, {"name": "traps", "width": 5})
+    run = training(draw, 3, {"name": "traps", "width": 5, "unused": False})
     yield case("traps", run,
         [
             same_start(run, "all ranks start from rank 0's parameters", 1.5),
@@ -51,6 +52,7 @@ def naive_data_parallel(draw: Draw) -> Iterator[Case]:
             right_values(run, "param", "and the parameters after each step", 0.5, sum_of=SUM_OF),
         ],
     )  # fmt: skip
+    yield unused_parameter(draw)
     yield some_ranks_only(draw, sum_of=SUM_OF)
     yield in_a_group(draw, sum_of=SUM_OF)
     run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))

@@ -193,6 +193,39 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
     return Line(title, judge, weight)
 
 
+NEVER_LEFT = (
+    "A bucket that waits for a gradient which never comes never leaves. A parameter that nothing used has "
+    "none: when backward is over, begin what is left, with zeros for what is missing."
+)
+
+
+def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", **more: Any) -> Case:
+    """In a case of its own: who overlooks p.grad is None loses this alone."""
+    run = training(draw, 2, {"name": "traps", "width": 4}, steps=1, **more)
+    return case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
+
+
+def all_leave(run: Training, line: Line) -> Line:
+    """The line; where it is wrong and less was summed than gradients there are, that is told."""
+    used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
+    due = used * run.dtype.itemsize
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        for rank in range(seen.world_size) if not found.ok else ():
+            summed = sum(one.nbytes for one in by_step(seen, rank)[1][0] if one.op in SUMS)
+            if 0 < summed < due:
+                return wrong(
+                    f"rank {rank} summed {words.number(summed)} bytes of the {words.number(due)} of its "
+                    "gradients.",
+                    NEVER_LEFT,
+                    cause=NEVER_LEFT,
+                )
+        return found
+
+    return Line(line.title, judge, line.weight)
+
+
 SOME_RANKS = (
     "Here a parameter has a gradient on some ranks only. All ranks must start the same all-reduces in the "
     "same order: a rank without a gradient sends zeros."
@@ -255,12 +288,13 @@ def gradients_sent(
     title: str = "bytes sent in each step",
     weight: float = 1.0,
 ) -> Line:
-    """2 (N-1)/N of the gradients' bytes by every rank in every step; a byte each may ask who has one."""
+    """2 (N-1)/N of the gradients' bytes by every rank in every step; a byte each may ask who has one, and it
+    may be filled up to a multiple of N, as a reduce-scatter needs it."""
     n, held = run.world_size, trained(run)
     share = 2 * (n - 1) / n * run.dtype.itemsize
     exact = share * sum(p.numel() for p in held.values())
     least = exact - share * sum(p.numel() for name, p in held.items() if name.startswith("unused"))
-    most = exact + 2 * len(held)
+    most = share * sum(-(-p.numel() // n) * n for p in held.values()) + 2 * len(held)
 
     def judge(seen: Observed) -> Finding:
         for rank in range(n):

@@ -23,6 +23,10 @@ TO_ITSELF = re.compile(
     r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"
     r"(send to|receive from) itself"
 )
+NOT_RUN = (
+    "Run the cells above, the one that defines the name among them. If that was done, is the name typed as "
+    "it is there?"
+)
 COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WORLD_RANKS = (
@@ -62,7 +66,7 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     """The finding for every line of the case. `hidden`: exceptions by type and line only."""
     text = failure.message
     hint = group_hint(case, failure) or peer_hint(case, text)
-    hint = hint or usual(exercise.hint, case, failure.kind, text)
+    hint = hint or usual(exercise.hint, case, failure.kind, text) or undefined_hint(failure)
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
     if failure.kind == "deadlock":
@@ -125,6 +129,12 @@ def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Find
     return wrong(
         head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
     )
+
+
+def undefined_hint(failure: Failure) -> str:
+    """A name that no cell has made yet, or none ever does."""
+    raised = [one for one in failure.ranks.values() if one.state == "raised"]
+    return NOT_RUN if any(missing_name(one) for one in raised) else ""
 
 
 def missing_name(report: RankReport) -> str:

@@ -103,7 +103,8 @@ def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
     said = f"{shown(one.name, args)} gives {words.number(value)}; "
     apart = compared(value, one.formula(*args))
     said += f"{apart}."
-    good = [given for given in one.arguments if all(given != bad for bad, _ in off)]
+    wrong_for = [given for given, _ in off]
+    good = [given for given in one.arguments if given not in wrong_for and one.formula(*given)]
     if good:
         said += f" {shown(one.name, good[0])} is right."
     slip = next((s for s, f in one.slips.items() if all(fits(f, a, v) for a, v in off)), "")

@@ -10,7 +10,7 @@ from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.pipeline.form import CLOSE, EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.pipeline.order import (
-    IMPOSSIBLE,
+    MISNAMED,
     ahead,
     first_of,
     longest_gap,
@@ -105,7 +105,7 @@ def where(sizes: Sizes, rows: Rows) -> str:
 
 FORM = Form(
     NAME,
-    disorder=first_of(one_direction, each_copys_own, IMPOSSIBLE),
+    disorder=first_of(one_direction, each_copys_own, MISNAMED),
     late=first_of(one_after_the_other, no_pairs, whole_backwards, where),
     heavy=all_in,
     idle="(p/2-1)(F&B + B - 3W), F&B = F + B here",

@@ -104,6 +104,15 @@ def not_come_back(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
+def ranks_reversed(sizes: Sizes, rows: Rows) -> str:
+    """The rows of a schedule from the last rank to the first."""
+    p = sizes.stages
+    firsts = [{one.stage % p for one in flat(row) if one.stage < p} for row in rows]
+    if p > 1 and firsts == [{p - 1 - rank} for rank in range(p)]:
+        return "The lists are in the reverse order: the first of them is rank 0's, which holds stage 0."
+    return ""
+
+
 def orders_differ(sizes: Sizes, rows: Rows) -> str:
     """Neighbouring stages that take the microbatches in different orders."""
     for kinds, name in (("F", "forward"), ("BI", "backward")):
@@ -134,9 +143,8 @@ def behind_the_next(sizes: Sizes, rows: Rows) -> str:
     return ""
 
 
-IMPOSSIBLE = first_of(
-    counted_from_one, turned_round, not_there, not_come_back, orders_differ, behind_the_next
-)
+MISNAMED = first_of(counted_from_one, turned_round, ranks_reversed)  # in any schedule
+IMPOSSIBLE = first_of(MISNAMED, not_there, not_come_back, orders_differ, behind_the_next)
 
 
 # ---- how far each rank runs ahead, where a schedule says it

@@ -10,7 +10,12 @@ from course_lib.checks.engine.values import both
 from course_lib.checks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.pipeline.running_early import waits_at_once
 from course_lib.checks.pipeline.running_lines import kept_line, messages_line, order_line
-from course_lib.checks.pipeline.running_values import elsewhere_line, gradients_line, losses_line
+from course_lib.checks.pipeline.running_values import (
+    division_line,
+    elsewhere_line,
+    gradients_line,
+    losses_line,
+)
 from course_lib.checks.pipeline.running_whole import Row, Run, any_order, case, microbatches
 from course_lib.pipeline import Action
 from course_lib.pipeline.generators import gpipe, naive, one_f_one_b
@@ -25,15 +30,28 @@ BY_HAND = (
 REFUSED = {name: BY_HAND for name in SCHEDULES} | {
     "torch.distributed.pipelining.stage:_PipelineStageBase": BY_HAND
 }
+NO_GRADIENT = (
+    "Is x.grad None? What comes in from another stage must ask for a gradient before the module "
+    "sees it: x.requires_grad_(). The first stage's inputs have none, and nobody waits for one."
+)
+OF_THE_GROUP = (
+    "Are ranks counted within the group? Its ranks are others than the world's: dist.get_rank(group) and "
+    "dist.get_world_size(group), group_src= and group_dst= beside group=."
+)
 ONE_ORDER = (
     "Who sends and who receives must post in one order: walk through simulate(actions).events, what all "
     "ranks do in the order of time, and post the isend or irecv of each message when its action comes, "
-    "without waiting. Wait only for what the next action needs."
+    "without waiting. Wait only for what the next action needs. If a gradient is never sent: is x.grad None, "
+    "because what came in was not asked for one (x.requires_grad_())?"
 )
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke."""
+    if case_of_it.groups and "nobody waited for" in text:
+        return OF_THE_GROUP
+    if "got <class 'NoneType'> instead" in text:
+        return NO_GRADIENT
     if kind in ("deadlock", "timeout"):
         return ONE_ORDER
     if "two ends of a message differ" in text:
@@ -65,10 +83,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
             "and its microbatch."
         )
     if "'NoneType' object has no attribute" in text:
-        return (
-            "Is x.grad None? What comes in from another stage must ask for a gradient before the module "
-            "sees it: x.requires_grad_(). The first stage's inputs have none, and nobody waits for one."
-        )
+        return NO_GRADIENT
     if "differentiated Tensors" in text:
         return (
             "torch.autograd.grad adds nothing to the parameters' gradients, and tokens have none: "
@@ -131,6 +146,7 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
         [
             *lines(run, "1F1B, 4 ranks", 2),
             elsewhere_line(run),
+            division_line(run, "1F1B, 4 ranks: the mean over all targets", 4),
             messages_line(run, "1F1B, 4 ranks: messages", 1.5),
             kept_line(run, "1F1B, 4 ranks: kept for backward", 1),
         ],
@@ -172,6 +188,7 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
         "2 ranks", [first, added],
         [
             one_line(first, "naive, 2 ranks", 1.5),
+            division_line(first, "naive, 2 ranks: the mean over all targets", 2),
             one_line(added, "GPipe, 2 ranks, added to gradients that are there", 2),
             messages_line(added, "GPipe, 2 ranks: messages", 0.5),
         ],

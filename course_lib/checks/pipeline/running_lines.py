@@ -22,6 +22,8 @@ FREE = (
     "is sent or returned is detached (output.detach())."
 )
 
+NO_BARRIER = "In a barrier every rank waits for the slowest, and no message needs it: wait for handles alone."
+
 
 @dataclass(frozen=True)
 class Done:
@@ -152,7 +154,12 @@ def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
         ranks, total = members(seen), 0
         sizes = sorted(run.nbytes(k) for k in range(len(run.batch)))
         for stage, rank in enumerate(ranks):
-            sent = [one for one in operations(run, seen, stage) if one.op == "send"]
+            done = operations(run, seen, stage)
+            if "barrier" in [
+                one.op for one in done[1:]
+            ]:  # at first NCCL may make its connections in it
+                return wrong(f"rank {rank} called dist.barrier among its messages.", NO_BARRIER)
+            sent = [one for one in done if one.op == "send"]
             total += len(sent)
             beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
             for peer in sorted({one.peer for one in sent if one.peer is not None} | beside):

@@ -52,11 +52,36 @@ def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = Fa
                     said = f"on rank {rank} {name} {what}."
                     return wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
                 found = seen.tensors[rank][f"{run.name}.{key}"]
-                if not close(found, wanted):
+                if not close(found, wanted) and not misdivided(run, seen, stage):
                     return differs(run, seen, stage, rank, name)
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial)
+
+
+def misdivided(run: Run, seen: Observed, stage: int) -> str:
+    """The mistake in the division that the gradients of a stage show; "" where they show none, or another."""
+    shares = counted(run, seen, stage, members(seen)[stage])
+    if shares is None or (run.earlier and not alike(shares[-1:], [1])):
+        return ""
+    own = shares[: len(run.batch)]
+    return "" if alike(own, [1] * len(own)) or alike(own, [0] * len(own)) else divided(run, own)
+
+
+def division_line(run: Run, title: str, weight: float) -> Line:
+    """The losses' sum is divided as it should be. It costs this line alone: the others pass by the factor."""
+    gradients = gradients_line(run, title)
+
+    def judge(seen: Observed) -> Finding:
+        for stage in range(run.size):
+            if misdivided(run, seen, stage):
+                return differs(
+                    run, seen, stage, members(seen)[stage], next(iter(run.term(0, stage)))
+                )
+        found = gradients.judge(seen)
+        return found if found.ok else wrong(cause=found.cause)
+
+    return Line(title, judge, weight)
 
 
 def differs(run: Run, seen: Observed, stage: int, rank: int, name: str) -> Finding:
@@ -191,6 +216,8 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
         k = int((found - run.losses).abs().nan_to_num(float("inf")).argmax())
         got, want = words.apart(float(found[k]), float(run.losses[k]))
         says = divided(run, (found / run.losses).tolist())
+        if says and any(misdivided(run, seen, stage) for stage in range(run.size)):
+            return RIGHT
         general = "the parts of the loss are not what one process gets"
         return wrong(
             Sentence(f"{general}: microbatch {k}'s is {got} instead of {want}.", f"{general}."),

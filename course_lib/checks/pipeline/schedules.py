@@ -177,6 +177,7 @@ ONE_F_ONE_B = Form(
     disorder=IMPOSSIBLE,
     late=first_of(is_naive, short, long, two_forwards, orders_differ, longest_gap),
     heavy=first_of(sold_as_1f1b, long, two_forwards),
+    excess=2,  # one forward too many on every rank is still 1F1B
     bubble=bubble_of("one_f_one_b"),
     activations=activations_of("one_f_one_b"),
 )

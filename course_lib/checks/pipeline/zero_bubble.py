@@ -43,8 +43,8 @@ def at_once(sizes: Sizes, rows: Rows) -> str:
             if one.kind == "I" and (following is None or following != one._replace(kind="W")):
                 return ""
     return (
-        f"Every W stands directly after its I: that is 1F1B with its backward cut in two, and idles as long. "
-        f"Nobody waits for a W: put it where the rank would idle. {KEEP}"
+        "Every W stands directly after its I: that is 1F1B with its backward cut in two. A gradient is sent "
+        f"a W sooner, but no W fills a gap: put each where the rank would idle. {KEEP}"
     )
 
 

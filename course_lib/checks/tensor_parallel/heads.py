@@ -205,8 +205,10 @@ class Heads:
             return torch.autograd.grad(term, uses, self.g)
 
         of_all = [of_uses(rank) for rank in range(self.n)]
-        summed = [sum(one[use] for one in of_all) for use in entering]
-        return sum(summed, sum(of_all[k][use] for use in range(3) if use not in entering))
+        summed = [one[use] for one in of_all for use in entering]
+        return torch.stack(
+            summed + [of_all[k][use] for use in range(3) if use not in entering]
+        ).sum(0)
 
     def dealt(self) -> Parameters:
         """The parameters where rank k took heads k, k + n, ... of query, key and value, but of out a run."""

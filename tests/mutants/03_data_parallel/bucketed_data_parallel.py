@@ -1277,6 +1277,65 @@ class BucketedDataParallel(torch.nn.Module):
         self.start_again()
 
 
+# %% wrong: a bucket waits for a gradient that never comes
+# says: which never comes never leaves
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.local_only = module, group, False
+        for one in list(module.state_dict().values()):
+            dist.broadcast(one, group=group, group_src=0)
+        learning = [p for p in module.parameters() if p.requires_grad]
+        self.queue, room = [], 0
+        while learning:
+            p = learning.pop()
+            if p.nbytes > room:
+                self.queue.append([])
+                room = max(bucket_bytes, p.nbytes)
+            room -= p.nbytes
+            self.queue[-1].append(p)
+            p.register_post_accumulate_grad_hook(self.ready)
+        self.done, self.handles = set(), []
+
+    def ready(self, p):
+        if not self.local_only:
+            self.done.add(p)
+            self.advance()
+
+    def advance(self):
+        for bucket in self.queue[len(self.handles) :]:
+            if not self.done.issuperset(bucket):
+                return
+            flat = torch._utils._flatten_dense_tensors([p.grad for p in bucket])
+            self.handles.append(
+                (bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True))
+            )
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def local():
+            self.local_only = True
+            yield
+            self.local_only = False
+
+        return local()
+
+    def finish_gradient_synchronization(self):
+        for bucket, flat, handle in self.handles:
+            handle.wait()
+            shares = torch._utils._unflatten_dense_tensors(
+                flat / dist.get_world_size(self.group), bucket
+            )
+            for p, share in zip(bucket, shares):
+                p.grad = share.clone()
+        self.done, self.handles = set(), []
+
+
 # %% right: gradients live in the buckets all the time
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):

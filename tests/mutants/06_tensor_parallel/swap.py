@@ -1210,6 +1210,17 @@ def parallelize_mlps(model, group=None):
     return model
 
 
+# %% wrong: a layer of a cell that was not run
+# says: Run the cells above
+def parallelize_mlps(model, group=None):
+    for block in model.blocks:
+        for name, layer in block.mlp.named_children():
+            kind = RowParallelLinear if name == "down" else ColumnParallelLinear
+            new = kind(layer.in_features, layer.out_features, layer.bias is not None, group=group)
+            setattr(block.mlp, name, with_weights(new, layer, group))
+    return model
+
+
 # %% right: up and down in their places
 class Enter(torch.autograd.Function):
     @staticmethod

@@ -389,6 +389,19 @@ def dualpipe(stages, microbatches):
     return [list(row(rank)) for rank in range(stages)]
 
 
+# %% wrong: the lists from the last rank to the first
+# says: in the reverse order
+def dualpipe(stages, microbatches):
+    from course_lib.pipeline import Action
+
+    half, lists = microbatches // 2, []
+    for rank in range(stages):
+        down = [Action(rank, kind, k) for k in range(half) for kind in "FB"]
+        up = [Action(2 * stages - 1 - rank, kind, half + k) for k in range(half) for kind in "FB"]
+        lists.insert(0, down + up)
+    return lists
+
+
 # %% right: the middle begins with a pair as well
 from course_lib.pipeline import Action, Pair
 

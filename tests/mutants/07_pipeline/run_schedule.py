@@ -1072,6 +1072,75 @@ def run_schedule(stage, actions, microbatches, group=None):
     return losses if stage.last else None
 
 
+# %% wrong: a barrier behind the messages
+# says: wait for handles alone
+from course_lib.pipeline import simulate
+
+
+def run_schedule(stage, actions, microbatches, group=None):
+    place, total = dist.get_rank(group), 0
+    for _, targets in microbatches:
+        total += stage.count(targets)
+    parts, given, graphs = {}, {}, {}
+
+    def passed(kind, k):
+        if kind == "B":
+            entered, left = graphs.pop(k)
+            torch.autograd.backward(left, given.pop("B%d" % k, None))
+            return None if stage.first else entered.grad
+        entered = microbatches[k][0] if stage.first else given.pop("F%d" % k).requires_grad_()
+        left = stage.module(entered)
+        if stage.last:
+            left = stage.loss(left, microbatches[k][1]).div(total)
+            parts[k] = left.item()
+        graphs[k] = entered, left
+        return None if stage.last else left.detach()
+
+    for event in simulate(actions).events:
+        beside = event.rank - 1 + 2 * (event.action.kind == "F")
+        if event.rank == place:
+            result = passed(event.action.kind, event.action.microbatch)
+            if result is not None:
+                dist.send(result, group=group, group_dst=beside)
+            result = None
+        if beside == place:
+            shape = stage.shape(microbatches[event.action.microbatch][0])
+            name = event.action.kind + str(event.action.microbatch)
+            given[name] = torch.empty(shape, dtype=stage.dtype)
+            dist.recv(given[name], group=group, group_src=event.rank)
+    dist.barrier(group=group)
+    return parts
+
+
+# %% wrong: what comes in is asked for no gradient, and none is sent
+# says: is x.grad None
+from course_lib.pipeline import simulate
+
+
+def run_schedule(stage, actions, microbatches, group=None):
+    targets_in_all = sum(stage.count(one) for _, one in microbatches)
+    mine, taken, outputs, of_loss = dist.get_rank(group), {}, {}, {}
+    for rank, (_, kind, k), *_ in simulate(actions).events:
+        to = rank + 1 if kind == "F" else rank - 1
+        if to == mine:
+            taken[kind, k] = torch.empty(stage.shape(microbatches[k][0]), dtype=stage.dtype)
+            dist.recv(taken[kind, k], group=group, group_src=rank)
+        if rank != mine:
+            continue
+        if kind == "F":
+            outputs[k] = stage.module(microbatches[k][0] if stage.first else taken["F", k])
+            sent = outputs[k].detach()
+            if stage.last:
+                outputs[k] = stage.loss(outputs[k], microbatches[k][1]) / targets_in_all
+                of_loss[k], sent = outputs[k].detach(), None
+        else:
+            outputs.pop(k).backward(taken.pop(("B", k), None))
+            sent = taken["F", k].grad if ("F", k) in taken else None
+        if sent is not None:
+            dist.send(sent, group=group, group_dst=to)
+    return of_loss
+
+
 # %% right: receives by name, sends in passing
 # on NCCL: so this run can hang there
 def run_schedule(stage, actions, microbatches, group=None):

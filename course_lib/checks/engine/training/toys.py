@@ -57,15 +57,16 @@ class Nested(nn.Module):
 
 
 class Traps(Toy):
-    """Frozen, tied, used twice, nested, a single number, and registered but never used."""
+    """Frozen, tied, used twice, nested, a single number, and, unless left out, registered but never used."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, unused: bool = True):
         super().__init__()
         first, twice, last = Block(width), Block(width), Block(width)
         frozen = Block(width)
         frozen.requires_grad_(False)
         last.linear.weight = first.linear.weight
-        self.unused = nn.Linear(width, 2)
+        if unused:
+            self.unused = nn.Linear(width, 2)
         self.blocks = nn.ModuleList([first, twice, frozen, Nested(width), twice, last])
 
 
