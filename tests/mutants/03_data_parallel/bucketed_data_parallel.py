@@ -1724,7 +1724,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: what waits for a gradient that never comes is not sent
-# says: which never comes has to be sent
+# says: which never comes never leaves
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
