@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,3 +75,13 @@ def test_right_values_without_the_point_of_the_exercise_are_half_at_most(
     (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     assert 0 < report.score <= 0.5, printed
+
+
+def test_a_kernel_that_has_imported_dtensor_costs_nobody_a_point(seed: int) -> None:
+    """A solution that says both `dist` and `torch.tensor` names the module, for whoever pickles it."""
+    importlib.import_module("torch.distributed.tensor")
+    name = "06_tensor_parallel/vocab_parallel_embedding"
+    right = next(one for one in mutants(MUTANTS / "vocab_parallel_embedding.py") if one.right)
+    says = f"{find(name).objects[0]}.says = lambda self: (dist, torch.tensor(1))"
+    report, printed = judged_mutant(name, replace(right, code=f"{right.code}\n{says}\n"), seed)
+    assert report.score == 1, printed

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 DIFFERENTIATED = "torch.distributed.nn"
 SHARDED = "torch.distributed.tensor"
+WIRE = "course_lib.runtime.wire"
 WHY = {
     DIFFERENTIATED: (
         "torch.distributed.nn.functional takes every rank's result for a result of its own, and "
@@ -32,16 +33,17 @@ class _Refused(importlib.abc.MetaPathFinder):
 
 
 def in_passing() -> bool:
-    """Whether it is not the student's code that imports: PyTorch does, for itself, or cloudpickle.
+    """Whether it is not the student's code that imports: PyTorch does, for itself, cloudpickle, or `wire`.
 
     cloudpickle imports all that the kernel had and whose name occurs: a class that says `dist` and
-    `torch.nn` brings torch.distributed.nn with it.
+    `torch.nn` brings torch.distributed.nn with it, and one that says `torch.tensor` torch.distributed.tensor,
+    which `wire` makes a module that is loaded at its first use.
     """
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib."):
         frame = frame.f_back
     importer = "" if frame is None else frame.f_globals.get("__name__", "")
-    return importer.partition(".")[0] in ("torch", "cloudpickle")
+    return importer.partition(".")[0] in ("torch", "cloudpickle") or importer == WIRE
 
 
 _GUARD = _Refused()
@@ -72,14 +74,38 @@ def own_parts() -> Iterator[None]:
     try:
         for owner in autograd_functions(sys.modules.get(f"{DIFFERENTIATED}.functional")):
             refuse(owner, "forward", WHY[DIFFERENTIATED])
-        if (sharded := sys.modules.get(SHARDED)) is not None:
+        sharded: Any = sys.modules.get(SHARDED)
+        if type(sharded) is ModuleType:
             refuse(sharded.DTensor, "__new__", WHY[SHARDED])
-        yield
+        with not_to_be_loaded(sharded, WHY[SHARDED]):
+            yield
     finally:  # ranks are kept under NCCL, for other exercises
         if _GUARD in sys.meta_path:
             sys.meta_path.remove(_GUARD)
         for owner, name, was in changed:
             setattr(owner, name, was)
+
+
+class _NotLoaded(importlib.abc.Loader):
+    def __init__(self, why: str):
+        self.why = why
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportError(self.why)
+
+
+@contextlib.contextmanager
+def not_to_be_loaded(module: ModuleType | None, why: str) -> Iterator[None]:
+    """Within, a module that is loaded at its first use, and was not used yet, is not loaded: that raises."""
+    if module is None or type(module) is ModuleType:
+        yield
+        return
+    spec = object.__getattribute__(module, "__spec__")  # any other way of asking is a use
+    loader, spec.loader = spec.loader, _NotLoaded(why)
+    try:
+        yield
+    finally:
+        spec.loader = loader
 
 
 def autograd_functions(module: ModuleType | None) -> list[type]:
