@@ -24,6 +24,7 @@ from course_lib.checks.engine.functions.calls import (
     case,
     memory_line,
     values_line,
+    work_line,
 )
 from course_lib.checks.engine.sentence import Sentence
 
@@ -36,6 +37,15 @@ ONE = BYTES * SEQ * HEADS * HEAD_DIM  # q, k, v or the output
 TILE = BYTES * HEADS * BLOCK**2
 ROW = TILE * SEQ // BLOCK  # a tile of queries with all keys
 SCORES = ROW * SEQ // BLOCK
+TILES = SEQ // BLOCK
+ON_OR_BELOW = TILES * (TILES + 1) // 2  # tiles of which anything is seen under a causal mask
+# FLOPs of one of the products of all of these tiles; two of them forward, five backward, and some to spare
+PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
+FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
+SKIP = (
+    "A tile that lies wholly above the diagonal is computed and masked: nobody sees anything of it. Where "
+    "queries[-1] < keys[0], go on to the next one, forward and backward."
+)
 SEEN = HEADS * SEQ**2 // 2  # scores below the diagonal: so many numbers have to be made
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
 ROUNDINGS = (
@@ -251,7 +261,11 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
     half, exact = half_call(draw)
     yield case(
         "long", [measured],
-        [both_of(measured, long, "a longer sequence", BLOCK, 0.5), *memory_lines(measured)],
+        [
+            both_of(measured, long, "a longer sequence", BLOCK, 0.5),
+            *memory_lines(measured),
+            work_line(measured, "tiles that nobody sees are skipped", FLOPS, SKIP, 1.5),
+        ],
         OPERATIONS, timeout=30.0,
     )  # fmt: skip
     # apart: who rounds too often is still to be told of the memory

@@ -911,3 +911,74 @@ class Kernel(torch.autograd.Function):
 
 def tiled_attention(q, k, v, block=256, causal=False):
     return Kernel.apply(q, k, v, causal)
+
+
+# %% wrong: tiles above the diagonal are computed and masked
+# says: go on to the next one, forward and backward
+class EveryTile(torch.autograd.Function):
+    @staticmethod
+    def logits(q, k, rows, columns, causal):
+        """(batch, heads, rows, columns) and the keys, both in wide numbers."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        left = q[:, rows].to(wide).transpose(1, 2)
+        right = (
+            k[:, columns].to(wide).transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
+        )
+        found = left @ right.mT / math.sqrt(q.shape[3])
+        if causal:
+            a, b = torch.arange(q.shape[1])[rows], torch.arange(k.shape[1])[columns]
+            found[..., a[:, None] < b] = -math.inf
+        return found, left, right
+
+    @staticmethod
+    def forward(ctx, q, k, v, block, causal):
+        size = q.shape[1]
+        parts = [slice(at, min(at + block, size)) for at in range(0, size, block)]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=wide).transpose(1, 2)
+        for rows in parts:
+            shape = q.shape[0], q.shape[2], rows.stop - rows.start
+            high = torch.full(shape, torch.finfo(wide).min, dtype=wide)
+            low, sums = torch.zeros_like(high), torch.zeros(*shape, q.shape[3], dtype=wide)
+            for columns in parts:
+                found, _, _ = EveryTile.logits(q, k, rows, columns, causal)
+                values = v[:, columns].to(wide).transpose(1, 2)
+                values = values.repeat_interleave(q.shape[2] // v.shape[2], 1)
+                peak = torch.maximum(high, found.amax(-1))
+                found = torch.exp(found - peak.unsqueeze(-1))
+                shrink = torch.exp(high - peak)
+                low = low * shrink + found.sum(-1)
+                sums = sums * shrink.unsqueeze(-1) + found @ values
+                high = peak
+            out[:, rows] = (sums / low.unsqueeze(-1)).transpose(1, 2).to(q.dtype)
+            lse[:, :, rows] = high + low.log()
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = parts, causal
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        parts, causal = ctx.rest
+        total = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
+        shared = q.shape[2] // k.shape[2]
+
+        def fold(x):  # heads of queries that share keys
+            return x.unflatten(1, (-1, shared)).sum(2).transpose(1, 2)
+
+        for rows in parts:
+            given = grad[:, rows].to(lse.dtype).transpose(1, 2)
+            delta = (given * out[:, rows].to(lse.dtype).transpose(1, 2)).sum(-1, keepdim=True)
+            for columns in parts:
+                found, left, right = EveryTile.logits(q, k, rows, columns, causal)
+                share = torch.exp(found - lse[:, :, rows].unsqueeze(-1))
+                values = v[:, columns].to(lse.dtype).transpose(1, 2).repeat_interleave(shared, 1)
+                ds = share * (given @ values.mT - delta) / math.sqrt(q.shape[3])
+                total[0][:, rows] += (ds @ right).transpose(1, 2)
+                total[1][:, columns] += fold(ds.mT @ left)
+                total[2][:, columns] += fold(share.mT @ given)
+        return *(one.to(q.dtype) for one in total), None, None
+
+
+def tiled_attention(q, k, v, block=256, causal=False):
+    return EveryTile.apply(q, k, v, block, causal)

@@ -238,6 +238,30 @@ def changed(seen: Observed, call: Call) -> Finding | None:
     return None
 
 
+# ---- what is computed
+
+
+def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weight: float) -> Line:
+    """FLOPs of products of matrices: `most` at most in each direction, "forward" and "backward"."""
+
+    def judge(seen: Observed) -> Finding:
+        told = told_of(seen, call).get("flops")
+        for direction, enough in most.items():
+            done = told.get(direction) if isinstance(told, dict) else None
+            if type(done) is not int:
+                return wrong(f"FLOPs of {direction} were not told.", cause=ANY)
+            if done > enough:
+                return wrong(
+                    f"in {direction} the products took {words.number(done)} FLOPs; "
+                    f"{words.number(round(enough))} are enough.",
+                    says,
+                    cause=says,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")
+
+
 # ---- memory
 
 ELSEWHERE = (

@@ -1,4 +1,5 @@
-"""In the rank: the most bytes of tensors that were alive at any moment, seen at each operation of PyTorch's.
+"""In the rank: the most bytes of tensors that were alive at any moment, and how much is multiplied, seen at
+each operation of PyTorch's.
 
 What an operation needs within itself is not seen; what it returns is, whoever keeps it and however briefly.
 """
@@ -17,17 +18,20 @@ from course_lib.checks.engine.memory import Patience
 
 _Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
 _Ref = StorageWeakRef
+# Products of matrices, and the place of the first factor among their arguments.
+FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 
 
 class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
     apart_from: tensors that were there before. made: numbers that operations have returned, all together:
-    what is computed where no operation is seen (by NumPy, in another thread) is not among them. name: under
-    which `patience` knows how many bytes are enough.
+    what is computed where no operation is seen (by NumPy, in another thread) is not among them. flops: of
+    products of matrices, two for each multiplication. name: under which `patience` knows how many bytes are
+    enough.
     """
 
-    made = 0
+    made = flops = 0
 
     def __init__(
         self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""
@@ -49,6 +53,9 @@ class Peak(TorchDispatchMode):
             if isinstance(one, _Tensor):
                 self.made += _numel(one)
                 self.add(one)
+        kind = func._schema.name.partition("::")[2]
+        if kind in FIRST_FACTOR and isinstance(made, _Tensor):
+            self.flops += 2 * _numel(made) * args[FIRST_FACTOR[kind]].shape[-1]
         return made
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -72,6 +79,6 @@ class Peak(TorchDispatchMode):
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def start_again(self, name: str = "") -> None:
-        """Forget the highest so far, and what was made; what is alive still counts."""
+        """Forget the highest so far, and what was made and multiplied; what is alive still counts."""
         self.name = name
-        self.highest = self.made = 0
+        self.highest = self.made = self.flops = 0

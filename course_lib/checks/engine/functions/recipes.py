@@ -20,6 +20,7 @@ What goes back for the call "a", of what it expects: tensors "a.y" (an output), 
                 arrays and the like where they are many (see `Objects`)
     forward, backward    the most bytes alive at any moment of each, without the inputs and given gradients
     made        {"forward", "backward": numbers that PyTorch's operations returned in it}
+    flops       {"forward", "backward": of products of matrices, two for each multiplication}
 
 A stub's NotImplementedError, which has no text, is not caught at the first call.
 """
@@ -106,6 +107,7 @@ class Call:
             f"{self.name}.{self.kept}", lambda: saved.nbytes + saved.beside(before, made) + beside
         )
         self.values["made"] = {"forward": peak.made}
+        self.values["flops"] = {"forward": peak.flops}
         return made
 
     def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
@@ -125,6 +127,7 @@ class Call:
         if self.given.get("measured"):
             self.values["backward"] = peak.highest
             self.values["made"]["backward"] = peak.made
+            self.values["flops"]["backward"] = peak.flops
         self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
