@@ -109,7 +109,7 @@ def ranks_reversed(sizes: Sizes, rows: Rows) -> str:
     p = sizes.stages
     firsts = [{one.stage % p for one in flat(row) if one.stage < p} for row in rows]
     if p > 1 and firsts == [{p - 1 - rank} for rank in range(p)]:
-        return "The lists are in the reverse order: the first of them is rank 0's, which holds the first stage."
+        return "The lists are in the reverse order: the first of them is for rank 0, with the first stage."
     return ""
 
 
