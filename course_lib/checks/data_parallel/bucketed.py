@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from course_lib.checks.data_parallel.grouped import in_a_group
@@ -64,24 +64,6 @@ def fill(sizes: Sequence[int], most: int) -> list[int]:
 def sizes(run: Training) -> list[int]:
     """Bytes of the gradients in order of registration."""
     return [p.numel() * run.dtype.itemsize for p in trained(run).values()]
-
-
-def unexplained(run: Training) -> Callable[[Observed], str]:
-    """What is said of gradients that no known mistake gives."""
-    due = sum(sizes(run))
-
-    def why(seen: Observed) -> str:
-        for rank in range(seen.world_size):
-            summed = sum(one.nbytes for one in by_step(seen, rank)[1][0] if one.op in SUMS)
-            if summed < due:
-                return (
-                    f"In step 1 rank {rank} summed {words.number(summed)} bytes over the ranks, and all "
-                    f"gradients have {words.number(due)}: a bucket that waits for a gradient which never "
-                    "comes has to be sent in finish_gradient_synchronization(), with zeros in its place."
-                )
-        return UNKNOWN
-
-    return why
 
 
 def not_too_large(run: Training, most: int) -> Line:
@@ -227,7 +209,7 @@ def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
             same_start(run, "all ranks start from rank 0's parameters"),
             right_values(
                 run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
-                otherwise=unexplained(run),
+                otherwise=UNKNOWN,
             ),
             right_values(run, "param", "and so are the parameters after each step"),
             its_own_work(),

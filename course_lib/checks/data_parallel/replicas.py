@@ -71,7 +71,7 @@ def right_values(
     what: str,
     title: str,
     weight: float = 1.0,
-    otherwise: str | Callable[[Observed], str] = "",
+    otherwise: str = "",
     sum_of: str = "bucket",
     **more: Any,
 ) -> Line:
@@ -101,9 +101,7 @@ def right_values(
                 cause="not the gradients",
             )
         if otherwise and len(found.sentences) == 1:
-            return wrong(
-                found.sentences[0], otherwise if isinstance(otherwise, str) else otherwise(seen)
-            )
+            return wrong(found.sentences[0], otherwise)
         return found
 
     return Line(title, judge, given.weight, trivial=given.trivial, short=given.short)
