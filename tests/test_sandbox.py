@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import random
 import secrets
@@ -16,8 +17,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
+from course_lib import launch
 from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
@@ -303,39 +306,167 @@ def test_a_check_begins_when_the_ranks_can_leave_no_marks(full: Sandbox, seed: i
     assert "PermissionError" in str(report)
 
 
-def test_the_filter_lets_all_other_calls_pass() -> None:
-    """Run by hand, for every number of this machine's calls."""
+def answered(
+    steps: list[calls.Step], number: int, arguments: Sequence[int] = (), of: int = 0
+) -> int:
+    """What a filter answers, run by hand."""
+    loaded, at = 0, 0
+    seen = {calls.NUMBER_AT: number, calls.ARCHITECTURE_AT: of}
+    seen |= {16 + 8 * place: argument for place, argument in enumerate([*arguments, *[0] * 6][:6])}
+    while True:
+        code, yes, no, operand = steps[at]
+        if code == calls.RETURN:
+            return operand
+        at += 1
+        if code == calls.LOAD:
+            loaded = seen[operand]
+        elif code == calls.AND:
+            loaded &= operand
+        else:
+            holds = {
+                calls.EQUAL: loaded == operand,
+                calls.AT_LEAST: loaded >= operand,
+                calls.ANY_BIT: bool(loaded & operand),
+            }[code]
+            at += yes if holds else no
+
+
+@pytest.fixture
+def place() -> int:
     machine = os.uname().machine
     if machine not in calls.ARCHITECTURES:
         pytest.skip(f"nothing is known of the calls of {machine}")
-    place, architecture = calls.ARCHITECTURES[machine]
-    steps = calls.program()
+    return calls.ARCHITECTURES[machine][0]
 
-    def ends(number: int, argument: int = 0, of: int = architecture) -> int:
-        at, loaded = 0, 0
-        while True:
-            code, yes, no, operand = steps[at]
-            if code == calls.RETURN:
-                return operand
-            if code == calls.LOAD:
-                places = {
-                    calls.NUMBER_AT: number,
-                    calls.ARCHITECTURE_AT: of,
-                    calls.ARGUMENT_AT: argument,
-                }
-                loaded, at = places[operand], at + 1
-            else:
-                holds = loaded == operand if code == calls.EQUAL else loaded >= operand
-                at += 1 + (yes if holds else no)
 
-    forbidden = {pair[place] for pair in calls.FORBIDDEN.values()}
+def test_a_rank_under_a_check_has_the_calls_that_it_needs_and_no_others(place: int) -> None:
+    """Every number of this machine's calls."""
+    architecture, mine = calls.ARCHITECTURES[os.uname().machine][1], 4711
+    steps = calls.program(mine)
+    allowed = {pair[place] for pair in calls.ALLOWED.values()}
+    judged = {
+        pair[place] for pair in (calls.CLONE, calls.FCNTL, calls.MMAP, calls.LIMITS, *calls.KILL)
+    }
     for number in range(600):
-        expected = calls.REFUSE if number in forbidden else calls.ALLOW
-        assert ends(number) == expected, number
+        if number in judged:
+            continue
+        expected = calls.ALLOW if number in allowed else calls.REFUSE
+        if number > calls.KNOWN or number == calls.CLONE3[place]:
+            expected = calls.UNKNOWN
+        assert answered(steps, number, of=architecture) == expected, number
     for command in range(1200):
         expected = calls.REFUSE if command in calls.MARKS_BY_FCNTL else calls.ALLOW
-        assert ends(calls.FCNTL[place], command) == expected, command
-    assert ends(0, of=architecture + 1) == ends(calls.X32) == calls.REFUSE
+        assert answered(steps, calls.FCNTL[place] or 0, (0, command), architecture) == expected
+    cases = [
+        (calls.CLONE, (calls.THREAD | 0x100,), True), (calls.CLONE, (0x11,), False),
+        (calls.MMAP, (0, 0, 0, mmap.MAP_SHARED), True), (calls.MMAP, (0, 0, 0, 0x22), True),
+        (calls.MMAP, (0, 0, 0, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), False),
+        (calls.LIMITS, (0,), True), (calls.LIMITS, (7,), False),
+        *((kill, (mine,), True) for kill in calls.KILL),
+        *((kill, (mine + 1,), False) for kill in calls.KILL),
+    ]  # fmt: skip
+    for numbers, arguments, passes in cases:
+        expected = calls.ALLOW if passes else calls.REFUSE
+        assert answered(steps, numbers[place] or 0, arguments, architecture) == expected, arguments
+    assert answered(steps, 0, of=architecture + 1) == calls.REFUSE
+    assert answered(steps, calls.X32, of=architecture) == calls.REFUSE
+
+
+def test_no_process_of_a_sandbox_leaves_its_namespaces(place: int) -> None:
+    architecture = calls.ARCHITECTURES[os.uname().machine][1]
+    steps = calls.program_everywhere()
+    refused = {pair[place] for pair in calls.NOWHERE.values()}
+    for number in range(600):
+        expected = calls.REFUSE if number in refused else calls.ALLOW
+        if number == calls.CLONE3[place]:
+            expected = calls.UNKNOWN
+        assert answered(steps, number, of=architecture) == expected, number
+    for bit in range(32):
+        expected = calls.REFUSE if 1 << bit & calls.NEW_NAMESPACES else calls.ALLOW
+        assert answered(steps, calls.CLONE[place] or 0, (1 << bit,), architecture) == expected
+
+
+def all_ways_to_rights() -> dict[str, str]:
+    """What comes of a new user namespace, by unshare and by clone, and of a new program."""
+    said = {}
+    for name, flags in (
+        ("user", kernel.NEWUSER),
+        ("mount", kernel.NEWNS),
+        ("user and network", 0x50000000),
+    ):
+        try:
+            kernel.unshare(flags)
+            said[name] = "made"
+        except OSError as error:
+            said[name] = type(error).__name__
+    new_user = kernel.libc.syscall(
+        calls.here(calls.CLONE), kernel.NEWUSER | signal.SIGCHLD, 0, 0, 0, 0
+    )
+    if new_user == 0:
+        os._exit(0)
+    said["clone"] = "made" if new_user > 0 else "PermissionError"
+    with open("/proc/self/status") as file:
+        said["capabilities"] = next(line.split()[1] for line in file if line.startswith("CapEff"))
+    said["program"] = subprocess.run(
+        ["echo", "here"], capture_output=True, text=True
+    ).stdout.strip()
+    return said
+
+
+def test_code_in_a_sandbox_gets_no_capabilities_by_a_new_namespace(strongest: Sandbox) -> None:
+    if not strongest.has(spec.CALLS):
+        pytest.skip("this machine has no filters of system calls")
+    said = result(inside(strongest, all_ways_to_rights))
+    assert {said.pop(way) for way in ("user", "mount", "user and network", "clone")} == {
+        "PermissionError"
+    }
+    assert int(said["capabilities"], 16) == 0
+    assert said["program"] == "here"  # a notebook's cell may start programs
+
+
+def every_store_of_the_kernel() -> dict[str, str]:
+    """Places in which a process could hold memory that its pages do not show, and what comes of each."""
+    ways: dict[str, Callable[[], object]] = {
+        "fork": os.fork,
+        "program": lambda: os.execv("/bin/true", ["true"]),
+        "spawn": lambda: subprocess.run(["true"]),
+        "pipe": os.pipe,
+        "socket pair": socket.socketpair,
+        "memory file": lambda: os.memfd_create("kept"),
+        "shared pages": lambda: mmap.mmap(-1, 1 << 20),
+        "segment": lambda: kernel.check(kernel.libc.shmget(0, 1 << 20, 0o1600), "shmget"),
+        "messages": lambda: kernel.check(kernel.libc.msgget(0, 0o1600), "msgget"),
+        "secret": lambda: kernel.check(kernel.libc.syscall(447, 0), "memfd_secret"),
+        "process": lambda: os.kill(os.getppid(), 0),
+    }
+    said = {}
+    for name, way in ways.items():
+        try:
+            way()
+            said[name] = "done"
+        except OSError as error:
+            said[name] = type(error).__name__
+    thread = threading.Thread(target=said.__setitem__, args=("thread", "done"))
+    thread.start()
+    thread.join()
+    with tempfile.TemporaryFile() as file:
+        said["own file"] = "done" if file.write(b"bytes") else ""
+    return said
+
+
+def stores(shut: bool) -> dict[str, str]:
+    if shut:
+        kernel.no_new_privileges()
+        calls.forbid()
+    return every_store_of_the_kernel() if shut else {}
+
+
+def test_a_rank_under_a_check_has_no_place_for_memory_but_its_pages_and_files(place: int) -> None:
+    if not calls.known():
+        pytest.skip("this machine has no filters of system calls")
+    said = launch(stores, True, world_size=2)[1]
+    assert {said.pop(way) for way in ("thread", "own file")} == {"done"}
+    assert set(said.values()) == {"PermissionError"}, said
 
 
 def test_the_file_over_which_ranks_met_is_shut_before_a_students_code(seed: int) -> None:

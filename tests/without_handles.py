@@ -19,10 +19,10 @@ REFUSED = 99
 
 def refuse_handles() -> bool:
     """Whether it could be done."""
-    calls.FORBIDDEN, calls.MARKS_BY_FCNTL = PIDFD_OPEN, ()
+    calls.NOWHERE = PIDFD_OPEN
     kernel.no_new_privileges()
     try:
-        calls.forbid()
+        calls.forbid_everywhere()
     except (KeyError, OSError):
         return False
     try:

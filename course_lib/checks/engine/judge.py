@@ -25,7 +25,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
 from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
-from course_lib.runtime.sandbox.spec import APART, Sandbox
+from course_lib.runtime.sandbox.spec import Sandbox
 
 ENTRY = "course_lib.checks.engine.harness:run_recipe"
 TRIES = 2  # of a case whose record and network disagree
@@ -152,7 +152,6 @@ def run(session: Session, case: Case) -> Outcome:
     """Run one case; the ranks of the next one are forked meanwhile."""
     headers, buffers = [], []
     among = ALONE if case.alone else "gloo" if case.on_cpu else backend(case.world_size)
-    apart = session.sandbox is not None and session.sandbox.has(APART) and among != "nccl"
     for rank, side in enumerate(case.sides):
         meta, raw = wire.pack_tensors(side.inputs)
         headers.append(
@@ -163,7 +162,7 @@ def run(session: Session, case: Case) -> Outcome:
                 "groups": case.groups,
                 "references": list(session.exercise.references),
                 "refused": session.exercise.refused,
-                "apart": apart,
+                "filtered": among != "nccl",  # NCCL needs these ways
                 "instructions": side.instructions | {"enough": case.enough(rank)},
             }
         )

@@ -15,7 +15,7 @@ import os
 import resource
 import tempfile
 
-from course_lib.runtime.sandbox import kernel, spec
+from course_lib.runtime.sandbox import calls, kernel, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 ROOT = "/proc"  # where the new root is put together: no path that may be seen lies in there
@@ -199,8 +199,10 @@ def give_up_rights(sandbox: Sandbox, number: int) -> None:
         kernel.landlock([*sandbox.visible, *MACHINE], [os.getcwd(), "/dev/null"])
     if sandbox.has(spec.APART):
         kernel.landlock_scope()
-    # last: until here the user was another, or the limit another namespace's
+    # late: until here the user was another, or the limit another namespace's
     resource.setrlimit(resource.RLIMIT_NPROC, (sandbox.processes, sandbox.processes))
+    if sandbox.has(spec.CALLS):
+        calls.forbid_everywhere()
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd())
 
 

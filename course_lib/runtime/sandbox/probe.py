@@ -8,7 +8,7 @@ import os
 import pwd
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from course_lib.runtime.errors import LaunchError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_AROUND = "course_lib.runtime.sandbox.probe:look_around"
 LEAVE_NOTE = "course_lib.runtime.sandbox.probe:leave_note"
 NAMESPACES = (spec.MOUNT, spec.PID, spec.NETWORK, spec.IPC)
-ALWAYS = (spec.NO_PRIVILEGES, spec.LIMITS)
+ALWAYS = (spec.NO_PRIVILEGES, spec.CALLS, spec.LIMITS)
 
 
 def probe(preloaded: Preloaded, **options: object) -> Sandbox:
@@ -46,17 +46,18 @@ def tuples(sandbox: Sandbox) -> dict:
 def candidates(root: bool) -> Iterator[tuple[str, ...]]:
     """From the strongest to none. Landlock is for machines that forbid a mount namespace."""
     users = [(spec.LOW_PRIVILEGE,), ()] if root else [()]
+    always = ALWAYS if calls.known() else tuple(one for one in ALWAYS if one != spec.CALLS)
     for low in users:
-        yield (*NAMESPACES, spec.USER, *low, *ALWAYS, spec.APART)
+        yield (*NAMESPACES, spec.USER, *low, *always, spec.APART)
     for low in users:
-        yield (*NAMESPACES, *low, *ALWAYS, spec.APART)
-        yield (*NAMESPACES, *low, *ALWAYS)
+        yield (*NAMESPACES, *low, *always, spec.APART)
+        yield (*NAMESPACES, *low, *always)
     for namespaces in ((spec.NETWORK, spec.IPC), ()):
         for low in users:
             if kernel.landlock_version():
-                yield (*namespaces, *low, spec.LANDLOCK, *ALWAYS, spec.APART)
-                yield (*namespaces, *low, spec.LANDLOCK, *ALWAYS)
-            yield (*namespaces, *low, *ALWAYS)
+                yield (*namespaces, *low, spec.LANDLOCK, *always, spec.APART)
+                yield (*namespaces, *low, spec.LANDLOCK, *always)
+            yield (*namespaces, *low, *always)
 
 
 def nobody() -> int | None:
@@ -130,6 +131,7 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
         spec.LOW_PRIVILEGE: os.getuid() != 0 and os.geteuid() != 0,
         spec.CONTROL_GROUPS: not writable(),
         spec.NO_PRIVILEGES: int(status["CapEff"], 16) == 0 and int(status["NoNewPrivs"]) == 1,
+        spec.CALLS: refuses(lambda: kernel.unshare(kernel.NEWUSER)),
         spec.APART: not readable(sibling["note"])
         and not readable(f"/proc/{sibling['pid']}/environ")
         and calls.can_forbid(),  # last: it holds from here on
@@ -146,6 +148,16 @@ def readable(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def refuses(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def interfaces() -> set[str]:

@@ -18,6 +18,7 @@ MOUNT, PID, NETWORK, IPC, USER = (
 LOW_PRIVILEGE, LANDLOCK = "low-privilege user", "Landlock"
 NO_PRIVILEGES, LIMITS = "no privileges", "limits"
 CONTROL_GROUPS = "control groups"  # bound memory and processes of all together
+CALLS = "filter of system calls"
 APART = "ranks apart"  # from each other: nothing but the network is common to them
 LAYERS = (
     MOUNT,
@@ -28,6 +29,7 @@ LAYERS = (
     LOW_PRIVILEGE,
     LANDLOCK,
     NO_PRIVILEGES,
+    CALLS,
     LIMITS,
     CONTROL_GROUPS,
     APART,
