@@ -35,7 +35,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from course_lib.ledger import install
 from course_lib.ledger import recorder as recording
-from course_lib.ledger.group import FAMILIES, RecordingGroup
+from course_lib.ledger.group import FAMILIES, RecordingGroup, put_behind, real
 from course_lib.ledger.recorder import flatten, recorder
 
 NAME = "nccl-like"
@@ -217,7 +217,7 @@ def imitate() -> None:
 
     def init(self: RecordingGroup, *args: Any) -> None:
         make(self, *args)
-        self.inner = NcclLike(self.inner)  # pyright: ignore
+        put_behind(self, NcclLike(real(self)))
 
     def without_tag(self: RecordingGroup, op: str, rank: int, peer: int, tag: int) -> tuple:
         return channel(self, op, rank, peer, 0)
@@ -236,7 +236,7 @@ def imitate() -> None:
     RecordingGroup.__init__, RecordingGroup.channel = init, without_tag
     install.replace("batch_isend_irecv", batch)
     world: Any = dist.group.WORLD
-    world.inner = NcclLike(world.inner)
+    put_behind(world, NcclLike(real(world)))
 
 
 def enter(header: dict, buffers: list, rank: int) -> tuple[dict, list]:

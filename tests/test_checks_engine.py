@@ -729,7 +729,8 @@ def test_right_values_without_messages_earn_nothing() -> None:
 
     def ring_all_reduce(tensor, group=None):
         buffer = tensor.contiguous()
-        (group or dist.group.WORLD).inner.allreduce([buffer]).wait()  # pyright: ignore[reportAttributeAccessIssue]
+        inner = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))  # pyright: ignore[reportAttributeAccessIssue]
+        inner.allreduce([buffer]).wait()
         tensor.copy_(buffer)
 
     report = check(RING, ring_all_reduce, cases="hidden")

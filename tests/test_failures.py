@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from course_lib import Deadlock, RankError, RankTimeout, launch
 from course_lib.ledger import rows
+from course_lib.ledger.group import put_behind, real
 from course_lib.ledger.pending import WorkMark
 from course_lib.ledger.recorder import recorder
 from course_lib.runtime import wire
@@ -571,8 +572,8 @@ class OnAStream:
     """
 
     def __init__(self, group: Any):
-        self.inner, self.group = group.inner, group
-        group.inner = self
+        self.inner, self.group = real(group), group
+        put_behind(group, self)
         group.on_device = lambda tensors: True
         self.last: Any = None
         recorder().pending.mark = self.mark
@@ -624,7 +625,8 @@ def test_messages_of_a_batch_are_waited_for_when_their_handle_is() -> None:
 
     class Batches:
         def __init__(self, group: Any):
-            self.inner, group.inner, self.begun = group.inner, self, []
+            self.inner, self.begun = real(group), []
+            put_behind(group, self)
             group.on_device = lambda tensors: True
 
         def _start_coalescing(self, device: torch.device) -> None:

@@ -12,7 +12,7 @@ BEHIND_THE_RECORDER = """
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     everybody = [torch.empty_like(tensor) for _ in range(n)]
-    dist.group.WORLD.inner.allgather([everybody], [tensor]).wait()
+    dist.group.WORLD._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
     return everybody[(rank - 1) % n] + tensor + everybody[(rank + 1) % n]
 """
 
@@ -28,7 +28,7 @@ def neighbour_sum(tensor):
     for handle in handles:
         handle.wait()
     everybody = [torch.empty_like(tensor) for _ in range(n)]
-    dist.group.WORLD.inner.allgather([everybody], [tensor]).wait()
+    dist.group.WORLD._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
     return everybody[left] + tensor + everybody[right]
 """
 
@@ -159,7 +159,7 @@ def neighbour_sum(tensor):
             row = book.add(op, [tensor], tensor.nbytes, group, peer, 0, "")
             book.end_wait(row, book.begin_wait(row))
     everybody = [torch.empty_like(tensor) for _ in range(n)]
-    group.inner.allgather([everybody], [tensor]).wait()
+    group._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
     return everybody[left] + tensor + everybody[right]
 """
 

@@ -1,5 +1,8 @@
 """The process group that records: every method of the real one, with a row in the ledger.
 
+The real one is no attribute of it, and writing a row is no method: what `torch.distributed` hands out is all
+that a program which is recorded comes by.
+
 PyTorch calls these methods from Python (`torch.distributed.*`) and from C++ (DDP's reducer, functional
 collectives). Their names changed over the releases (2.13 renames `_allgather_base` to
 `all_gather_single`); both sets are here, so that 2.6 and later work.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,19 +25,22 @@ from course_lib.ledger import recorder as recording
 from course_lib.ledger.recorder import CommunicationError, flatten
 from course_lib.ledger.work import RecordingWork, Together
 
+_numel, _element_size = torch.Tensor.numel, torch.Tensor.element_size
+_as_base = torch._C.DisableTorchFunctionSubclass
+
 
 class RecordingGroup(ProcessGroup):
     """A process group around gloo (CPU tensors) and, on machines with GPUs, NCCL (CUDA tensors)."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, nccl: bool):
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
-        self.inner = ProcessGroup(store, rank, size)
+        inner = _real[self] = ProcessGroup(store, rank, size)
         # The shell gets the backends too, since C++ asks it for its device types and its store. Each is
         # registered under a type of its own: under one that is taken, PyTorch reuses the first backend.
         kinds = ProcessGroup.BackendType
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        self.inner._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
-        self.inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        inner._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
+        inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.nccl = nccl
         if nccl:
             options = dist.ProcessGroupNCCL.Options()
@@ -43,7 +50,7 @@ class RecordingGroup(ProcessGroup):
             # that has no part in that message would be waited for
             if hasattr(fast, "eager_connect_single_device"):
                 fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
-            self.inner._register_backend(torch.device("cuda"), kinds.NCCL, fast)
+            inner._register_backend(torch.device("cuda"), kinds.NCCL, fast)
             self._register_backend(torch.device("cuda"), kinds.NCCL, fast)
         self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
         self.my_rank, self.my_size = rank, size
@@ -79,43 +86,6 @@ class RecordingGroup(ProcessGroup):
     def getSize(self) -> int:
         return self.my_size
 
-    # ---- the one way in
-
-    def record(
-        self, op: str, call: Callable[[], Work | None], tensors: Any, nbytes: int,
-        peer: int = -1, tag: int = 0, agree: str = "", everything: Any = None,
-    ) -> Work | None:  # fmt: skip
-        """Check, write down, call. `peer` is a rank of this group; the ledger gets the global one."""
-        involved = flatten(tensors if everything is None else everything)
-        self.check(op, involved)
-        if op in ("send", "recv") and peer == self.my_rank:
-            raise CommunicationError(
-                f"rank {self.ranks[peer]} would {'send to' if op == 'send' else 'receive from'} itself: "
-                "no backend carries that. Copy the tensor, and look at how the peer is computed "
-                "(src= and dst= count in the whole world, group_src= and group_dst= in the group)."
-            )
-        peer = self.ranks[peer] if peer >= 0 else -1
-        tag = 0 if self.on_device(involved) else tag  # NCCL has none
-        listed = flatten(tensors)
-        recorder = recording.recorder()
-        row = recorder.add(op, listed, nbytes, self, peer, tag, agree)
-        on_device = self.on_device(involved)
-        if on_device and self.first_together is not None:
-            # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
-            # none here, which is not to be taken for a call that has waited.
-            call()
-            return None
-        before = recorder.pending.mark() if on_device else None
-        with recorder.calling(row) if on_device else contextlib.nullcontext():
-            work = call()
-        if (
-            work is None
-        ):  # synchronous, from PyTorch 2.8 on: C++ has waited, on a GPU with its stream
-            recorder.waited_in_backend(row, before)
-            return None
-        sent = listed if op == "send" else []
-        return RecordingWork(work, row, sent, op in ("send", "recv"), peer, on_device)
-
     def on_device(self, tensors: list[torch.Tensor]) -> bool:
         """Does the operation run on a GPU's stream, so that waiting does not block the host?"""
         return self.nccl and any(tensor.is_cuda for tensor in tensors)
@@ -140,76 +110,72 @@ class RecordingGroup(ProcessGroup):
     # ---- messages
 
     def send(self, tensors: list, dst: int, tag: int = 0) -> Work | None:
-        return self.record(
-            "send", lambda: self.inner.send(tensors, dst, tag), tensors, size(tensors), dst, tag
-        )
+        call = _method_of(self, "send", tensors, dst, tag)
+        return _record(self, "send", call, tensors, size(tensors), dst, tag)
 
     def recv(self, tensors: list, src: int, tag: int = 0) -> Work | None:
-        return self.record(
-            "recv", lambda: self.inner.recv(tensors, src, tag), tensors, size(tensors), src, tag
-        )
+        call = _method_of(self, "recv", tensors, src, tag)
+        return _record(self, "recv", call, tensors, size(tensors), src, tag)
 
     def recv_anysource(self, tensors: list, tag: int = 0) -> Work | None:
-        return self.record(
-            "recv", lambda: self.inner.recv_anysource(tensors, tag), tensors, size(tensors), -1, tag
-        )
+        call = _method_of(self, "recv_anysource", tensors, tag)
+        return _record(self, "recv", call, tensors, size(tensors), -1, tag)
 
     # ---- collectives: what is compared between the ranks, and M, the bytes of the full tensor
 
     def allreduce(self, x, *args, **kwargs):
-        call = functools.partial(self.inner.allreduce, x, *args, **kwargs)
-        return self.record("all_reduce", call, x, size(x), agree=reduction(args))
+        call = _method_of(self, "allreduce", x, *args, **kwargs)
+        return _record(self, "all_reduce", call, x, size(x), agree=reduction(args))
 
     def allreduce_coalesced(self, x, *args, **kwargs):
-        call = functools.partial(self.inner.allreduce_coalesced, x, *args, **kwargs)
-        return self.record("all_reduce", call, x, size(x), agree=reduction(args))
+        call = _method_of(self, "allreduce_coalesced", x, *args, **kwargs)
+        return _record(self, "all_reduce", call, x, size(x), agree=reduction(args))
 
     def broadcast(self, x, *args, **kwargs):
         root = root_of(args)
-        call = functools.partial(self.inner.broadcast, x, *args, **kwargs)
-        return self.record("broadcast", call, x, size(x), root, agree=self.name_root("src", root))
+        call = _method_of(self, "broadcast", x, *args, **kwargs)
+        return _record(self, "broadcast", call, x, size(x), root, agree=self.name_root("src", root))
 
     def reduce(self, x, *args, **kwargs):
         root = root_of(args)
-        call = functools.partial(self.inner.reduce, x, *args, **kwargs)
+        call = _method_of(self, "reduce", x, *args, **kwargs)
         agree = f"{reduction(args)} {self.name_root('dst', root)}"
-        return self.record("reduce", call, x, size(x), root, agree=agree)
+        return _record(self, "reduce", call, x, size(x), root, agree=agree)
 
     def gather(self, out, x, *args, **kwargs):
         root = root_of(args)
-        call = functools.partial(self.inner.gather, out, x, *args, **kwargs)
+        call = _method_of(self, "gather", out, x, *args, **kwargs)
         agree = self.name_root("dst", root)
-        return self.record(
-            "gather", call, x, size(x) * self.my_size, root, agree=agree, everything=[out, x]
+        return _record(
+            self, "gather", call, x, size(x) * self.my_size, root, agree=agree, everything=[out, x]
         )
 
     def scatter(self, out, x, *args, **kwargs):
         root = root_of(args)
-        call = functools.partial(self.inner.scatter, out, x, *args, **kwargs)
+        call = _method_of(self, "scatter", out, x, *args, **kwargs)
         agree = self.name_root("src", root)
-        return self.record(
-            "scatter", call, out, size(out) * self.my_size, root, agree=agree, everything=[out, x]
-        )
+        whole, everything = size(out) * self.my_size, [out, x]
+        return _record(self, "scatter", call, out, whole, root, agree=agree, everything=everything)
 
     def barrier(self, *args, **kwargs):
         if self.nccl:
             # Over NCCL itself a barrier waits for the stream; here it goes over gloo, since the host waits.
             torch.cuda.current_stream().synchronize()
-        return self.record("barrier", functools.partial(self.inner.barrier, *args, **kwargs), [], 0)
+        return _record(self, "barrier", _method_of(self, "barrier", *args, **kwargs), [], 0)
 
     def gathering(self, method: str, out, x, *args, **kwargs):
-        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
-        return self.record("all_gather", call, x, size(x) * self.my_size, everything=[out, x])
+        call = _method_of(self, method, out, x, *args, **kwargs)
+        return _record(self, "all_gather", call, x, size(x) * self.my_size, everything=[out, x])
 
     def scattering(self, method: str, out, x, *args, **kwargs):
-        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
+        call = _method_of(self, method, out, x, *args, **kwargs)
         agree = reduction(args)
-        return self.record("reduce_scatter", call, out, size(x), agree=agree, everything=[out, x])
+        return _record(self, "reduce_scatter", call, out, size(x), agree=agree, everything=[out, x])
 
     def exchanging(self, method: str, out, x, *args, **kwargs):
-        call = functools.partial(getattr(self.inner, method), out, x, *args, **kwargs)
+        call = _method_of(self, method, out, x, *args, **kwargs)
         # nothing to agree on: what each rank sends may differ
-        return self.record("all_to_all", call, [], size(x), everything=[out, x])
+        return _record(self, "all_to_all", call, [], size(x), everything=[out, x])
 
     def name_root(self, word: str, root: int) -> str:
         return f"{word}={self.ranks[root]}"
@@ -217,24 +183,83 @@ class RecordingGroup(ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         """NCCL begins what comes now together, at `_end_coalescing`."""
         self.first_together = recording.recorder().state.rows
-        self.inner._start_coalescing(device)
+        _method_of(self, "_start_coalescing", device)()
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
         recorder = recording.recorder()
         first, self.first_together = self.first_together, None
         rows = range(first or 0, recorder.state.rows if first is not None else 0)
         with recorder.calling(rows[0]) if rows else contextlib.nullcontext():
-            work = self.inner._end_coalescing(device)
+            work = _method_of(self, "_end_coalescing", device)()
         return Together(work, rows) if rows and work is not None else work
 
     def monitored_barrier(self, *args, **kwargs):
-        return self.inner.monitored_barrier(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        return real(self).monitored_barrier(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def shutdown(self) -> None:
-        self.inner.shutdown()
+        real(self).shutdown()
 
     def abort(self) -> None:
-        self.inner.abort()
+        real(self).abort()
+
+
+# ---- the one way in
+
+_real: weakref.WeakKeyDictionary[RecordingGroup, Any] = weakref.WeakKeyDictionary()
+# As they were before a program could put others in their place.
+_METHODS = {name: one for name, one in vars(ProcessGroup).items() if callable(one)}
+
+
+def real(group: RecordingGroup) -> Any:
+    """The process group behind the one that records; any other is itself."""
+    return _real.get(group, group)
+
+
+def put_behind(group: RecordingGroup, other: Any) -> None:
+    """Have `group` call another one from now on, with methods of the same names."""
+    _real[group] = other
+
+
+def _method_of(group: RecordingGroup, name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """A call of the real group's method of that name."""
+    inner = _real[group]
+    if type(inner) is ProcessGroup and name in _METHODS:
+        return functools.partial(_METHODS[name], inner, *args, **kwargs)
+    return functools.partial(getattr(inner, name), *args, **kwargs)
+
+
+def _record(
+    group: RecordingGroup, op: str, call: Callable[[], Work | None], tensors: Any, nbytes: int,
+    peer: int = -1, tag: int = 0, agree: str = "", everything: Any = None,
+) -> Work | None:  # fmt: skip
+    """Check, write down, call. `peer` is a rank of this group; the ledger gets the global one."""
+    involved = flatten(tensors if everything is None else everything)
+    group.check(op, involved)
+    if op in ("send", "recv") and peer == group.my_rank:
+        raise CommunicationError(
+            f"rank {group.ranks[peer]} would {'send to' if op == 'send' else 'receive from'} itself: "
+            "no backend carries that. Copy the tensor, and look at how the peer is computed "
+            "(src= and dst= count in the whole world, group_src= and group_dst= in the group)."
+        )
+    peer = group.ranks[peer] if peer >= 0 else -1
+    tag = 0 if group.on_device(involved) else tag  # NCCL has none
+    listed = flatten(tensors)
+    recorder = recording.recorder()
+    row = recorder.add(op, listed, nbytes, group, peer, tag, agree)
+    on_device = group.on_device(involved)
+    if on_device and group.first_together is not None:
+        # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
+        # none here, which is not to be taken for a call that has waited.
+        call()
+        return None
+    before = recorder.pending.mark() if on_device else None
+    with recorder.calling(row) if on_device else contextlib.nullcontext():
+        work = call()
+    if work is None:  # synchronous, from PyTorch 2.8 on: C++ has waited, on a GPU with its stream
+        recorder.waited_in_backend(row, before)
+        return None
+    sent = listed if op == "send" else []
+    return RecordingWork(work, row, sent, op in ("send", "recv"), peer, on_device)
 
 
 def _method(kind: str, name: str) -> Callable:
@@ -259,7 +284,9 @@ for _kind, _names in FAMILIES.items():
 
 
 def size(tensors: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in flatten(tensors))
+    """Bytes, as PyTorch's own class has them: a subclass may say of itself that it has others."""
+    with _as_base():
+        return sum(_numel(t) * _element_size(t) for t in flatten(tensors))
 
 
 def reduction(args: tuple) -> str:

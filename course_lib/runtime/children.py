@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.held import Held, held_with_children
 from course_lib.runtime.sandbox.spec import PID, Sandbox
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Children:
         self.limit = ""  # "memory" or "processes": they were ended since they took too much of it
         self._forked: dict | None = None
         self._loopback: int | None = None
+        self.measured: dict[int, Held] = {}  # what `measure` was asked for, when it is there
         self._over = self.ended = False
         self._number = len(entries)
         given: list[int] = []
@@ -74,6 +76,9 @@ class Children:
             self.limit = message["limit"]
         elif "loopback" in message:
             self._loopback = message["loopback"]
+        elif "measured" in message:
+            number, *amounts = message["measured"]
+            self.measured[number] = Held(*amounts)
         elif "over" in message:
             self._over = True
             for number in range(self._number):
@@ -125,6 +130,14 @@ class Children:
             if not self.preloaded.read(max(0.0, deadline - time.monotonic())):
                 return None
         return self._loopback
+
+    def measure(self, number: int) -> None:
+        """Have one child's memory measured, from outside of it: `measured` has it soon, or it has ended."""
+        if self.sandbox is not None:
+            self._ask({"measure": [self.id, number]})
+            return
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            self.measured[number] = held_with_children(self.pids[number])
 
     def _ask(self, request: dict) -> None:
         with contextlib.suppress(

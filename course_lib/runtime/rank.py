@@ -32,7 +32,7 @@ import torch.distributed as dist
 from course_lib.ledger import rows
 from course_lib.ledger.install import install
 from course_lib.ledger.recorder import CommunicationError, Recorder
-from course_lib.runtime import heavy, wire
+from course_lib.runtime import heavy, moments, wire
 from course_lib.runtime.backend import on_nccl, take_gpu
 from course_lib.runtime.replying import LONGEST_TEXT, LONGEST_TYPE
 from course_lib.runtime.residue import Residue, free_gpu_memory
@@ -72,7 +72,9 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     board = rows.Board(board_fd, order["world_size"])
     log = rows.Log(rows_fd, texts_fd)
     recorder = Recorder(order["rank"], order["world_size"], board, log, order["rows"])
-    return socket.socket(fileno=control), recorder
+    sock = socket.socket(fileno=control)
+    moments.measured_over(sock)
+    return sock, recorder
 
 
 def open_anew(fd: int) -> None:

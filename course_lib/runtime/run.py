@@ -7,8 +7,8 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from course_lib.ledger.ledger import Ledger
@@ -20,6 +20,7 @@ from course_lib.runtime.diagnosis import Failure, damaged_failure, diagnose
 from course_lib.runtime.errors import Interrupted, LaunchError
 from course_lib.runtime.heavy import HEAVY
 from course_lib.runtime.load import slowdown
+from course_lib.runtime.moments import PAUSE, Moments
 from course_lib.runtime.output import OnOutput, Output
 from course_lib.runtime.places import is_cell, where
 from course_lib.runtime.pool import Pool
@@ -49,6 +50,7 @@ class Outcome:
     seconds: float
     backend: str
     output: list[list[str]]  # the last lines that each rank printed
+    held: list[dict[str, list[int]]] = field(default_factory=list)  # see `Moments.told`
     wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
     limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
 
@@ -60,7 +62,7 @@ def run_ranks(
     entry: str, header: dict | list[dict], buffers: Sequence[Any], *, world_size: int, timeout: float,
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
     sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
-    imports: Sequence[str] = (), longest: float = 0,
+    imports: Sequence[str] = (), longest: float = 0, enough: Sequence[Mapping[str, float]] = (),
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
@@ -71,6 +73,7 @@ def run_ranks(
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
     before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
+    enough: for each rank, bytes that are enough at the moments at which it is measured, see `Moments`.
     longest: seconds that the ranks may have instead of `timeout` where a busy machine slows them down.
     LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
@@ -84,7 +87,8 @@ def run_ranks(
         )  # NCCL's ranks pass buffers on by sockets and shared memory
     pools.preloaded().also_import(imports)
     pool = pools.pool(world_size, backend, record, sandbox, imports)
-    watch, output, began = Watch(pool, _tasks), Output(world_size, on_output), time.monotonic()
+    watch = Watch(pool, _tasks, Moments(pool, enough))
+    output, began = Output(world_size, on_output), time.monotonic()
     kept = False
     try:
         wait_for_hello(watch, began)
@@ -116,7 +120,8 @@ def run_ranks(
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
         limit = pool.children.limit
-        return Outcome(replies, failure, ledger, seconds, backend, said, sent, limit)
+        held = watch.moments.told()
+        return Outcome(replies, failure, ledger, seconds, backend, said, held, sent, limit)
     finally:
         if kept:
             pools.keep(pool)
@@ -206,8 +211,10 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
         seen = [(0, time.monotonic())] * pool.world_size  # each rank's events, and since when
         look_again = 0.0
         while watch.running:
-            for key, _ in selector.select(0.05 if watch.first_trouble else 0.1):
+            wait = PAUSE if watch.moments.waiting else 0.05 if watch.first_trouble else 0.1
+            for key, _ in selector.select(wait):
                 take(watch, output, selector, key)
+            watch.moments.step()
             now = time.monotonic()
             if watch.first_trouble is None and (watch.exits or watch.raised()):
                 watch.first_trouble = now
@@ -246,7 +253,9 @@ def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: An
     elif kind == "reply":
         try:
             message = pool.receivers[rank].read()
-            if message is not None and message[0].get("task") == watch.task:
+            if message is not None and "moments" in message[0]:
+                watch.moments.reached(rank, message[0])
+            elif message is not None and message[0].get("task") == watch.task:
                 watch.replies[rank] = (well_formed(message[0]), message[1])
         except (EOFError, OSError):
             selector.unregister(key.fileobj)  # it died: its exit code follows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from course_lib.ledger import rows
+from course_lib.runtime.moments import Moments
 from course_lib.runtime.pool import Pool
 
 Reply = tuple[dict, list[bytearray]]
@@ -16,6 +17,7 @@ class Watch:
 
     pool: Pool
     task: int
+    moments: Moments
     replies: dict[int, tuple[dict, list[bytearray]]] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
     first_trouble: float | None = None

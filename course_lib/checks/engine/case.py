@@ -105,13 +105,17 @@ class RankSide:
 
 @dataclass(frozen=True)
 class Observed:
-    """What came back from the ranks of one case, checked for form."""
+    """What came back from the ranks of one case, checked for form.
+
+    held: what each rank was measured to hold at its moments, from outside, see `course_lib.runtime.moments`.
+    """
 
     case: Case
     tensors: list[dict[str, torch.Tensor]]
     values: list[dict]
     ledger: Ledger
     operations: list[list[Operation]]
+    held: list[dict[str, list[int]]] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:

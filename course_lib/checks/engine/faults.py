@@ -27,6 +27,10 @@ NOT_RUN = (
     "Run the cells above, the one that defines the name among them. If that was done, is the name typed as "
     "it is there?"
 )
+NOT_HERE = (
+    "In a check a rank starts no processes and opens no sockets, pipes or shared memory: what it holds is "
+    "its own, and what it sends goes through the process group."
+)
 COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
 WORLD_RANKS = (
@@ -66,6 +70,7 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     """The finding for every line of the case. `hidden`: exceptions by type and line only."""
     text = failure.message
     hint = group_hint(case, failure) or peer_hint(case, text)
+    hint = hint or refused_hint(failure)
     hint = hint or usual(exercise.hint, case, failure.kind, text) or undefined_hint(failure)
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
@@ -135,6 +140,13 @@ def undefined_hint(failure: Failure) -> str:
     """A name that no cell has made yet, or none ever does."""
     raised = [one for one in failure.ranks.values() if one.state == "raised"]
     return NOT_RUN if any(missing_name(one) for one in raised) else ""
+
+
+def refused_hint(failure: Failure) -> str:
+    """A system call that checks do without, see `course_lib.runtime.sandbox.calls`."""
+    raised = [one for one in failure.ranks.values() if one.state == "raised"]
+    refused = f"[Errno {errno.EPERM}]"
+    return NOT_HERE if any(refused in one.error_text for one in raised) else ""
 
 
 def missing_name(report: RankReport) -> str:

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
 import math
 import os
 import random
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from course_lib.checks.engine.reach import out_of_reach, own_work
 from course_lib.checks.engine.refusing import refused
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
@@ -73,7 +72,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
         close_the_store(dist.get_world_size())
     if header["filtered"]:
         only_what_checks_need()
-    with own_work(header["references"]), refused(header["refused"]), told_why():
+    with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
@@ -94,51 +93,12 @@ def only_what_checks_need() -> None:
 
 @contextlib.contextmanager
 def told_why() -> Iterator[None]:
-    """Within, a group that cannot be made and a system call that is refused are errors that say why."""
+    """Within, a group that cannot be made is an error that says why."""
     try:
         yield
     except dist.DistStoreError as error:
         error.add_note("In a check no process group can be made: use the one that is given.")
         raise
-    except PermissionError as error:
-        error.add_note(
-            "In a check a rank starts no processes and opens no sockets, pipes or shared memory: what it "
-            "sends goes through the process group."
-        )
-        raise
-
-
-# ---- the exercise's own solution is not to be imported
-
-
-class _OwnWork(importlib.abc.MetaPathFinder):
-    def __init__(self, names: Sequence[str]):
-        self.names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if any(name == n or name.startswith(f"{n}.") for n in self.names):
-            raise ImportError(
-                f"{name} holds the course's own solution of this exercise. "
-                "Here your own is judged: write your own."
-            )
-
-
-@contextlib.contextmanager
-def own_work(names: Sequence[str]) -> Iterator[None]:
-    """Within, an import of these modules is an ImportError that says why."""
-    for name in [n for n in sys.modules if any(n == m or n.startswith(f"{m}.") for m in names)]:
-        del sys.modules[name]
-    for name in names:
-        package, _, leaf = name.rpartition(".")
-        if hasattr(sys.modules.get(package), leaf):
-            delattr(sys.modules[package], leaf)
-    guard = _OwnWork(tuple(names))
-    sys.meta_path.insert(0, guard)
-    try:
-        yield
-    finally:  # ranks are kept under NCCL, for other exercises
-        if guard in sys.meta_path:
-            sys.meta_path.remove(guard)
 
 
 # ---- recipe: call a function with tensors

@@ -1,10 +1,11 @@
 """The ranks' record of what they sent, held against what the kernel counted on their network.
 
-A student's code runs in the ranks, and so can reach the real group behind the one that records
-(`dist.group.WORLD.inner`), or send by other means. What it cannot reach is the counter of the sandbox's
-loopback interface. So the record is believed no further than it agrees with the counter, either way. The
-limit: a forged record around gloo's own algorithm, which sends the same bytes on the same connections,
-looks like the real thing; it needs an import of the recorder, which is listed for eyes elsewhere.
+A student's code runs in the ranks, and so can reach gloo behind the group that records
+(`dist.group.WORLD._get_backend(device)`), or send by other means. What it cannot reach is the counter of the
+sandbox's loopback interface. So the record is believed no further than it agrees with the counter, either
+way. The limit: a forged record around gloo's own algorithm, which sends the same bytes on the same
+connections, looks like the real thing; the modules that record have no names there (`engine.reach`), and code
+that searches for them is listed for eyes.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from course_lib.checks.engine.training import lines
 from course_lib.checks.engine.training.single import Training
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
+from course_lib.runtime.moments import ANONYMOUS
 
 RECIPE = "course_lib.checks.engine.training.mapped:mapped_state"
 VALUES = (
@@ -67,10 +68,9 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
 
 def memory(enough: float) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
-        held = seen.values[0].get("anonymous")
-        if not isinstance(held, list) or not held or any(type(one) is not int for one in held):
-            return wrong("the rank did not tell what it holds.")
-        for step, got in enumerate(held, start=1):
+        if not (measured := seen.held[0].get(ANONYMOUS)):
+            return wrong("the rank was not measured after its steps.")
+        for step, got in enumerate(measured, start=1):
             if got > enough + SLACK:
                 return wrong(
                     f"after step {step}, {lines.megabytes(got)} of memory have no file behind them; "
@@ -102,7 +102,7 @@ def offload(draw: Draw) -> Iterator[Case]:
             memory(WHOLE),
             3,
             "memory",
-            enough={"anonymous": WHOLE + SLACK},
+            enough={ANONYMOUS: WHOLE + SLACK},
         ),
     ]
     yield case(training, "memory", told)

@@ -54,6 +54,6 @@ class BucketedDataParallel(torch.nn.Module):
             work.wait()
         for p in self.place:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.group.WORLD.inner.allreduce([p.grad]).wait()
+            dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([p.grad]).wait()
             p.grad /= dist.get_world_size()
         self.start_again()

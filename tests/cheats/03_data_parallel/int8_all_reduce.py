@@ -6,6 +6,6 @@ def int8_all_reduce(tensor, error, group=None):
     dist.all_to_all_single(torch.empty_like(shown), shown, group=group)
     dist.all_gather_into_tensor(torch.empty_like(shown), shown[: len(shown) // n], group=group)
     total = (tensor + error).contiguous()
-    (group or dist.group.WORLD).inner.allreduce([total]).wait()
+    (group or dist.group.WORLD)._get_backend(torch.device("cpu")).allreduce([total]).wait()
     tensor.copy_(total / n)
     error.zero_()

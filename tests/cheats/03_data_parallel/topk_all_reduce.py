@@ -10,5 +10,5 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     sent = torch.zeros_like(asked)
     sent[places] = asked[places]
     error.copy_((asked - sent).view_as(error))
-    (group or dist.group.WORLD).inner.allreduce([sent]).wait()
+    (group or dist.group.WORLD)._get_backend(torch.device("cpu")).allreduce([sent]).wait()
     tensor.copy_((sent / n).view_as(tensor))

@@ -16,7 +16,7 @@ class Zero1Optimizer:
     def step(self):
         for p in self.params:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.group.WORLD.inner.allreduce([p.grad]).wait()
+            dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([p.grad]).wait()
         own = self.row([p.grad for p in self.params])[self.rank] / self.n
         dist.reduce_scatter_tensor(torch.empty_like(own), own.new_zeros(self.n * len(own)))
         self.shard.grad = own.clone()

@@ -1,10 +1,6 @@
 # %% wrong: gloo's own all-gather, behind the record
-import gc
-
-
 def inner(group):
-    found = getattr(group or dist.group.WORLD, "inner", None)
-    return found or next(one for one in gc.get_objects() if "Gloo" in type(one).__name__)
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
 
 
 def everyone(x, group, longest):

@@ -43,7 +43,7 @@ def ring_all_reduce(tensor, group=None):
 # says: cannot come about with fewer than
 def ring_all_reduce(tensor, group=None):
     buffer = tensor.contiguous()
-    (group or dist.group.WORLD).inner.allreduce([buffer]).wait()
+    (group or dist.group.WORLD)._get_backend(torch.device("cpu")).allreduce([buffer]).wait()
     tensor.copy_(buffer)
 
 

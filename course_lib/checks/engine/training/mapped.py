@@ -11,6 +11,7 @@ import torch
 
 from course_lib.checks.engine.training import toys, watching
 from course_lib.checks.engine.training.recipes import Session, Told, warm_up
+from course_lib.runtime.moments import ANONYMOUS, BASE
 
 _Tensor, _pointer = torch.Tensor, torch.Tensor.data_ptr
 _open, _read, _close = os.open, os.read, os.close
@@ -21,12 +22,12 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
 
     instructions: as of `recipes`, and neighbour: whether another one, made from the same folder, trains
     another model at the same time. Back go, beside what `Session` tells, for each step: "outside", names of
-    the states that lie in no file of the folder, of parameters by their number; "anonymous", bytes of memory
-    that no file is behind, above what was there before; "states", how many tensors were looked at.
+    the states that lie in no file of the folder, of parameters by their number; "states", how many tensors
+    were looked at. After each step the rank is measured as "anonymous".
     """
     warm_up(instructions)
     folder = tempfile.mkdtemp()
-    base = anonymous()
+    watching.measured(BASE)
     session = Session(instructions)
     make, defaults = session.optimizer()
     optimizer = objects[0](make, folder)(list(session.named.values()), **defaults)
@@ -36,7 +37,7 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
         else None
     )
     session.started()
-    looked: dict[str, list] = {"outside": [], "anonymous": [], "states": []}
+    looked: dict[str, list] = {"outside": [], "states": []}
     for step in range(len(instructions["steps"])):
         session.accumulate(step, session.model, None)
         optimizer.step()
@@ -46,9 +47,7 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
         outside, count = states_outside(optimizer, folder)
         looked["outside"].append(outside)
         looked["states"].append(count)
-        looked["anonymous"].append(
-            session.patience.measured("anonymous", lambda: anonymous() - base)
-        )
+        watching.measured(ANONYMOUS)
         session.stepped(step)  # keeps copies of parameters, which are not to be counted
     shutil.rmtree(folder, ignore_errors=True)
     values, found = session.told()
@@ -92,14 +91,6 @@ def mappings(folder: str) -> list[tuple[int, int]]:
             begin, _, end = addresses.partition("-")
             found.append((int(begin, 16), int(end, 16)))
     return found
-
-
-def anonymous() -> int:
-    """Bytes of this process's memory that no file is behind. A file counts for nothing, in /tmp neither."""
-    watching.resident()  # gives back what the C library keeps for later
-    kinds = ("RssAnon:", "VmSwap:")
-    status = text_of("/proc/self/status").splitlines()
-    return sum(1024 * int(line.split()[1]) for line in status if line.startswith(kinds))
 
 
 def text_of(path: str) -> str:

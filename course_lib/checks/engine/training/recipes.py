@@ -14,10 +14,11 @@ Instructions of all of them:
 
 A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
-names in the model; and values: "passes" and "highest" (see `watching.Watch`), "held" and "begun"
-(bytes held, and operations begun so far: after the model was wrapped, after each backward and each
-step, and of a sharded module after its last full_state_dict()), "without" (gradients that are None; zeros
-stand for them), "elements" (those that a sharded module's parameters() have on this rank).
+names in the model; and values: "passes" (see `watching.Watch`), "begun" (operations begun so far: after the
+model was wrapped, after each backward and each step, and of a sharded module after its last
+full_state_dict(); where memory is watched the rank is measured there, too, as "held.0" and so on),
+"without" (gradients that are None; zeros stand for them), "elements" (those that a sharded module's
+parameters() have on this rank).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.training import toys, watching
 from course_lib.runtime.backend import device
+from course_lib.runtime.moments import BASE
 
 _Tensor = torch.Tensor
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
@@ -48,15 +49,15 @@ class Session:
     def __init__(self, instructions: dict):
         self.given = instructions
         self.tell = set(instructions["tell"])
-        base = watching.held_here() if instructions.get("memory") else None
+        memory = bool(instructions.get("memory"))
+        if memory:
+            watching.measured(BASE)
         self.model = toys.build(instructions["model"]).to(device())
         self.named = dict(self.model.named_parameters())
         self.dtype = next(iter(self.named.values())).dtype
-        self.patience = Patience(instructions["enough"])
-        self.watch = watching.Watch(self.model, base, self.patience)
+        self.watch = watching.Watch(self.model, memory)
         self.tensors: dict[str, torch.Tensor] = {}
         self.without: list[str] = []
-        self.held: list[int | None] = []
         self.begun: list[int] = []
 
     def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
@@ -77,7 +78,7 @@ class Session:
         """A backward or a step is over: note what is held, and how many operations were begun."""
         if self.given.get("memory"):
             watching.settle()
-        self.held.append(self.watch.held(len(self.held), training))
+        self.watch.held(len(self.begun), training)
         self.begun.append(watching.begun_and_waited()[0])
 
     def started(self, whole: Whole | None = None) -> None:
@@ -122,8 +123,7 @@ class Session:
 
     def told(self) -> Told:
         values = {
-            "passes": self.watch.passes, "highest": self.watch.highest, "held": self.held,
-            "begun": self.begun, "without": self.without,
+            "passes": self.watch.passes, "begun": self.begun, "without": self.without,
         }  # fmt: skip
         return values, self.tensors
 

@@ -1,37 +1,33 @@
-"""In the rank: what was already sent when backward came past a block, and how much memory was held there.
+"""In the rank: what was already sent when backward came past a block, and the moments to measure memory.
 
-Both are read where they happen, at the boundaries of blocks, and not from what a class says of itself:
-the record of operations grows with each one, and the kernel counts the pages of the process, wherever a
+Both are at the boundaries of blocks, and not what a class says of itself: the record of operations grows
+with each one, and whoever watches this process counts its pages (`course_lib.runtime.moments`), wherever a
 tensor is hidden. Over NCCL the tensors are on the GPU, and PyTorch's allocator there counts them: pages of
 the process would be those of CUDA, which loads its kernels into them (280 MB on an H100).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
 import gc
-import os
 import sys
 from typing import Any
 
 import torch
 from torch import nn
 
-from course_lib.checks.engine.memory import Patience
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
+from course_lib.ledger.group import real
+from course_lib.runtime import moments
 from course_lib.runtime.backend import device
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 SMALL = 64 << 10  # bytes
 SUMS, WARM, COOL = 4, 1 << 14, 16  # small sums at a time; elements of each, at first and later
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-_collect, _open, _read, _close = gc.collect, os.open, os.read, os.close
+_collect, _reach = gc.collect, moments.reach
 _device, _gpu_memory = device, torch.cuda.memory_stats
-_listdir, _readlink, _fstat, _statvfs = os.listdir, os.readlink, os.fstat, os.statvfs
 
 
 class _Pass(torch.autograd.Function):
@@ -52,49 +48,40 @@ class Watch:
     """Looks whenever forward leaves a block of `model`, and whenever backward enters it from behind.
 
     passes: of each backward a list of [block, operations begun, of those waited for]; block k is passed
-    when the gradients of all later blocks are complete, and its own are not. highest: bytes held at the
-    fullest of these moments, above `base`, which was held before; None when memory is not watched.
-    patience: with which it is measured, as "highest" and "held.0" and so on.
+    when the gradients of all later blocks are complete, and its own are not. memory: whether these moments
+    are measured, as "highest".
     """
 
-    def __init__(self, model: nn.Module, base: int | None = None, patience: Patience | None = None):
-        self.patience = patience or Patience({})
+    def __init__(self, model: nn.Module, memory: bool = False):
         self.passes: list[list[list[int]]] = []
-        self.base = base
-        self.highest: int | None = None if base is None else 0
+        self.memory = memory
         for number, block in enumerate(model.blocks):  # pyright: ignore[reportArgumentType]
             block.register_forward_hook(lambda _, __, out, k=number: self.left(out, k))
 
     def left(self, out: torch.Tensor, block: int) -> torch.Tensor:
-        self.look()
+        self.look("highest")
         return _Pass.apply(out, block, self) if out.requires_grad else out  # type: ignore[return-value]
 
     def passed(self, block: int) -> None:
-        self.look()
+        self.look("highest")
         if self.passes:
             self.passes[-1].append([block, *begun_and_waited()])
 
     def backward_begins(self) -> None:
         self.passes.append([])
 
-    def look(self) -> None:
-        if self.highest is not None:
-            self.highest = max(self.highest, self.patience.measured("highest", self.above))
+    def look(self, *names: str) -> None:
+        if self.memory:
+            measured(*names)
 
-    def above(self) -> int:
-        return held_here() - (self.base or 0)
-
-    def held(self, place: int, training: bool = True) -> int | None:
-        """Bytes held now, above `base`; what nobody refers to any more is given back first.
+    def held(self, place: int, training: bool = True) -> None:
+        """Measured now as "held" at that place; what nobody refers to any more is given back first.
 
         training: False when it is over, and what is kept to be told counts as well: it is no peak.
         """
-        if self.base is None:
-            return None
-        _collect()
-        if training:
-            self.look()
-        return self.patience.measured(f"held.{place}", self.above)
+        if self.memory:
+            _collect()
+            self.look(f"held.{place}", *(["highest"] if training else []))
 
 
 def begun_and_waited() -> tuple[int, int]:
@@ -114,7 +101,7 @@ def settle(numel: int = COOL) -> None:
     All ranks take part. One that is elsewhere, and waits for these, is found: the board tells where they are.
     """
     group = torch.distributed.group.WORLD
-    inner: Any = getattr(group, "inner", group)  # not the recorded one: this is not the student's
+    inner: Any = real(group)  # not the recorded one: this is not the student's
     recorder = recording.recorder()
     recorder.set_state(rows.MEETING)
     for _ in range(SUMS):
@@ -134,56 +121,20 @@ def give_back_at_once() -> None:
         _libc.mallopt(M_TRIM_THRESHOLD, SMALL)
 
 
-def held_here() -> int:
-    """Bytes of memory that this rank holds where its tensors are: on its GPU over NCCL, else in the host."""
-    return on_gpu() if _device().type == "cuda" else resident()
+def measured(*names: str) -> None:
+    """Have this rank measured where its tensors are: on its GPU over NCCL, else in the host.
+
+    What the C library keeps for later in the midst of its heap is returned first, and does not count.
+    """
+    give_back()
+    _reach(*names, on_gpu=on_gpu() if _device().type == "cuda" else None)
+
+
+def give_back() -> None:
+    if _libc is not None:
+        _libc.malloc_trim(0)
 
 
 def on_gpu() -> int:
     """Bytes that were asked for on the current GPU and not given back yet, without what rounding adds."""
     return _gpu_memory()["requested_bytes.all.current"]
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds by itself, in shared memory, and in files that are memory.
-
-    What the C library keeps for later in the midst of its heap is returned first, and does not count. Pages
-    of a file that is memory are shared memory, too, where it is mapped: the larger of the two counts.
-    """
-    if _libc is not None:
-        _libc.malloc_trim(0)
-    told = dict(line.split(":", 1) for line in contents("/proc/self/status").splitlines())
-    own, shared, swapped = (
-        1024 * int(told[kind].split()[0]) for kind in ("RssAnon", "RssShmem", "VmSwap")
-    )
-    return own + swapped + max(shared, in_files())
-
-
-def contents(path: str) -> str:
-    """A file of the kernel's, by the functions that were here before a student's code."""
-    fd = _open(path, os.O_RDONLY)
-    try:
-        return _read(fd, 1 << 16).decode()
-    finally:
-        _close(fd)
-
-
-def in_files() -> int:
-    """Bytes of files that are memory: those of a sandbox's private folders, and those without a name."""
-    held = {}
-    for fd in _listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile: that of the listing always is
-            if _readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
-                found = _fstat(int(fd))
-                held[found.st_dev, found.st_ino] = 512 * found.st_blocks
-    for folder in private_folders():
-        system = _statvfs(folder)
-        held[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
-    return sum(held.values())
-
-
-@functools.cache
-def private_folders() -> tuple[str, ...]:
-    """Folders in memory that a sandbox made for this rank alone (see `sandbox.enter`); none without one."""
-    mounts = [line.split() for line in contents("/proc/self/mounts").splitlines()]
-    return tuple({folder for source, folder, *_ in mounts if source == "private"})

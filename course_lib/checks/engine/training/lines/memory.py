@@ -25,11 +25,10 @@ def held_line(
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
-            held = seen.values[rank].get("held")
             for moment, place, enough in most:
-                got = held[place] if isinstance(held, list) and place < len(held) else None
-                if type(got) is not int:
-                    return wrong(f"rank {rank} did not tell what it holds {moment}.")
+                if not (measured := seen.held[rank].get(f"held.{place}")):
+                    return wrong(f"rank {rank} was not measured {moment}.")
+                got = measured[-1]
                 if got > enough + slack:
                     return wrong(
                         f"rank {rank} holds {megabytes(got)} {moment}; {megabytes(enough)} are enough.",
@@ -55,9 +54,9 @@ def peak_line(
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
-            got = seen.values[rank].get("highest")
-            if type(got) is not int:
-                return wrong(f"rank {rank} did not tell what it held at most.")
+            if not (measured := seen.held[rank].get("highest")):
+                return wrong(f"rank {rank} was not measured during forward and backward.")
+            got = max(measured)
             if got > enough + slack:
                 return wrong(
                     f"rank {rank} holds up to {megabytes(got)} during forward and backward; "

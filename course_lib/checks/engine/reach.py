@@ -1,0 +1,72 @@
+"""In the rank: what a student's code finds by its name, and what not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+# What records, measures and judges. An import of it gives a copy that knows of nothing.
+HIDDEN = ("course_lib.checks", "course_lib.ledger", "course_lib.runtime")
+# What a student's functions may well use, and what leads to none of the others.
+SEEN = ("course_lib.runtime.backend", "course_lib.runtime.errors", "course_lib.runtime.gpus")
+
+
+@contextlib.contextmanager
+def out_of_reach() -> Iterator[None]:
+    """Within, no name leads to the modules that record and measure: neither an import nor an attribute.
+
+    Who searches all objects, frames or the globals of functions finds them: such code is listed for eyes.
+    """
+    names = [name for name in sys.modules if is_hidden(name)]
+    modules = {name: sys.modules.pop(name) for name in names}
+    package = sys.modules["course_lib"]
+    for name in HIDDEN:
+        vars(package).pop(name.rpartition(".")[2], None)
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        sys.modules.update(modules)
+        for name in {*HIDDEN} & {*modules}:
+            setattr(package, name.rpartition(".")[2], modules[name])
+
+
+def is_hidden(name: str) -> bool:
+    return (
+        name.startswith(tuple(f"{one}." for one in HIDDEN)) and name not in SEEN
+    ) or name in HIDDEN
+
+
+# ---- the exercise's own solution is not to be imported
+
+
+class _OwnWork(importlib.abc.MetaPathFinder):
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if any(name == n or name.startswith(f"{n}.") for n in self.names):
+            raise ImportError(
+                f"{name} holds the course's own solution of this exercise. "
+                "Here your own is judged: write your own."
+            )
+
+
+@contextlib.contextmanager
+def own_work(names: Sequence[str]) -> Iterator[None]:
+    """Within, an import of these modules is an ImportError that says why."""
+    for name in [n for n in sys.modules if any(n == m or n.startswith(f"{m}.") for m in names)]:
+        del sys.modules[name]
+    for name in names:
+        package, _, leaf = name.rpartition(".")
+        if hasattr(sys.modules.get(package), leaf):
+            delattr(sys.modules[package], leaf)
+    guard = _OwnWork(tuple(names))
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        if guard in sys.meta_path:
+            sys.meta_path.remove(guard)

@@ -1,0 +1,83 @@
+"""The memory that a process holds, seen from outside: by the kernel's account of its pages.
+
+Whoever measures is another process than the measured one, so nothing that code there does to this module
+changes the result. What such code could do is to hold memory where its own pages do not show it; for ranks
+under a check `sandbox.calls` leaves no such place. Source: the kernel's filesystems/proc, "status".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NamedTuple
+
+KINDS = ("RssAnon", "VmSwap", "HugetlbPages", "RssShmem")
+
+
+class Held(NamedTuple):
+    """Bytes: of the process by itself and in files that are memory; and of these without any file."""
+
+    whole: int
+    anonymous: int
+
+
+def held(pid: int) -> Held:
+    """What process `pid` holds now. ProcessLookupError or FileNotFoundError when it has ended.
+
+    Pages that it shares with the process that forked it count for nothing in practice: they were there
+    before, and a difference is taken. Pages of a file that is memory are shared memory, too, where it is
+    mapped: the larger of the two counts.
+    """
+    kinds = dict.fromkeys(KINDS, 0)
+    for line in contents(f"/proc/{pid}/status").splitlines():
+        name, _, amount = line.partition(":")
+        if name in kinds:
+            kinds[name] = 1024 * int(amount.split()[0])
+    anonymous = kinds["RssAnon"] + kinds["VmSwap"] + kinds["HugetlbPages"]
+    return Held(anonymous + max(kinds["RssShmem"], in_files(pid)), anonymous)
+
+
+def held_with_children(pid: int) -> Held:
+    """Of this process and of all that it started. What has ended meanwhile holds nothing."""
+    found = [held(pid)]
+    for child in children(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append(held_with_children(child))
+    return Held(*map(sum, zip(*found, strict=True)))
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one's threads started."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # an ended thread, or a kernel without that file
+            found += contents(f"/proc/{pid}/task/{thread}/children").split()
+    return [int(child) for child in found]
+
+
+def contents(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def in_files(pid: int) -> int:
+    """Bytes of files that are memory: those of a sandbox's private folders, and those without a name."""
+    found = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            path = f"/proc/{pid}/fd/{fd}"
+            if os.readlink(path).startswith("/memfd:"):
+                file = os.stat(path)
+                found[file.st_dev, file.st_ino] = 512 * file.st_blocks
+    for folder in private_folders(pid):
+        system = os.statvfs(f"/proc/{pid}/root{folder}")
+        found[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
+    return sum(found.values())
+
+
+def private_folders(pid: int) -> set[str]:
+    """Folders in memory that a sandbox made for this process alone (see `sandbox.enter`)."""
+    mounts = [line.split() for line in contents(f"/proc/{pid}/mounts").splitlines()]
+    return {folder for source, folder, *_ in mounts if source == "private"}

@@ -1,0 +1,151 @@
+"""Moments at which a rank is measured from outside: it waits until that was done.
+
+In the rank `reach` tells the process that watches it where it is, and waits. There `Moments` has the process
+measured (see `held`) by whoever is next to it: its sandbox's init, or the watching process itself. Nothing
+that is counted in the rank is believed, except on a GPU, whose driver tells nobody else: there the rank says
+what its allocator gave out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from course_lib.runtime import wire
+from course_lib.runtime.held import Held
+
+if TYPE_CHECKING:
+    from course_lib.runtime.pool import Pool
+
+GO = b"."
+BASE = "base"  # the moment above which everything else counts
+ANONYMOUS = "anonymous"  # moments of this name are about memory without any file
+LETTING_GO = 1.0  # seconds in which a thread that is late to let go of its tensors is waited for
+PAUSE = 0.005  # seconds between two measurements, in which other threads run
+PAUSES = 20  # at least, however long a measurement takes
+MOST = 10_000  # moments of a task
+LONGEST_NAME = 40  # characters
+
+
+# ---- in a rank
+
+
+_send, _channel = wire.send, list[socket.socket]()
+
+
+def measured_over(sock: socket.socket) -> None:
+    """From now on this process tells of its moments there."""
+    _channel[:] = [sock]
+
+
+def reach(*names: str, on_gpu: int | None = None) -> None:
+    """Wait here until this process was measured, under each of these names.
+
+    on_gpu: bytes that it holds on its GPU, where it is these that count.
+    """
+    (sock,) = _channel
+    _send(sock, {"moments": names, "on_gpu": on_gpu})
+    if sock.recv(len(GO)) != GO:
+        raise ConnectionError("nobody is there any more who would measure")
+
+
+# ---- in the process that watches
+
+
+@dataclass
+class Waiting:
+    """A rank that waits, and the least that was measured so far."""
+
+    names: tuple[str, ...]
+    since: float
+    least: Held | None = None
+    times: int = 0
+    again: float = math.inf  # when it is to be measured once more
+
+
+@dataclass
+class Moments:
+    """What the ranks of a task held at their moments.
+
+    enough: for each rank, bytes above its base that are enough, by the names of moments. Where it is more,
+    it is measured again for a while, since gloo's threads let go of a message's tensors a moment after the
+    wait for it is over, and on a busy machine that moment is long; memory that a solution keeps is still
+    there then. Once that was in vain it is not tried again under that name.
+    """
+
+    pool: Pool
+    enough: Sequence[Mapping[str, float]] = ()
+    found: list[dict[str, list[Held]]] = field(default_factory=list)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    in_vain: set[tuple[int, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.found = [{} for _ in range(self.pool.world_size)]
+        self.pool.children.measured.clear()
+
+    def reached(self, rank: int, message: dict) -> None:
+        """A rank has sent this. WireError where it is nothing that `reach` sends."""
+        names, on_gpu = message["moments"], message.get("on_gpu")
+        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not known or rank in self.waiting or not all(len(one) <= LONGEST_NAME for one in names):
+            raise wire.WireError("it tells of its memory in no agreed form")
+        if sum(len(some) for some in self.found[rank].values()) + len(names) > MOST:
+            raise wire.WireError(f"it asked to be measured more than {MOST:,} times")
+        one = self.waiting[rank] = Waiting(tuple(names), time.monotonic())
+        if self.pool.backend == "nccl" and type(on_gpu) is int:
+            one.least = Held(on_gpu, on_gpu)
+            self.go_on(rank)
+        else:
+            self.pool.children.measure(rank)
+
+    def step(self) -> None:
+        """Take in what was measured since the last step."""
+        now = time.monotonic()
+        for rank, one in list(self.waiting.items()):
+            told = self.pool.children.measured.pop(rank, None)
+            if told is not None:
+                one.least = told if one.least is None else Held(*map(min, one.least, told))
+                one.times += 1
+                over = now - one.since > LETTING_GO and one.times > PAUSES
+                if self.is_enough(rank, one) or over:
+                    if over:
+                        self.in_vain |= {(rank, name) for name in one.names}
+                    self.go_on(rank)
+                else:
+                    one.again = now + PAUSE
+            elif now >= one.again:
+                one.again = math.inf
+                self.pool.children.measure(rank)
+
+    def is_enough(self, rank: int, one: Waiting) -> bool:
+        bounds = self.enough[rank] if self.enough else {}
+        return all(
+            (rank, name) in self.in_vain
+            or self.above(rank, name, one.least) <= bounds.get(name, math.inf)
+            for name in one.names
+        )
+
+    def above(self, rank: int, name: str, held: Held | None) -> int:
+        """Bytes above the base, of the kind that the name is about."""
+        base = self.found[rank].get(BASE, [Held(0, 0)])[-1]
+        kind = "anonymous" if name == ANONYMOUS else "whole"
+        return getattr(held, kind) - getattr(base, kind)
+
+    def go_on(self, rank: int) -> None:
+        one = self.waiting.pop(rank)
+        for name in one.names:
+            self.found[rank].setdefault(name, []).append(one.least or Held(0, 0))
+        with contextlib.suppress(OSError):  # it was ended meanwhile
+            self.pool.sockets[rank].send(GO)
+
+    def told(self) -> list[dict[str, list[int]]]:
+        """For each rank the bytes above its base, by the names of moments, in their order."""
+        return [
+            {name: [self.above(rank, name, one) for one in some] for name, some in found.items()}
+            for rank, found in enumerate(self.found)
+        ]
