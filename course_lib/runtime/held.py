@@ -11,14 +11,23 @@ import contextlib
 import os
 from typing import NamedTuple
 
-KINDS = ("RssAnon", "VmSwap", "HugetlbPages", "RssShmem")
+KINDS = ("RssAnon", "VmSwap", "HugetlbPages", "RssShmem", "VmRSS", "VmHWM")
+FORGET_THE_PEAK = "5"  # written into clear_refs
 
 
 class Held(NamedTuple):
-    """Bytes: of the process by itself and in files that are memory; and of these without any file."""
+    """Bytes.
+
+    whole: of the process by itself and in files that are memory; anonymous: of these without any file.
+    resident: of all its pages, those of libraries too; peak: the most that these were since the process was
+    measured last. fresh: 1 where the next peak will be since now, 0 where the kernel does not forget it.
+    """
 
     whole: int
     anonymous: int
+    resident: int = 0
+    peak: int = 0
+    fresh: int = 0
 
 
 def held(pid: int) -> Held:
@@ -34,7 +43,18 @@ def held(pid: int) -> Held:
         if name in kinds:
             kinds[name] = 1024 * int(amount.split()[0])
     anonymous = kinds["RssAnon"] + kinds["VmSwap"] + kinds["HugetlbPages"]
-    return Held(anonymous + max(kinds["RssShmem"], in_files(pid)), anonymous)
+    whole = anonymous + max(kinds["RssShmem"], in_files(pid))
+    return Held(whole, anonymous, kinds["VmRSS"], kinds["VmHWM"], forget_the_peak(pid))
+
+
+def forget_the_peak(pid: int) -> int:
+    """1 where that was possible."""
+    try:
+        with open(f"/proc/{pid}/clear_refs", "w") as file:
+            file.write(FORGET_THE_PEAK)
+    except OSError:  # a kernel without it
+        return 0
+    return 1
 
 
 def held_with_children(pid: int) -> Held:
@@ -43,7 +63,8 @@ def held_with_children(pid: int) -> Held:
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.append(held_with_children(child))
-    return Held(*map(sum, zip(*found, strict=True)))
+    *amounts, fresh = zip(*found, strict=True)
+    return Held(*map(sum, amounts), min(fresh))
 
 
 def children(pid: int) -> list[int]:

@@ -9,6 +9,7 @@ what its allocator gave out.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import socket
 import time
@@ -29,13 +30,13 @@ LETTING_GO = 1.0  # seconds in which a thread that is late to let go of its tens
 PAUSE = 0.005  # seconds between two measurements, in which other threads run
 PAUSES = 20  # at least, however long a measurement takes
 MOST = 10_000  # moments of a task
-LONGEST_NAME = 40  # characters
+LONGEST = 4096  # bytes of what a rank tells
 
 
 # ---- in a rank
 
 
-_send, _channel = wire.send, list[socket.socket]()
+_dumps, _channel = json.dumps, list[socket.socket]()
 
 
 def measured_over(sock: socket.socket) -> None:
@@ -49,7 +50,7 @@ def reach(*names: str, on_gpu: int | None = None) -> None:
     on_gpu: bytes that it holds on its GPU, where it is these that count.
     """
     (sock,) = _channel
-    _send(sock, {"moments": names, "on_gpu": on_gpu})
+    sock.send(_dumps([names, on_gpu]).encode())
     if sock.recv(len(GO)) != GO:
         raise ConnectionError("nobody is there any more who would measure")
 
@@ -64,13 +65,14 @@ class Waiting:
     names: tuple[str, ...]
     since: float
     least: Held | None = None
+    rise: int = 0
     times: int = 0
     again: float = math.inf  # when it is to be measured once more
 
 
 @dataclass
 class Moments:
-    """What the ranks of a task held at their moments.
+    """What the ranks of a task held at their moments, and by how much it rose between them.
 
     enough: for each rank, bytes above its base that are enough, by the names of moments. Where it is more,
     it is measured again for a while, since gloo's threads let go of a message's tensors a moment after the
@@ -81,18 +83,27 @@ class Moments:
     pool: Pool
     enough: Sequence[Mapping[str, float]] = ()
     found: list[dict[str, list[Held]]] = field(default_factory=list)
+    rises: list[dict[str, list[int]]] = field(default_factory=list)
+    last: dict[int, Held] = field(default_factory=dict)  # as each rank was measured last
     waiting: dict[int, Waiting] = field(default_factory=dict)
     in_vain: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.found = [{} for _ in range(self.pool.world_size)]
+        self.rises = [{} for _ in range(self.pool.world_size)]
         self.pool.children.measured.clear()
 
-    def reached(self, rank: int, message: dict) -> None:
-        """A rank has sent this. WireError where it is nothing that `reach` sends."""
-        names, on_gpu = message["moments"], message.get("on_gpu")
-        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if not known or rank in self.waiting or not all(len(one) <= LONGEST_NAME for one in names):
+    def read(self, rank: int) -> None:
+        """A rank is at a moment. EOFError when it has ended, WireError for nothing that `reach` sends."""
+        data = self.pool.moments[rank].recv(LONGEST)
+        if not data:
+            raise EOFError
+        try:
+            names, on_gpu = json.loads(data)
+            as_agreed = isinstance(names, list) and all(isinstance(one, str) for one in names)
+        except (ValueError, TypeError, RecursionError):
+            as_agreed = False
+        if not as_agreed or rank in self.waiting:
             raise wire.WireError("it tells of its memory in no agreed form")
         if sum(len(some) for some in self.found[rank].values()) + len(names) > MOST:
             raise wire.WireError(f"it asked to be measured more than {MOST:,} times")
@@ -109,6 +120,9 @@ class Moments:
         for rank, one in list(self.waiting.items()):
             told = self.pool.children.measured.pop(rank, None)
             if told is not None:
+                before, self.last[rank] = self.last.get(rank), told
+                if one.least is None and before is not None and before.fresh:
+                    one.rise = max(0, told.peak - before.resident)
                 one.least = told if one.least is None else Held(*map(min, one.least, told))
                 one.times += 1
                 over = now - one.since > LETTING_GO and one.times > PAUSES
@@ -140,8 +154,9 @@ class Moments:
         one = self.waiting.pop(rank)
         for name in one.names:
             self.found[rank].setdefault(name, []).append(one.least or Held(0, 0))
+            self.rises[rank].setdefault(name, []).append(one.rise)
         with contextlib.suppress(OSError):  # it was ended meanwhile
-            self.pool.sockets[rank].send(GO)
+            self.pool.moments[rank].send(GO)
 
     def told(self) -> list[dict[str, list[int]]]:
         """For each rank the bytes above its base, by the names of moments, in their order."""

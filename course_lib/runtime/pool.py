@@ -46,6 +46,7 @@ class Pool:
         self.board = rows.Board(board, world_size)
         self.sockets: list[socket.socket] = []
         self.receivers: list[wire.Receiver] = []
+        self.moments: list[socket.socket] = []  # where a rank tells that it is to be measured
         self.pipes: list[tuple[int, int]] = []  # stdout, stderr
         self.logs: list[tuple[int, int]] = []  # rows, texts
         self.stacks: list[int] = []
@@ -53,6 +54,8 @@ class Pool:
         for rank in range(world_size):
             mine, its = socket.socketpair()
             mine.setblocking(False)
+            measuring, measured = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            measuring.setblocking(False)
             out, out_end = os.pipe()
             err, err_end = os.pipe()
             os.set_blocking(out, False)
@@ -60,11 +63,12 @@ class Pool:
             log = (rows.anonymous_file("course-rows"), rows.anonymous_file("course-texts"))
             stack = rows.anonymous_file("course-stack")
             self.sockets.append(mine)
+            self.moments.append(measuring)
             self.receivers.append(wire.Receiver(mine))
             self.pipes.append((out, err))
             self.logs.append(log)
             self.stacks.append(stack)
-            ends = [its.detach(), out_end, err_end]
+            ends = [its.detach(), out_end, err_end, measured.detach()]
             handed_over += ends
             order = {
                 "rank": rank, "world_size": world_size, "backend": backend, "record": record,
@@ -107,7 +111,7 @@ class Pool:
             return
         self.ended = True
         self.children.end()
-        for sock in self.sockets:
+        for sock in (*self.sockets, *self.moments):
             sock.close()
         for fd in [fd for group in (*self.pipes, *self.logs, self.stacks) for fd in group]:
             os.close(fd)

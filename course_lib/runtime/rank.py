@@ -57,7 +57,7 @@ def start(order: dict, fds: list[int]) -> NoReturn:
 
 def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     """What every process for tasks does first. Returns the socket to its judge, and its recorder."""
-    store_fd, board_fd, control, out, err, rows_fd, texts_fd, _ = fds
+    store_fd, board_fd, control, out, err, measured, rows_fd, texts_fd, _ = fds
     for shared in (store_fd, board_fd):
         open_anew(shared)
     redirect_output(out, err)
@@ -72,9 +72,8 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
     board = rows.Board(board_fd, order["world_size"])
     log = rows.Log(rows_fd, texts_fd)
     recorder = Recorder(order["rank"], order["world_size"], board, log, order["rows"])
-    sock = socket.socket(fileno=control)
-    moments.measured_over(sock)
-    return sock, recorder
+    moments.measured_over(socket.socket(fileno=measured))
+    return socket.socket(fileno=control), recorder
 
 
 def open_anew(fd: int) -> None:

@@ -51,6 +51,9 @@ class Outcome:
     backend: str
     output: list[list[str]]  # the last lines that each rank printed
     held: list[dict[str, list[int]]] = field(default_factory=list)  # see `Moments.told`
+    rose: list[dict[str, list[int]]] = field(
+        default_factory=list
+    )  # by so much since the moment before
     wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
     limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
 
@@ -120,8 +123,8 @@ def run_ranks(
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
         limit = pool.children.limit
-        held = watch.moments.told()
-        return Outcome(replies, failure, ledger, seconds, backend, said, held, sent, limit)
+        held, rose = watch.moments.told(), watch.moments.rises
+        return Outcome(replies, failure, ledger, seconds, backend, said, held, rose, sent, limit)
     finally:
         if kept:
             pools.keep(pool)
@@ -205,6 +208,7 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
     with selectors.DefaultSelector() as selector:
         for rank in range(pool.world_size):
             selector.register(pool.sockets[rank], selectors.EVENT_READ, ("reply", rank))
+            selector.register(pool.moments[rank], selectors.EVENT_READ, ("moment", rank))
             for stream, fd in zip(("out", "err"), pool.pipes[rank], strict=True):
                 selector.register(fd, selectors.EVENT_READ, (stream, rank))
         selector.register(pool.preloaded.socket, selectors.EVENT_READ, ("process", -1))
@@ -253,13 +257,19 @@ def take(watch: Watch, output: Output, selector: selectors.BaseSelector, key: An
     elif kind == "reply":
         try:
             message = pool.receivers[rank].read()
-            if message is not None and "moments" in message[0]:
-                watch.moments.reached(rank, message[0])
-            elif message is not None and message[0].get("task") == watch.task:
+            if message is not None and message[0].get("task") == watch.task:
                 watch.replies[rank] = (well_formed(message[0]), message[1])
         except (EOFError, OSError):
             selector.unregister(key.fileobj)  # it died: its exit code follows
         except (wire.WireError, ValueError, RecursionError) as error:
+            selector.unregister(key.fileobj)
+            watch.replies[rank] = (malformed(error), [])
+    elif kind == "moment":
+        try:
+            watch.moments.read(rank)
+        except (EOFError, OSError):
+            selector.unregister(key.fileobj)
+        except wire.WireError as error:
             selector.unregister(key.fileobj)
             watch.replies[rank] = (malformed(error), [])
     elif not output.read(key.fd, rank, kind):

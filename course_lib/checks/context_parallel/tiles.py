@@ -46,7 +46,6 @@ SKIP = (
     "A tile that lies wholly above the diagonal is computed and masked: nobody sees anything of it. Where "
     "queries[-1] < keys[0], go on to the next one, forward and backward."
 )
-SEEN = HEADS * SEQ**2 // 2  # scores below the diagonal: so many numbers have to be made
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
 ROUNDINGS = (
     1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
@@ -214,15 +213,15 @@ def memory_lines(call: Call) -> list[Line]:
     return [
         memory_line(
             call, "kept", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
-            kept_says, 3,
+            kept_says, 3, SCORES // 8,
         ),
         memory_line(
             call, "forward", "alive at a moment of forward: no N x N matrix",
-            10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5, SEEN,
+            10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5, SCORES // 8,
         ),
         memory_line(
             call, "backward", "alive at a moment of backward: no N x N matrix",
-            14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5, SEEN,
+            14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5, SCORES // 8,
         ),
     ]  # fmt: skip
 

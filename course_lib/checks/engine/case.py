@@ -107,7 +107,8 @@ class RankSide:
 class Observed:
     """What came back from the ranks of one case, checked for form.
 
-    held: what each rank was measured to hold at its moments, from outside, see `course_lib.runtime.moments`.
+    held: bytes that each rank was measured to hold at its moments, from outside, see
+    `course_lib.runtime.moments`; rose: how many more these were at any time since the moment before.
     """
 
     case: Case
@@ -116,6 +117,7 @@ class Observed:
     ledger: Ledger
     operations: list[list[Operation]]
     held: list[dict[str, list[int]]] = field(default_factory=list)
+    rose: list[dict[str, list[int]]] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:

@@ -36,7 +36,7 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
         tensors.append(found)
         values.append(plain)
     operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
-    return Observed(case, tensors, values, outcome.ledger, operations, outcome.held)
+    return Observed(case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose)
 
 
 def plain_data(value: Any, depth: int = 16) -> Any:

@@ -445,7 +445,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix, in NumPy
-# says: Compute with PyTorch's operations on tensors
+# says: The whole N x N matrix was there in forward|The scores of all tiles were kept
 import numpy as np
 
 
@@ -521,7 +521,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix where no mode looks
-# says: Compute with PyTorch's operations on tensors
+# says: The whole N x N matrix was there in forward|The scores of all tiles were kept
 from torch.utils._python_dispatch import _disable_current_modes
 
 

@@ -285,12 +285,13 @@ def memory_line(
     most: float,
     says: Callable[[int], tuple[str, bool]],
     weight: float = 1.0,
-    made: int = 0,
+    pages: int = 0,
 ) -> Line:
     """Bytes "kept" for backward, or alive at a moment of "forward" or "backward": `most` at most.
 
-    says: bytes -> the usual cause, and whether the exercise's point is missed. made: so many numbers
-    PyTorch's operations must have returned in that direction, or the bytes are not all of them.
+    Tensors are counted in the rank, exactly; from outside, by the pages of the process, so many as `pages`
+    and more are too many, whatever holds them. says: bytes -> the usual cause, and whether the exercise's
+    point is missed.
     """
     what = {
         "kept": "forward keeps {} bytes for backward",
@@ -299,14 +300,11 @@ def memory_line(
     }[key]
 
     def judge(seen: Observed) -> Finding:
-        told = told_of(seen, call)
-        found, numbers = told.get(key), told.get("made")
-        if type(found) is not int:
+        found, outside = told_of(seen, call).get(key), from_outside(seen, call, key)
+        if type(found) is not int or outside is None:
             return wrong(f"bytes of {key} were not told.", cause=ANY)
-        if made and (
-            unseen := elsewhere(key, numbers.get(key) if isinstance(numbers, dict) else 0, made)
-        ):
-            return unseen
+        if outside >= pages > 0:
+            found = max(found, outside)
         if found <= most:
             return RIGHT
         cause, misses = says(found)
@@ -318,3 +316,10 @@ def memory_line(
         return wrong(said, cause, cause=cause or key, misses_point=misses)
 
     return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
+
+
+def from_outside(seen: Observed, call: Call, key: str) -> int | None:
+    """What the process's pages say, see `recipes.Call.from_outside`."""
+    direction = "forward" if key == "kept" else key
+    told = (seen.held if key == "kept" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
+    return told[-1] if told else None
