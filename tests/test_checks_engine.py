@@ -232,6 +232,17 @@ def in_a_sandbox(request, monkeypatch):
         pool.end_spares()
 
 
+@pytest.fixture
+def no_filter(monkeypatch):
+    """As where the kernel has no filters of system calls: code may start processes."""
+    real = judge.run_ranks
+
+    def run(entry, headers, *args, **more):
+        return real(entry, [{**one, "filtered": False} for one in headers], *args, **more)
+
+    monkeypatch.setattr(judge, "run_ranks", run)
+
+
 @pytest.mark.parametrize("in_a_sandbox", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("end", "told"),
@@ -243,7 +254,7 @@ def in_a_sandbox(request, monkeypatch):
         ("os.fork() or os._exit(0); os._exit(4)", "os._exit(4)"),
     ],
 )
-def test_a_prediction_that_dies_costs_itself_alone(end, told, in_a_sandbox):
+def test_a_prediction_that_dies_costs_itself_alone(end, told, in_a_sandbox, no_filter):
     report = check(PREDICTION, prediction(end, EXCHANGES), prediction("pass", SHIFTS))
     assert (report.score, [line.passed for line in report.lines]) == (0.5, [False, True])
     assert told in " ".join(report.messages)
@@ -260,6 +271,15 @@ def test_a_prediction_without_end_costs_itself_alone(monkeypatch, in_a_sandbox):
     assert any("<cell>, line 2" in said for said in report.messages)
 
 
+@pytest.mark.parametrize("what", ["os.fork()", "os.pipe()", "os.execv('/bin/true', ['true'])"])
+def test_a_prediction_starts_no_process_and_is_told_why(what):
+    report = check(PREDICTION, prediction(what, EXCHANGES), prediction("pass", SHIFTS))
+    assert (report.score, [line.passed for line in report.lines]) == (0.5, [False, True])
+    assert "PermissionError" in report.messages[0] and "starts no processes" in " ".join(
+        report.messages
+    )
+
+
 def test_predictions_share_a_process_and_no_memory(tmp_path, runs):
     """Neither a global nor a patched module is found by the next case; the process above is the same."""
     note = f"open('{tmp_path}/seen', 'a').write(f'{{os.getpid()}} {{os.getppid()}}\\n')"
@@ -273,7 +293,7 @@ def test_predictions_share_a_process_and_no_memory(tmp_path, runs):
     until_gone(int(above.pop()))
 
 
-def test_what_a_prediction_leaves_running_is_ended_before_the_next(tmp_path):
+def test_what_a_prediction_leaves_running_is_ended_before_the_next(tmp_path, no_filter):
     left = f"""if not os.path.exists('{tmp_path}/left'):
         pid = os.fork()
         if pid == 0:
@@ -405,8 +425,11 @@ def test_an_argument_of_another_size_is_refused():
 
 FORGED = """
 def ring_shift(tensor, group=None):
-    from course_lib.checks.engine import harness
-    harness._pack = lambda kept: {reply}
+    import sys
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_recipe":
+        frame = frame.f_back
+    frame.f_globals["_pack"] = lambda kept: {reply}
     return tensor.clone()
 """
 
@@ -440,9 +463,7 @@ def forged(n):
     frame = sys._getframe()
     while frame.f_code.co_name != "run_recipe":
         frame = frame.f_back
-    def recipe(*args):
-        return {values}, {{}}
-    sys.modules["course_lib.checks.engine.harness"].plain = lambda *a: {values}
+    frame.f_globals["plain"] = lambda *a: {values}
     return 1
 """,
         "forged",
@@ -474,7 +495,7 @@ def test_a_rank_holds_its_own_inputs_and_nothing_else(runs):
         inputs = []
         for header, own in zip(headers, buffers, strict=True):
             assert set(header) == {
-                "recipe", "payload", "tensors", "groups", "references", "refused", "apart", "instructions"
+                "recipe", "payload", "tensors", "groups", "references", "refused", "filtered", "instructions"
             }  # fmt: skip
             assert json.dumps(header).find("77") < 0
             inputs += [bytes(one) for one in own[header["payload"] :]]

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from course_lib import facts, launch
+from course_lib import facts
 from course_lib.checks.context_parallel import layout as layouts
 from course_lib.checks.context_parallel import merge, prediction, whole
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
-from course_lib.checks.engine.functions.objects import SPARE, Objects
 from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.harness import describe
@@ -219,54 +214,6 @@ def test_an_operator_is_refused_by_whatever_way_one_comes_to_it(
             pool.submit(attend, q, q, q).result()
     result = attend(q, q, q)
     assert (result[0] if isinstance(result, tuple) else result).shape == q.shape
-
-
-KEPT = {
-    "few numbers": (lambda: list(map(float, range(1_000))), 0, 1),
-    "a list": (lambda: torch.ones(200_000).double().tolist(), 200_000 * 24 - SPARE, 10_000_000),
-    "an array": (lambda: np.ones(200_000) + 1, 200_000 * 8 - SPARE, 1_000_000),
-    "a tensor": (lambda: torch.ones(200_000).double(), 0, 1),
-}
-
-
-@pytest.mark.parametrize("imports", [False, True])
-@pytest.mark.parametrize("name", KEPT)
-def test_numbers_that_are_no_tensors_count_where_they_are_many(name: str, imports: bool) -> None:
-    make, least, most = KEPT[name]
-    with Objects() as objects:
-        made = make()
-        objects.imported -= imports  # as if a module had come meanwhile
-        assert least <= objects.kept < most
-        del made
-        assert objects.kept == 0
-
-
-IMPORTED = """
-import sys
-from course_lib.checks.engine.functions.objects import Objects
-before = set(sys.modules)
-with Objects() as objects:
-    import mpmath
-    print(len(set(sys.modules) - before) > 10, objects.kept)
-"""
-
-
-def test_what_is_imported_is_nobodys_list() -> None:
-    """In a process of its own, where nobody has imported it yet."""
-    ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
-    assert ran.stdout == "True 0\n", ran.stderr
-
-
-def kept_of_a_list() -> tuple[int, bool]:
-    with Objects() as objects:
-        made = list(range(10**6, 2 * 10**6))
-        return objects.kept * (len(made) > 0), tracemalloc.is_tracing()
-
-
-def test_in_a_group_no_memory_of_pythons_is_traced() -> None:
-    """gloo's threads come to Python in any moment; in the wrong one the end of tracing kills a rank."""
-    assert kept_of_a_list()[0] > 0 and kept_of_a_list()[1]
-    assert list(launch(kept_of_a_list, world_size=2)) == [(0, False)] * 2
 
 
 def test_a_refused_function_is_there_again_afterwards() -> None:
