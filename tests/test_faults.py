@@ -185,7 +185,7 @@ SPECIFIED = {
     "copied from the file": "reference-copied-from-the-file reference-read-in-the-ranks",
     "fetched through inspect": "reference-through-inspect",
     "pickled by value": "reference-pickled-by-value bytes-that-run-code-when-read",
-    "a built-in in disguise": "built-in-behind-the-recorder messages-for-show forged-ledger",
+    "a built-in in disguise": "built-in-behind-the-recorder messages-for-show forged-ledger-by-modules",
 }  # fmt: skip
 
 
@@ -231,9 +231,10 @@ def neighbours(code: str) -> tuple:
     return [float(value) for value in run], run.ledger
 
 
-@pytest.mark.parametrize(
-    "code", [unrecorded.BEHIND_THE_RECORDER, unrecorded.FOR_SHOW, unrecorded.FORGED]
-)
+FORGED = unrecorded.FORGED.replace("BOOK", unrecorded.BOOKS["modules"])
+
+
+@pytest.mark.parametrize("code", [unrecorded.BEHIND_THE_RECORDER, unrecorded.FOR_SHOW, FORGED])
 def test_a_built_in_behind_the_recorder_would_give_the_right_sums(code: str) -> None:
     values, ledger = neighbours(code)
     assert values == [111.0, 111.0, 111.0]
@@ -434,6 +435,7 @@ def test_rows_that_the_sandbox_cannot_hold_are_left_out() -> None:
     graded, left_out = row.chosen(ROWS, frozenset({row.FILES}))
     assert {one.name for one in left_out} == {
         "network",
+        *prying.NAMESPACES,
         "fork-bomb",
         "fork-bomb-that-never-rests",
         "too-many-sleepers",
@@ -444,7 +446,12 @@ def test_rows_that_the_sandbox_cannot_hold_are_left_out() -> None:
         "values-by-datagram",
     }
     assert len(graded) + len(left_out) == len(ROWS)
-    assert row.chosen(ROWS, frozenset({row.FILES, row.NETWORK, row.PROCESSES, row.APART}))[1] == []
+    assert (
+        row.chosen(ROWS, frozenset({row.FILES, row.NETWORK, row.PROCESSES, row.CALLS, row.APART}))[
+            1
+        ]
+        == []
+    )
 
 
 # ---- grading itself

@@ -14,7 +14,7 @@ from autograder import grading, session
 from autograder.config import ROOT, log_to_file
 from autograder.faults import ROWS
 from autograder.faults.desk import ASSIGNMENT, Course
-from autograder.faults.row import APART, FILES, GROUPS, NETWORK, PROCESSES, Row, chosen
+from autograder.faults.row import APART, CALLS, FILES, GROUPS, NETWORK, PROCESSES, Row, chosen
 from autograder.intake import find_submissions
 from autograder.jobs import LocalWorkers
 from autograder.kernels import prefer_this_environment
@@ -105,7 +105,7 @@ def run_rows(
 
 
 def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
-    """What the sandbox of this machine holds back: of FILES, NETWORK, PROCESSES, APART.
+    """What the sandbox of this machine holds back: of FILES, NETWORK, PROCESSES, CALLS, APART.
 
     Asked of a worker, as grading does. Raises NotReadyError as grading does.
     """
@@ -122,6 +122,7 @@ def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
         NETWORK: has.isolates_network,
         # a limit on the number binds no root, and without a namespace nobody can end them all
         PROCESSES: has.has(spec.PID, spec.LIMITS),
+        CALLS: has.has(spec.CALLS),
         APART: has.has(spec.APART),
     }
     return frozenset(name for name, holds in held.items() if holds)

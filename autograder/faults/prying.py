@@ -7,6 +7,7 @@ of success.
 from __future__ import annotations
 
 from autograder.faults.row import (
+    CALLS,
     CANARY_TELLS,
     CHEATING,
     FILES,
@@ -147,6 +148,37 @@ ROWS = [
         quick=True,
     ),
 ]
+
+UNSHARED = """
+import ctypes
+
+NEW_USER, NEW_USER_AND_MOUNT, NEW_USER_BY_CLONE, CHILD = 0x10000000, 0x10020000, 56, 17
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def capable():
+    status = open("/proc/self/status").read()
+    return int(status.partition("CapEff:")[2].split()[0], 16) != 0
+"""
+NAMESPACES = {
+    "a-user-namespace-of-its-own": "assert libc.unshare(NEW_USER) < 0 and not capable()",
+    "a-folder-in-memory-of-its-own": """assert libc.unshare(NEW_USER_AND_MOUNT) < 0 or libc.mount(
+    b"kept", b"/tmp", b"tmpfs", 0, b"size=8g"
+) < 0""",
+    "a-user-namespace-by-clone": """import os
+
+if libc.syscall(NEW_USER_BY_CLONE, NEW_USER | CHILD, 0, 0, 0, 0) == 0:
+    os._exit(0)
+assert ctypes.get_errno() == 1""",
+}
+RIGHTS_TELL = "by an assertion in the cell, whose exercise is lost where the attempt succeeds"
+ROWS += [
+    prying(
+        name, f"{UNSHARED}\n\n{attempt}", "a cell has all rights in a namespace of its own", RIGHTS_TELL,
+        CALLS, quick=name == "a-user-namespace-of-its-own",
+    )
+    for name, attempt in NAMESPACES.items()
+]  # fmt: skip
 
 LIBRARY = "import course_lib\n\nfile = f'{course_lib.__path__[0]}/first_ranks.py'\n"
 ROWS += [

@@ -16,7 +16,8 @@ LOST = 3.0  # without the exercise that the fault sits in
 
 # What a row needs of the sandbox. Without it the row would harm the machine, or its success would
 # say only what is known: that nothing holds it back. Then it is not graded, and the table says so.
-FILES, NETWORK, PROCESSES, APART = "files", "network", "processes", "ranks apart"
+FILES, NETWORK, PROCESSES = "files", "network", "processes"
+CALLS, APART = "system calls", "ranks apart"
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Row:
     grading must give; None for points where no outside witness can tell (then `says` must be told).
     must_not: what must not happen. noticed: how it would be noticed. says: a pattern that the result's
     sentences match, "" where they need say nothing. or_status: as right as `status`, where it is a race
-    which limit is reached first. needs: of FILES, NETWORK, PROCESSES, APART. unsafe: with plain nbgrader it
-    would harm the machine. unlimited: the score that is right for a grader without the limit that the row
-    reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
+    which limit is reached first. needs: of FILES, NETWORK, PROCESSES, CALLS, APART. unsafe: with plain
+    nbgrader it would harm the machine. unlimited: the score that is right for a grader without the limit that the
+    row reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
     """
 
     name: str

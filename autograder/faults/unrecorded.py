@@ -147,17 +147,48 @@ def fetch(rank):
 """
 
 FORGED = """
-from course_lib.ledger import recorder as recording
+import importlib, sys
 
 
 def neighbour_sum(tensor):
     rank, n, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
     left, right = (rank - 1) % n, (rank + 1) % n
-    book = recording.recorder()
+    book = BOOK.recorder()
     for op in ("send", "recv"):
         for peer in (left, right):
             row = book.add(op, [tensor], tensor.nbytes, group, peer, 0, "")
             book.end_wait(row, book.begin_wait(row))
+    everybody = [torch.empty_like(tensor) for _ in range(n)]
+    group._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
+    return everybody[left] + tensor + everybody[right]
+"""
+
+BOOKS = {
+    "import": "importlib.import_module('course_lib.ledger.recorder')",
+    "modules": "sys.modules['course_lib.ledger.recorder']",
+    "package": "importlib.import_module('course_lib').ledger.recorder",
+}
+
+UNSENT = """
+from torch.distributed import ProcessGroup, Work
+
+
+class Done(Work):
+    def wait(self, timeout=None):
+        return True
+
+
+def neighbour_sum(tensor):
+    rank, n, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    left, right = (rank - 1) % n, (rank + 1) % n
+    unread = torch.empty_like(tensor)
+    ProcessGroup.send = ProcessGroup.recv = lambda *_: Done()
+    handles = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, tensor, to) for to in (right, left)]
+        + [dist.P2POp(dist.irecv, unread.clone(), other) for other in (left, right)]
+    )
+    for handle in handles:
+        handle.wait()
     everybody = [torch.empty_like(tensor) for _ in range(n)]
     group._get_backend(torch.device("cpu")).allgather([everybody], [tensor]).wait()
     return everybody[left] + tensor + everybody[right]
@@ -186,10 +217,16 @@ ROWS = [
         )
         for way, code in WAYS.items()
     ),
+    *(
+        Row(
+            f"forged-ledger-by-{way}", CHEATING, instead(FORGED.replace("BOOK", book)), "graded", LOST,
+            "rows of the ledger that nobody sent earn the points of messages", POINTS_TELL, NAMED,
+            quick=way == "modules",
+        )
+        for way, book in BOOKS.items()
+    ),
     Row(
-        "forged-ledger", CHEATING, instead(FORGED), "graded", None,
-        "the report claims to know what no outside counter can tell",
-        "by the result's sentences, which must say that the ledger comes from the ranks",
-        says="ledger",
+        "messages-that-pytorchs-class-does-not-send", CHEATING, instead(UNSENT), "graded", LOST,
+        "rows of the ledger that nobody sent earn the points of messages", POINTS_TELL, NAMED,
     ),
 ]  # fmt: skip
