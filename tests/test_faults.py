@@ -436,6 +436,7 @@ def test_rows_that_the_sandbox_cannot_hold_are_left_out() -> None:
     assert {one.name for one in left_out} == {
         "network",
         *prying.NAMESPACES,
+        "ranks-leave-a-daemon",
         "fork-bomb",
         "fork-bomb-that-never-rests",
         "too-many-sleepers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autograder.faults.row import (
+    CALLS,
     FULL,
     LOST,
     MARK_TELLS,
@@ -36,7 +37,10 @@ ROWS = [
     losing("deadlock", "dist.recv(tensor.clone(), (rank - 1) % n)", "(?i)circle|deadlock", quick=True),
     losing("one-rank-dead", "import os\nif rank == 1:\n    os._exit(1)", quick=True),
     losing("one-rank-raises", "if rank == 1:\n    raise ValueError('no idea')"),
-    losing("every-rank-loops", "while True:\n    pass"),
+    Row(  # which of its limits is reached first is a race on a busy machine
+        "every-rank-loops", RANKS, in_the_ranks("while True:\n    pass"), "graded", LOST, COSTS_ONE,
+        POINTS_TELL, says=NAMED, or_status=("timed out",),
+    ),
     Row(
         "one-rank-hoards", RANKS,
         in_the_ranks("hoard = []\nwhile rank == 1:\n    hoard.append(b'x' * (1 << 26))"),
@@ -56,13 +60,16 @@ ROWS = [
         quick=True,
     ),
     harmless("ranks-that-print-a-lot", "for i in range(20_000):\n    print('rank', rank, 'line', i)"),
-    harmless(
-        "ranks-leave-a-daemon",
-        """
-        import subprocess
-        subprocess.Popen(["sleep", "4321"], start_new_session=True)
-        """,
-        BY_LIST,
+    Row(  # also where students check themselves: a rank under a check starts no process
+        "ranks-leave-a-daemon", RANKS,
+        in_the_ranks(
+            """
+            import subprocess
+            subprocess.Popen(["sleep", "4321"], start_new_session=True)
+            """
+        ),
+        "graded", LOST, COSTS_ONE, BY_LIST, f"(?s)(?=.*starts no processes|.*PermissionError).*({NAMED})",
+        needs=(CALLS,),
     ),
     Row(
         "bytes-that-run-code-when-read", RANKS,

@@ -29,8 +29,8 @@ class Row:
     must_not: what must not happen. noticed: how it would be noticed. says: a pattern that the result's
     sentences match, "" where they need say nothing. or_status: as right as `status`, where it is a race
     which limit is reached first. needs: of FILES, NETWORK, PROCESSES, CALLS, APART. unsafe: with plain
-    nbgrader it would harm the machine. unlimited: the score that is right for a grader without the limit that the
-    row reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
+    nbgrader it would harm the machine. unlimited: the score that is right for a grader without the limit
+    that the row reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
     """
 
     name: str
