@@ -34,16 +34,12 @@ GUARDED = ("check", "launch", "Report")
 ROOTS = ("builtins", "course_lib", "dist", "linecache", "numpy", "np", "sys", "torch")
 # What leads from an object to its caller, to what a closure keeps, to what watches a module, to all objects.
 INSIDES = (
-    "__closure__", "_forward_hooks", "_backward_hooks", "cell_contents", "f_back", "f_locals", "get_objects",
-    "get_referrers", "tb_frame", "_python_dispatch", "_disable_current_modes", "__torch_dispatch__",
+    "__closure__", "__globals__", "__code__", "__wrapped__", "_forward_hooks", "_backward_hooks",
+    "cell_contents", "f_back", "f_locals", "_getframe", "currentframe", "tb_frame", "get_objects",
+    "get_referrers", "_python_dispatch", "_disable_current_modes", "__torch_dispatch__",
+    "_get_backend",  # of a process group: the one that is not recorded
 )  # fmt: skip
 NAMESPACES = ("__dict__", "vars()", "globals()", "locals()")
-GROUPS = (
-    "WORLD",
-    "group",
-    "pg",
-    "process_group",
-)  # `.inner` of these is the group that is not recorded
 MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 MOST = 10  # sentences about one submission
 # Characters that are read of one cell, and of all: a parser's time can grow as the square.
@@ -92,7 +88,7 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
                 yield f"imports {module}"
         if isinstance(node, ast.Attribute):
             *before, last = _dotted(node).split(".")
-            if last in INSIDES or (last == "inner" and set(before) & set(GROUPS)):
+            if last in INSIDES:
                 yield f"reaches for {last}"
             if before == ["sys"] and last == "modules":
                 yield "reaches for sys.modules"
