@@ -75,7 +75,7 @@ def case(spreads: Sequence[Spread], lines: Sequence[Line], title: str, **more: A
     point="a ring: no rank ever holds all keys, or keeps more for backward than its part",
 )
 def ring_attention(draw: Draw) -> Iterator[Case]:
-    whole = Spread.draw(draw, 4, 256, name="whole", measured=True)
+    whole = Spread.draw(draw, 4, 1024, head_dim=64, name="whole", measured=True)
     yield case(
         [whole],
         [*value_lines(whole, "4 ranks", 2), *bytes_lines(whole), only_messages(0.5),

@@ -147,7 +147,6 @@ def memory_lines(spread: Spread) -> list[Line]:
             weight=1.5,
         )
     )
-    scores = spread.whole.q.shape[2] * spread.whole.q.shape[1] ** 2 // n
     hold = (
         "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
         "block when it comes, and let go of it."
@@ -163,7 +162,6 @@ def memory_lines(spread: Spread) -> list[Line]:
                     lambda _: hold,
                     f"alive at any moment of {way}",
                     0.5,
-                    made=scores,
                 )
             )
             for way, most in (

@@ -132,8 +132,7 @@ def memory_lines(spread: Spread) -> list[Line]:
     """Kept: as for one rank's share of heads. Alive: a tile of scores, and tensors of a rank's share."""
     run, n = spread.run(), spread.n
     batch, seq, heads, _ = spread.whole.q.shape
-    made = batch * heads // n * seq**2
-    scores = made * FLOAT
+    scores = batch * heads // n * seq**2 * FLOAT
     kept = saved_line(
         run,
         [2.2 * kept_bytes(spread)] * n,
@@ -151,9 +150,7 @@ def memory_lines(spread: Spread) -> list[Line]:
         essential(kept),
         *(
             essential(
-                alive_line(
-                    run, way, share * scores, lambda _: says, f"alive at any moment, {way}", 0.5, made=made
-                )
+                alive_line(run, way, share * scores, lambda _: says, f"alive at any moment, {way}", 0.5)
             )
             for way, share in (("forward", 0.5), ("backward", 0.75))
         ),

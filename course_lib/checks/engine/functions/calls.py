@@ -264,19 +264,6 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
 
 # ---- memory
 
-ELSEWHERE = (
-    "Compute with PyTorch's operations on tensors, in the thread that calls: what NumPy or another thread "
-    "does is not seen, and nobody can say what it holds."
-)
-
-
-def elsewhere(direction: str, made: Any, least: int) -> Finding | None:
-    """Fewer numbers than `least` came from PyTorch's operations: others were computed where nobody looks."""
-    if type(made) is int and made >= least:
-        return None
-    said = f"in {direction} PyTorch's operations made fewer numbers than there are scores that are seen"
-    return wrong(f"{said}, {words.number(least)}.", ELSEWHERE, cause=ELSEWHERE, misses_point=True)
-
 
 def memory_line(
     call: Call,

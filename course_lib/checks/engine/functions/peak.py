@@ -25,13 +25,13 @@ FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, 
 class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
-    apart_from: tensors that were there before. made: numbers that operations have returned, all together:
-    what is computed where no operation is seen (by NumPy, in another thread) is not among them. flops: of
-    products of matrices, two for each multiplication. name: under which `patience` knows how many bytes are
+    apart_from: tensors that were there before. flops: of products of matrices, two for each multiplication.
+    What is computed where no operation is seen (by NumPy, in another thread) is in none of them: the process
+    is also measured from outside. name: under which `patience` knows how many bytes are
     enough.
     """
 
-    made = flops = 0
+    flops = 0
 
     def __init__(
         self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""
@@ -51,7 +51,6 @@ class Peak(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         for one in made if isinstance(made, list | tuple) else [made]:
             if isinstance(one, _Tensor):
-                self.made += _numel(one)
                 self.add(one)
         kind = func._schema.name.partition("::")[2]
         if kind in FIRST_FACTOR and isinstance(made, _Tensor):
@@ -79,6 +78,6 @@ class Peak(TorchDispatchMode):
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def start_again(self, name: str = "") -> None:
-        """Forget the highest so far, and what was made and multiplied; what is alive still counts."""
+        """Forget the highest so far, and what was multiplied; what is alive still counts."""
         self.name = name
-        self.highest = self.made = self.flops = 0
+        self.highest = self.flops = 0

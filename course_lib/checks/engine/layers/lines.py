@@ -19,6 +19,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `recipes`
 DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
+PAGES = 2_000_000  # bytes that a process may hold besides, where its pages are counted
 NO_GRADIENT = (
     "Autograd does not see what torch.distributed does: what is behind a collective has no graph. A "
     "torch.autograd.Function says what goes back."
@@ -284,7 +285,8 @@ def saved_line(
 def memory_line(
     run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float
 ) -> Line:
-    what = {"held": "holds", "saved": "keeps for backward"}[key]
+    what, moment = {"held": ("holds", "made"), "saved": ("keeps for backward", "forward")}[key]
+    looked = run.looked_at(moment)
     bounds = [SLACK[0] * enough + SLACK[1] for enough in most]
 
     def judge(seen: Observed) -> Finding:
@@ -292,6 +294,10 @@ def memory_line(
             got = told(seen, rank, run, key)
             if type(got) is not int:
                 return wrong(f"rank {rank} did not tell what it {what}.")
+            pages = seen.held[rank].get(f"{run.name}.pages.{moment}") if looked else [0]
+            if not pages:
+                return wrong(f"rank {rank} was not measured where it {what}.")
+            got = pages[-1] if pages[-1] > bounds[k] + PAGES else got
             if got > bounds[k]:
                 enough = f"{words.number(round(most[k]))} are enough."
                 said = Sentence(

@@ -15,6 +15,8 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
                their names are in `fixed`
     backward   the tensor that is the output's gradient; left out: no backward
     views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
+    pages      whether the process is measured from outside before the layer is made, and after that, as
+               "NAME.pages.made"
     lr         after backward lr times its gradient is taken from every parameter, and the layer called again
     evaluates  whether the layer is put into evaluation first: layer.eval()
     refuses    whether a ValueError is an answer: it is told, and the run is over
@@ -51,8 +53,13 @@ from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
 from course_lib.checks.engine.layers.own_parts import own_parts, refuse_imports
 from course_lib.checks.engine.memory import Patience
-from course_lib.checks.engine.training.watching import begun_and_waited
+from course_lib.checks.engine.training.watching import (
+    begun_and_waited,
+    give_back_at_once,
+    measured,
+)
 from course_lib.runtime.backend import device
+from course_lib.runtime.moments import BASE
 
 _Tensor, _Module = torch.Tensor, nn.Module
 _clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
@@ -70,6 +77,8 @@ refuse_imports()  # now: the harness imports this module, then reads the student
 def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
+    if any(run.get("pages") for run in given.get("runs", ())):
+        give_back_at_once()
     with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
         for run in given.get("runs", ()):
             told = Run(run, objects, tensors, groups, patience)
@@ -181,6 +190,7 @@ class Run:
         if "norm" in self.given:
             args = [self.norm(), *args]
         before = alive()
+        self.count_pages(BASE)
         if "model" in self.given:
             args = [models.build(self.given["model"]), *args]
         _manual_seed(self.given.get("seed", 0))
@@ -190,11 +200,17 @@ class Run:
             layer.to(device())
             _train(layer, not self.given.get("evaluates"))
         self.measure("held", lambda: more(alive(), before))
+        self.count_pages(f"{self.given['name']}.pages.made")
         self.moment()
         return layer
 
     def measure(self, key: str, count: Callable[[], int]) -> None:
         self.values[key] = self.patience.measured(f"{self.given['name']}.{key}", count)
+
+    def count_pages(self, moment: str) -> None:
+        """From outside, where the layer is large enough to be seen there."""
+        if self.given.get("pages"):
+            measured(moment)
 
     def norm(self) -> nn.LayerNorm:
         weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])

@@ -28,6 +28,7 @@ class Run:
     model: description of a GPT that is the first argument.
     drawn: two numbers of the default generator come back too, as "drawn".
     evaluates: the layer is called after eval(), as it is where nobody trains.
+    pages: the process's pages are counted, since the layer is large enough to be seen among them.
     The rest: see `recipes`.
     """
 
@@ -48,11 +49,16 @@ class Run:
     refuses: bool = False
     drawn: bool = False
     evaluates: bool = False
+    pages: bool = False
 
     @property
     def size(self) -> int:
         """How many ranks take part."""
         return len(self.inputs)
+
+    def looked_at(self, moment: str) -> bool:
+        """Whether the pages of the process are counted there: "made", "forward" or "backward"."""
+        return self.pages and moment == "made"
 
     def instructions(self, k: int, group: int | None) -> dict:
         told: dict[str, Any] = {
@@ -73,6 +79,8 @@ class Run:
             told["lr"] = self.lr
         if self.evaluates:
             told["evaluates"] = True
+        if self.pages:
+            told["pages"] = True
         if group is not None:
             told["group"] = group
         return told

@@ -5,7 +5,7 @@ instructions: refused, see `without_operators`; runs, a list of
     name, object, inputs, kwargs, group, expects    as in `layers.recipes`
     backward   the tensor that is the output's gradient
     layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
-    measured   whether bytes are counted
+    measured   whether bytes are counted, in the rank and from outside, as in `functions.recipes`
     worth      FLOPs of products during which a receive must have been under way to count
     refuses    whether a ValueError is an answer: it is told, and the run is over
 
@@ -15,8 +15,7 @@ A rank without "runs" takes no part. What goes back for the run "a", of what it 
     begun      operations begun before the call (twice), after forward and after backward
     saved      bytes that forward keeps for backward, where measured
     forward, backward    of each {"flops": of products of matrices, "under_way": bytes of the receives that
-               were under way at products worth it, "alive": the most bytes at any moment, inputs left out,
-               "made": numbers that PyTorch's operations returned}
+               were under way at products worth it, "alive": the most bytes at any moment, inputs left out}
     misfits, refused     as in `layers.recipes`
 """
 
@@ -31,7 +30,7 @@ from course_lib.checks.engine.functions.recipes import Call
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.spread.watching import Work
-from course_lib.checks.engine.training.watching import begun_and_waited
+from course_lib.checks.engine.training.watching import begun_and_waited, give_back_at_once
 
 
 def spread(
@@ -39,6 +38,8 @@ def spread(
 ) -> tuple[dict, dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
+    if any(run.get("measured") for run in given.get("runs", ())):
+        give_back_at_once()  # from the first: a heap with holes would be filled here and there
     with without_operators(given.get("refused", ())):
         for run in given.get("runs", ()):
             part = Part(run, objects, tensors, groups, patience)
@@ -82,6 +83,8 @@ class Part(Call):
         self.backward({"y": y}, self.work)
         self.values["backward"] = self.work.told()
         self.moment()
+        if self.given.get("measured"):
+            self.from_outside()
 
     def called(self) -> Any:
         y = self.forward(self.work)

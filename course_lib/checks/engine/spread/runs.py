@@ -8,9 +8,8 @@ from typing import Any
 
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Finding, Line, Observed, usual, wrong
-from course_lib.checks.engine.functions.calls import elsewhere
 from course_lib.checks.engine.layers import runs as layers
-from course_lib.checks.engine.layers.lines import members, operations, told
+from course_lib.checks.engine.layers.lines import PAGES, members, operations, told
 from course_lib.checks.engine.sentence import Sentence
 
 OTHERWISE_MADE = (
@@ -31,6 +30,9 @@ class Run(layers.Run):
     layout: Layout | None = None
     measured: bool = False
     worth: float = 0
+
+    def looked_at(self, moment: str) -> bool:
+        return self.measured and moment != "made"
 
     def instructions(self, k: int, group: int | None) -> dict:
         given = super().instructions(k, group) | {"measured": self.measured}
@@ -102,20 +104,19 @@ def alive_line(
     says: Callable[[int], str],
     title: str,
     weight: float = 1.0,
-    *,
-    made: int = 0,
 ) -> Line:
     """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
 
-    made: numbers that PyTorch's operations must have returned, see `functions.calls.memory_line`.
+    Tensors are counted in the rank, exactly, and the pages of the process from outside, with PAGES to spare.
     """
 
     def judge(seen: Observed) -> Finding:
         for rank in members(seen):
-            numbers = watched(seen, rank, run, direction, "made")
-            if made and (unseen := elsewhere(direction, numbers, made)):
-                return unseen
             found = watched(seen, rank, run, direction, "alive")
+            pages = seen.rose[rank].get(f"{run.name}.pages.{direction}")
+            if not pages:
+                return wrong(f"rank {rank} was not measured in {direction}.")
+            found = pages[-1] if pages[-1] > most + PAGES else found
             if found < 0 or found > most:
                 enough = f"{words.number(round(most))} are enough."
                 general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"

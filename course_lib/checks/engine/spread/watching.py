@@ -52,7 +52,6 @@ class Work(Peak):
             "flops": self.flops,
             "under_way": sum(n for n, flops in self.under_way.values() if flops >= self.worth),
             "alive": self.highest,
-            "made": self.made,
         }
 
 
