@@ -1629,7 +1629,7 @@ def ulysses_attention(q, k, v, causal=False, group=None):
 
 
 # %% wrong: the whole matrix of a rank's heads, in NumPy
-# says: Compute with PyTorch's operations on tensors
+# says: the scores of the whole sequence|the keys of all ranks
 import numpy as np
 
 
