@@ -235,12 +235,43 @@ def adam_case(draw: Draw, n: int) -> Case:
 
 
 def step_hint(ratio: float, seen: Observed) -> str:
+    last = 2 * STEPS - 1
+    sent = lines.within(seen, (last, last + 1))[0]
+    if ratio < 5 and any(one.dtype == "float64" for one in sent):
+        return (
+            "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "
+            "scale.float()."
+        )
     if ratio > 5:
         return "After the warm-up nothing travels in full precision, the gradients neither."
     return "One sign_all_reduce for each parameter in a step."
 
 
-@exercise(points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True)
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """The usual cause when a run breaks off, where a collective refused the kind of a tensor."""
+    if "Invalid scalar type" in text:
+        return (
+            "gloo cannot send tensors of that dtype: signs travel as bytes, torch.uint8, and a scale as "
+            "torch.float32."
+        )
+    if "different dtypes" in text or "invalid tensor type" in text:
+        return TWO_KINDS_ADAM if "OneBitAdam" in case_of_it.title else TWO_KINDS
+    return ""
+
+
+TWO_KINDS = (
+    "The two tensors of a collective have one dtype. Make the tensor that receives like the one that is "
+    "sent: torch.empty_like(scales), or dtype=scales.dtype."
+)
+TWO_KINDS_ADAM = (
+    "The two tensors of a collective have one dtype. In OneBitAdam the gradients are float64, and so is a "
+    "scale that is computed from them: a scale is sent as float32, scale.float(), and received as float32."
+)
+
+
+@exercise(
+    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=trouble
+)  # fmt: skip
 def one_bit_adam(draw: Draw) -> Iterator[Case]:
     yield sign_case(draw, Setting(3, (10, 11)))
     yield sign_case(draw, Setting(2, (64,), title="2 ranks, no padding", short=True, weight=0.5))

@@ -1336,6 +1336,143 @@ class BucketedDataParallel(torch.nn.Module):
         self.done, self.handles = set(), []
 
 
+# %% wrong: hooks are registered by every module that holds the parameter
+# says: A bucket left before all of its gradients had come
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for part in module.modules():
+            for p in part.parameters():
+                if p.requires_grad:
+                    p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.missing[self.place[p]] -= 1
+        self.launch()
+
+    def launch(self):
+        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+            bucket = self.buckets[len(self.under_way)]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([g.flatten() for g in grads])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.under_way.append((work, flat))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        self.missing = [0] * len(self.buckets)
+        self.launch()
+        n = dist.get_world_size(self.group)
+        for bucket, (work, flat) in zip(self.buckets, self.under_way):
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
+# %% wrong: a hook that fires twice sends twice
+# says: A hook that is registered twice fires twice
+class BucketedDataParallel(torch.nn.Module):
+    def __init__(self, module, bucket_bytes=25 << 20, group=None):
+        super().__init__()
+        self.module, self.group, self.quiet = module, group, False
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
+        self.buckets, filled = [], 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if not self.buckets or filled + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                filled = 0
+            self.buckets[-1].append(p)
+            filled += p.nbytes
+        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
+        self.start_again()
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+        for p in self.place:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def start_again(self):
+        self.under_way = []
+
+    def arrived(self, p):
+        if self.quiet:
+            return
+        self.full(self.place[p])
+
+    def full(self, place):
+        if all(p.grad is not None for p in self.buckets[place]):
+            self.send(place)
+
+    def send(self, place):
+        bucket = self.buckets[place]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([g.flatten() for g in grads])
+        work = dist.all_reduce(flat, group=self.group, async_op=True)
+        self.under_way.append((work, flat, bucket))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def no_sync(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def silent():
+            self.quiet = True
+            yield
+            self.quiet = False
+
+        return silent()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self):
+        sent = [bucket for _, _, bucket in self.under_way]
+        for place, bucket in enumerate(self.buckets):
+            if all(bucket is not one for one in sent):
+                self.send(place)
+        n = dist.get_world_size(self.group)
+        for work, flat, bucket in self.under_way:
+            work.wait()
+            flat /= n
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                p.grad = part.view_as(p)
+        self.start_again()
+
+
 # %% right: gradients live in the buckets all the time
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
