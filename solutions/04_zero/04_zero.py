@@ -482,7 +482,8 @@ memory_picture({"replicas": measured[0]})
 #   can be gone through once only, so make a list of it. Some may be frozen (`requires_grad` is False): those
 #   are not trained, but they get the first rank's values like all others.
 # - A parameter that has no gradient counts as zeros. Not every rank uses the same parts of a model.
-# - Keep no large tensor after the step but the shard and what the inner optimizer has made.
+# - Keep no large tensor after the step but the shard and what the inner optimizer has made: the shard's
+#   gradient goes, too.
 
 
 # %% nbgrader={"grade_id": "zero1_optimizer", "solution": true}
@@ -563,7 +564,8 @@ class Zero1Optimizer:
 #
 # **Check.** Values against one process on all data; bytes against the formula; and the memory that the
 # operating system counts for the process. In the check's lines P stands for the bytes of the parameters in
-# float32: P + 3P/N are the weights, and the shard with its m and v.
+# float32. Its memory runs use SGD with momentum, so P + 2P/N are the weights, and the shard with its
+# momentum. A further P/N is the shard's gradient, which only the step needs.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)

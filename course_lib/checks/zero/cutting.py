@@ -153,7 +153,12 @@ def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
         f"{cut.size} for each.",
         "the shards do not have ceil(P / n) elements each.",
     )
-    if len(set(sizes)) > 1:
+    if len(cut.shapes) > 1 and dealt_whole(cut, shards):
+        hint = (
+            "Whole tensors were dealt out. Lay all elements in one row and cut that: a shard's end may fall "
+            "inside a tensor."
+        )
+    elif len(set(sizes)) > 1:
         hint = "A collective wants equal shards: fill up with zeros until n divides the length."
     elif sizes[0] * cut.n < cut.total:
         hint = (
@@ -191,6 +196,8 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
         return "Zeros fill the last shard: torch.empty holds what was there before."
     if row == [whole[i] for k in range(cut.n) for i in range(k, len(whole), cut.n)]:
         return "Every n-th element was taken: a shard is a run of elements that lie side by side."
+    if row == [x for shard in each_by_itself(cut) for x in shard]:
+        return "Each tensor was cut by itself. Put all elements in one row first, and cut that into n parts."
     if cut.transposed and sorted(row) == sorted(whole):
         return "The order of the elements is the tensor's, row by row, not that of its memory: reshape(-1)."
     pad = len(whole) - cut.total
@@ -199,6 +206,32 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
     if sorted(row) == sorted(whole):
         return "All elements are there, in another order: the tensors in a row, in the order given."
     return ""
+
+
+def tensors_of(cut: Cut) -> list[list[float]]:
+    """The elements of each tensor, in its own order."""
+    found, first = [], 1
+    for shape in cut.shapes:
+        found.append([float(k) for k in range(first, first + math.prod(shape))])
+        first += math.prod(shape)
+    return found
+
+
+def dealt_whole(cut: Cut, shards: list[list]) -> bool:
+    """Each tensor's elements lie in one shard, all of them."""
+    held = [set(shard) for shard in shards]
+    return all(any(own.issuperset(one) for own in held) for one in tensors_of(cut))
+
+
+def each_by_itself(cut: Cut) -> list[list[float]]:
+    """The shards that come of cutting every tensor by itself, filled up with zeros."""
+    shards: list[list[float]] = [[] for _ in range(cut.n)]
+    for elements in tensors_of(cut):
+        size = -(-len(elements) // cut.n)
+        row = elements + [0.0] * (cut.n * size - len(elements))
+        for k, shard in enumerate(shards):
+            shard += row[k * size : (k + 1) * size]
+    return shards
 
 
 def right_kind(cut: Cut, kinds: object) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,19 @@ WHOLE = DEPTH * BLOCK
 ONCE = (
     "Here `params` is an iterator, as model.parameters() is: it can be gone through once, and a second loop "
     "finds nothing. Make a list of it first."
+)
+ELSEWHERE = "If the other runs are right, this is what differs here:"
+NOT_ALIKE = (
+    "If all ranks start alike in the other runs, this is what differs here: `params` is an iterator, as "
+    "model.parameters() is, and a second loop over it finds nothing. Make a list of it first."
+)
+IN_A_GROUP = (
+    f"{ELSEWHERE} the ranks of a group train, and not all. Pass group= to every collective, and count ranks "
+    "within it, dist.get_rank(group) of dist.get_world_size(group)."
+)
+DEFAULTS = (
+    "The inner optimizer worked with its own defaults, not with the arguments that were given: pass "
+    "**defaults on to optimizer_cls."
 )
 START = "Give every rank the first rank's parameters (dist.broadcast) before they are cut."
 FROZEN = (
@@ -108,9 +122,6 @@ def value_line(
     otherwise: said when the values fit no mistake. cleared: what zero_grad() has to clear.
     """
     known = [*lines.common(training.world_size), carried(cleared)]
-    if training.more.get("once"):
-        nothing = Mistake(f"The step changed nothing. {ONCE}", lambda rank: lambda step, given: {})
-        known.append(nothing)
     return stepped(training, title, known, weight, trivial, otherwise)
 
 
@@ -157,12 +168,14 @@ def stepped(
                 continue
             said = lines.first(differ[0], found, expected, rank, seen)
             why = lines.told(training, differ[0], found, k, mistakes)
+            if what in ("param", "end"):
+                why = why or without_arguments(training, differ[0], found)
             if what == "param":
                 why = why or frozen(training, differ[0])
-                why = why or partly(seen, everything, differ[0], rank, training.dtype)
+                why = why or partly(seen, everything, differ[0], rank, training)
             more = ""
             if start := wrong_start(seen, training, everything):
-                why, more = start, ONCE if training.more.get("once") else ""
+                why, more = start, NOT_ALIKE if training.more.get("once") else ""
             return wrong(said, why or otherwise, more, cause=why or f"{title} {otherwise}")
         return RIGHT
 
@@ -180,6 +193,12 @@ def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
     return ""
 
 
+def without_arguments(training: Training, first: str, found: Tensors) -> str:
+    """What it means that the optimizer's defaults give the values that were found; "" where they do not."""
+    bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
+    return DEFAULTS if lines.told(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
+
+
 def frozen(training: Training, first: str) -> str:
     """What it means that the first tensor that differs after a step is a frozen parameter."""
     name = first.split(".", 2)[2]
@@ -187,7 +206,7 @@ def frozen(training: Training, first: str) -> str:
     return "" if trained[name] else FROZEN
 
 
-def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.dtype) -> str:
+def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
     """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
     step, ranks = int(first.split(".")[1]), lines.members(seen)
     neighbour = ranks[ranks.index(rank) - 1]
@@ -201,17 +220,14 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.d
         other.append(seen.tensors[neighbour][name].to(torch.float64).flatten())
     want, was, got = torch.cat(now), torch.cat(before), torch.cat(found)
     trained = want != was  # of the others nothing can be said
-    bound = lines.TOLERANCE[dtype] * float(want.abs().max())
+    bound = lines.TOLERANCE[training.dtype] * float(want.abs().max())
     same, good = (got - was).abs() <= bound, (got - want).abs() <= bound
     changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
     if not bool((same | good).all()) or not changes:
         return ""
     n, share = len(ranks), stale / changes
     if share == 1:
-        return (
-            "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
-            "parameters."
-        )
+        return unchanged(seen, training)
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
         return (
             "Some parameters did not change on any rank: their gradients never left. A bucket or unit with a "
@@ -229,6 +245,23 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, dtype: torch.d
     return (
         "Only a part is new there: each rank updated its own shard, and the others have not got it. "
         "All-gather the shards after the step."
+    )
+
+
+def unchanged(seen: Observed, training: Training) -> str:
+    """Why a step changed nothing, as the record tells it."""
+    sent = [one for rank in seen.operations for one in rank if one.bytes_sent and one.shape != (0,)]
+    names = {one.op for one in sent if one.op != "broadcast"}
+    if not names and training.more.get("once"):
+        return f"The step changed nothing. {ONCE}"
+    if any("all_gather" in name for name in names):
+        return (
+            "The step changed nothing there, although shards were gathered: gather them after the inner "
+            "optimizer's step, not before it, and write the gathered shards into the parameters."
+        )
+    return (
+        "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
+        "parameters."
     )
 
 
@@ -261,6 +294,12 @@ def case(recipe: str, training: Training, title: str, told: Sequence[Line], **mo
     return lines.case(recipe, title, training, told, timeout=30.0, **more)
 
 
+def group_trouble(case_of_it: Case, text: str) -> str:
+    """The usual cause when a run of a group's ranks breaks off; "" where all ranks train."""
+    said = lines.group_trouble(case_of_it, text)
+    return IN_A_GROUP if said == lines.IN_A_GROUP else said
+
+
 def in_a_group(recipe: str, draw: Draw) -> Case:
     """Two of three ranks train, and are passed as group=."""
     training = small(draw, len(MEMBERS), "plain", SGD)
@@ -269,5 +308,5 @@ def in_a_group(recipe: str, draw: Draw) -> Case:
         f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
     )
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
-    line = stepped(training, title, known, otherwise=lines.IN_A_GROUP)
+    line = stepped(training, title, known, otherwise=IN_A_GROUP)
     return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from course_lib.checks.engine.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.engine.case import Case, Draw, Finding, Line, Observed, exercise, usual
 from course_lib.checks.engine.training import lines
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
+    ELSEWHERE,
     ONCE,
     REFUSED,
     SGD,
     SLACK,
     WHOLE,
     case,
+    group_trouble,
     in_a_group,
     small,
     start_line,
@@ -38,13 +41,21 @@ NO_SHARD = (
 WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
 EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
 SOMETIMES = (
-    "Here some ranks have no gradient for the middle block. A gradient that is missing counts as zeros, and "
-    "all ranks call their collectives in the same order, whichever gradients come first."
+    f"{ELSEWHERE} some ranks have no gradient for the middle block. A gradient that is missing counts as "
+    "zeros, and all ranks call their collectives in the same order, whichever gradients come first."
+)
+ONE_MORE_SHARD = (
+    "Something as large as a shard is still there. The gradients of this rank's shard have done their work: "
+    "set their .grad to None, as zeros take the same memory, and keep no output of a reduce-scatter under "
+    "another name."
+)
+KEPT_ROW = (
+    "A row in which gradients were sent is still there: let no attribute hold it after its use."
 )
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case_of_it, text):
+    if said := group_trouble(case_of_it, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (
@@ -144,18 +155,15 @@ def accumulated_two(ratio: float, seen: Observed) -> str:
 
 
 def held_hint(ratio: float) -> str:
-    return NO_SHARD
+    """After a step: P + 2P/N are enough."""
+    return as_large_as((ratio - 1) * (WHOLE + 2 * WHOLE / RANKS), ONE_MORE_SHARD, NO_SHARD)
 
 
-def held_two(ratio: float) -> str:
-    """Of ZeRO-2 after a step: P + 2P/N are enough."""
-    parts = (ratio - 1) * (RANKS + 2)  # held besides, in units of P/N
-    if abs(parts - 1) < 0.5:
-        return (
-            "One more shard is there: after the step the gradients' shard is to be None, not zeros "
-            "(zero_grad(set_to_none=True)), which take the same memory."
-        )
-    return NO_SHARD
+def as_large_as(besides: float, shard: str, otherwise: str) -> str:
+    """What is said of that many bytes too many, of which half a block is what libraries hold."""
+    if besides < 1.75 * BLOCK:
+        return KEPT_ROW
+    return shard if besides < WHOLE / RANKS + 0.9 * BLOCK else otherwise
 
 
 @exercise(
@@ -167,17 +175,24 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
     yield in_a_group(RECIPE, draw)
     training = wide(draw, RANKS)
-    state = 3 * WHOLE / RANKS  # momentum, a copy of the shard, and its gradient
+    state, shard = (
+        2 * WHOLE / RANKS,
+        WHOLE / RANKS,
+    )  # momentum and a copy of the shard; its gradient
     yield case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
             step_bytes(2, training, one_backward, title="bytes of a step", weight=3),
             lines.held_line(
-                [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_hint, weight=9, title="memory after the step: P + 3P/N",
-                point=UNSHARDED,
+                [("after a step", 2, WHOLE + state + shard), ("after two steps", 4, WHOLE + state + shard)],
+                slack=SLACK, hint=lambda ratio: NO_SHARD, weight=8, point=UNSHARDED,
+                title="memory after the step: no more than P + 3P/N",
             ),
-            after_backward(2 * WHOLE + state, "memory after backward: 2P + 3P/N"),
+            lines.held_line(
+                [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
+                slack=SLACK, hint=held_hint, title="without the shard's gradient: P + 2P/N",
+            ),
+            after_backward(2 * WHOLE + state + shard, "memory after backward: no more than 2P + 3P/N"),
         ],
     )  # fmt: skip
 
@@ -210,24 +225,73 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
             step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
             lines.held_line(
                 [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
-                slack=SLACK, hint=held_two, weight=4, title="memory after the step: P + 2P/N",
+                slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N",
                 point=UNSHARDED,
             ),
             lines.held_line(
-                [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=full_gradients,
+                [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=held_after_backward,
                 weight=4, title="memory after backward: P + 3P/N",
                 point=UNSHARDED + WHOLE / 2,
             ),
-            lines.peak_line(
-                WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=full_gradients, weight=2,
-                title="peak of memory: P + 3P/N and two buckets",
+            explained(
+                lines.peak_line(
+                    WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS,
+                    weight=2, title="peak of memory: P + 3P/N and two buckets",
+                ),
+                how_buckets_left,
             ),
         ],
     )  # fmt: skip
 
 
-def full_gradients(ratio: float) -> str:
-    return (
-        "The full gradient still exists: when a bucket has been reduced, set .grad of its parameters to None "
-        "and keep this rank's shard alone."
-    )
+SECOND_COPY = (
+    "Something as large as a shard is there besides: add the output of a reduce-scatter to the shard's "
+    ".grad, and keep no second copy of it."
+)
+FULL_GRADIENTS = (
+    "The full gradient still exists: when a bucket has been reduced, set .grad of its parameters to None "
+    "and keep this rank's shard alone."
+)
+
+
+def held_after_backward(ratio: float) -> str:
+    """Of ZeRO-2: P + 3P/N are enough."""
+    return as_large_as((ratio - 1) * (WHOLE + 3 * WHOLE / RANKS), SECOND_COPY, FULL_GRADIENTS)
+
+
+def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
+    """The line, whose usual cause is read from the record of the run where that tells one."""
+
+    def judge(seen: Observed) -> Finding:
+        finding = line.judge(seen)
+        said = "" if finding.ok else usual(cause, seen)
+        return replace(finding, sentences=(finding.sentences[0], said)) if said else finding
+
+    return replace(line, judge=judge)
+
+
+def how_buckets_left(seen: Observed) -> str:
+    """What the record tells of the last backward's buckets on the first rank; "" where they left as asked."""
+    passes, begun = seen.values[0].get("passes"), seen.values[0].get("begun")
+    if not isinstance(begun, list) or len(begun) < 4 or not isinstance(passes, list) or not passes:
+        return ""
+    first, last = begun[2], begun[3]
+    sent = [one for one in seen.operations[0][first:last] if "reduce_scatter" in one.op]
+    if not sent:
+        return ""
+    if max(one.nbytes for one in sent) > 1.5 * BLOCK:
+        return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
+    at_block = {entry[0]: entry[1:] for entry in passes[-1] if lines.counts(entry)}
+    at_first, waited = at_block.get(0, (last, last))
+    if at_first <= first:
+        return (
+            "No bucket had left when backward reached the first block. Gradients come from the last "
+            "parameter to the first: fill the buckets in that order, and send each in the hook that "
+            "completes it."
+        )
+    if at_first - waited > 2:
+        return (
+            "The rows of buckets that were sent earlier are still there: a handle keeps its row until it is "
+            "waited for. Wait for a bucket's handle, and let go of its row, before the next but one is sent."
+        )
+    return ""

@@ -14,7 +14,7 @@ def flatten_and_shard(params, n):
 
 
 # %% wrong: whole parameters in turn
-# says: A collective wants equal shards
+# says: Whole tensors were dealt out
 def flatten_and_shard(params, n):
     empty = params[0].detach().new_zeros(0)
     return [torch.cat([empty, *(p.detach().reshape(-1) for p in params[k::n])]) for k in range(n)]
@@ -100,6 +100,14 @@ def flatten_and_shard(params, n):
     flat = torch.cat([p.detach().reshape(-1) for p in params])
     whole = torch.nn.functional.pad(flat, (0, -flat.numel() % n))
     return list(whole.view(n, -1).chunk(n))
+
+
+# %% wrong: each parameter cut by itself
+# says: Each tensor was cut by itself
+def flatten_and_shard(params, n):
+    rows = [p.detach().reshape(-1) for p in params]
+    tables = [torch.nn.functional.pad(row, (0, -len(row) % n)).view(n, -1) for row in rows]
+    return list(torch.cat(tables, dim=1))
 
 
 # %% right: pad, then chunk

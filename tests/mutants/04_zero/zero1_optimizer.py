@@ -354,7 +354,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: gathered before the step
-# says: The step changed nothing there
+# says: gather them after the inner optimizer's step
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
         params = list(params)
@@ -679,7 +679,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: params is gone through twice, the broadcast finds nothing
-# says: a second loop finds nothing
+# says: a second loop over it finds nothing
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, **defaults):
         self.params = [p for p in params if p.requires_grad]
@@ -870,6 +870,153 @@ class Zero1Optimizer:
             p.grad = None
 
 
+# %% wrong: the inner optimizer has its own defaults
+# says: pass \*\*defaults on to optimizer_cls
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard])
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the shard's gradient is kept
+# says: Something as large as a shard is still there
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the step is made on copies
+# says: the optimizer worked on copies
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: params is gone through twice, the shards by themselves
+# says: The step changed nothing. Here `params` is an iterator
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.group, self.n = group, dist.get_world_size(group)
+        self.shards = [torch.nn.Parameter(self.begin(p)) for p in params]
+        self.params = [p for p in params]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+
+    def begin(self, param):
+        dist.broadcast(param.data, group_src=0, group=self.group)
+        return self.cut(param.data).chunk(self.n)[dist.get_rank(self.group)].clone()
+
+    def cut(self, tensor):
+        return torch.nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % self.n))
+
+    @torch.no_grad()
+    def step(self):
+        for param, shard in zip(self.params, self.shards):
+            if param.requires_grad:
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                shard.grad = torch.empty_like(shard)
+                dist.reduce_scatter_tensor(shard.grad, self.cut(grad), group=self.group)
+                shard.grad /= self.n
+        self.optimizer.step()
+        for param, shard in zip(self.params, self.shards):
+            shard.grad, whole = None, torch.empty_like(self.cut(param))
+            dist.all_gather_into_tensor(whole, shard.detach(), group=self.group)
+            param.copy_(whole[: param.numel()].view_as(param))
+
+    def zero_grad(self):
+        for param in self.params:
+            param.grad = None
+
+
 # %% right: parameters are views of the flat buffer
 class Zero1Optimizer:
     def __init__(self, params, optimizer_cls, *, group=None, **defaults):
@@ -972,6 +1119,7 @@ class Zero1Optimizer:
         dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
         self.shard.grad /= self.n
         self.optimizer.step()
+        self.shard.grad = None
         dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
         self.write_back(whole)
 

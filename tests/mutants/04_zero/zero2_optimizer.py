@@ -69,7 +69,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: all buckets wait for the end of backward
-# says: The full gradient still exists
+# says: No bucket had left when backward reached the first block
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
         params = list(params)
@@ -752,7 +752,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: the shards' gradients are set to zero, not given back
-# says: is to be None, not zeros
+# says: set their .grad to None, as zeros take the same memory
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
         params = list(params)
@@ -1127,6 +1127,353 @@ class Zero2Optimizer:
         for bucket, shard in zip(self.buckets, self.shards, strict=True):
             whole = self.flat([p.detach() for p in bucket])
             dist.all_gather_into_tensor(whole, shard.detach(), group=None)
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: buckets from the first parameter to the last
+# says: No bucket had left when backward reached the first block
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in [p for p in params if p.requires_grad]:
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: one bucket for everything
+# says: A bucket was larger than bucket_bytes
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed([p for p in params if p.requires_grad]):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = 1 << 40
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: an attribute keeps the row
+# says: let no attribute hold it after its use
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed([p for p in params if p.requires_grad]):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        self.row = whole
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: a second copy of the shard's gradients
+# says: keep no second copy of it
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed([p for p in params if p.requires_grad]):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn = None
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+        shard.last = mean.clone()
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
+            for p in bucket:
+                p.copy_(whole[: p.numel()].view_as(p))
+                whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+# %% wrong: rows stay until the end of backward
+# says: a handle keeps its row until it is waited for
+class Zero2Optimizer:
+    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.buckets, room = [], 0
+        for p in reversed([p for p in params if p.requires_grad]):
+            if p.nbytes > room:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(p)
+            room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
+        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
+        self.optimizer = optimizer_cls(self.shards, **defaults)
+        self.turn, self.under_way = None, []
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def own(self, bucket):
+        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
+
+    def arrived(self, _):
+        if self.turn is None:
+            self.turn = 0
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+            self.send()
+
+    def full(self, bucket):
+        return all(p.grad is not None for p in bucket)
+
+    def rest(self):
+        while self.turn < len(self.buckets):
+            self.send()
+        self.turn = None
+        with torch.no_grad():
+            for handle, shard, mean, _ in self.under_way:
+                handle.wait()
+                mean /= self.n
+                shard.grad = mean if shard.grad is None else shard.grad + mean
+        self.under_way = []
+
+    @torch.no_grad()
+    def send(self):
+        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
+        mean = torch.empty_like(shard)
+        handle = dist.reduce_scatter_tensor(mean, whole, async_op=True)
+        self.under_way.append((handle, shard, mean, whole))
+        for p in bucket:
+            p.grad = None
+        self.turn += 1
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            whole = self.flat([p.detach() for p in bucket])
+            dist.all_gather_into_tensor(whole, shard.detach())
             for p in bucket:
                 p.copy_(whole[: p.numel()].view_as(p))
                 whole = whole[p.numel() :]
