@@ -470,7 +470,9 @@ def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards()
     assert list(sampler) == [1, 3, 5]
 
 
-@pytest.mark.parametrize("name", ["zero1_optimizer", "zero2_optimizer", "zero3_module"])
+@pytest.mark.parametrize(
+    "name", ["zero1_optimizer", "zero2_optimizer", "zero3_unit", "zero3_module"]
+)
 def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: int) -> None:
     """And not from the group's: only a group that does not begin with rank 0 shows it."""
     right = next(one for one in mutants(MUTANTS.parent / "04_zero" / f"{name}.py") if one.right)

@@ -25,7 +25,7 @@
 # | 2 Flat shards | 15 | 6 | |
 # | 3 ZeRO-1: the optimizer's state | 45 | 14 | 2 |
 # | 4 ZeRO-2: the gradients | 40 | 12 | 3 |
-# | 5 ZeRO-3: the weights | 90 | 16 | 2, 4 |
+# | 5 ZeRO-3: the weights | 100 | 16 | 2, 4 |
 # | 6 Offload: memory that is cheaper | 5 | | 3 |
 # | 7 DeepSpeed's configuration, line by line | 5 | | all |
 # | 8 Questions | 5 | 6 | 1, 3, 4, 5 |
@@ -949,10 +949,10 @@ try_it(in_order_of_arrival, world_size=2)
 #
 # | | |
 # |---|---|
-# | you will write | `Zero3Module(module)` |
+# | you will write | `Unit(params)`, and with it `Zero3Module(module)` |
 # | rests on | §2, §4 |
-# | time | 90 minutes |
-# | points | 16 |
+# | time | 100 minutes: 40 for the unit, 60 for the module |
+# | points | 16: 7 for the unit, 9 for the module |
 #
 # And the library's ZeRO-2, whose buckets are one block each:
 
@@ -991,69 +991,110 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build.** What the check asks of your class:
+# **Build a unit first.** `Unit(params)` is what one block needs; the module of the next exercise is then a
+# list of units and the hooks that call them. What the check asks of it:
 #
-# - The module has `blocks`, an `nn.ModuleList`; each block is a *unit*. All other parameters, and those
-#   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
-#   backward of the whole module. A block may stand in the list twice.
-# - `parameters()` gives this rank's flat shards, on which any torch optimizer is made. A shard of frozen
-#   parameters has `requires_grad=False`: let no shard mix frozen and trained ones.
-# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
-#   without a gradient counts as zeros.
-# - `full_state_dict()`, called by all ranks at any time between steps: every parameter, whole, frozen and
-#   unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
-# - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
-#   any time: a block's weights, its gradients, and the row in which these are sent. Before, between and after uses,
-#   from the constructor on, no block is whole.
-# - All ranks start with the first rank's values. All of them run the same blocks in the same order.
-#
-# Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
-# its output, which calls `f(grad)` when the gradient of that output is there, just before the module's
-# backward; `register_post_accumulate_grad_hook` of a parameter; `after_backward`.
+# - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
+#   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, frozen if they are.
+# - `gather()` makes every parameter whole, in its shape, with what the shards hold *now*: the optimizer has
+#   changed them since. A second `gather()` without a `free()` in between sends nothing.
+# - `free()` gives the memory back. The parameters and every view that autograd keeps of them stay views of
+#   the storage, which is empty until the next `gather()`. A new unit is free.
+# - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
+#   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
 
 
-# %% nbgrader={"grade_id": "zero3_module", "solution": true}
-# Helpers of your own, if you like:
-### BEGIN SOLUTION
+# %% nbgrader={"grade_id": "zero3_unit", "solution": true}
 class Unit:
-    """Parameters that are gathered together, all frozen or all trained, and this rank's shard of them."""
+    """Parameters that are gathered, freed and reduced together, and this rank's `shard` of them.
 
-    def __init__(self, params, group):
-        self.params, self.group, self.n = params, group, dist.get_world_size(group)
-        self.trained = params[0].requires_grad
-        self.flat = torch.cat(flatten_and_shard(params, self.n))
+    params: tensors that are all frozen or all trained. From the constructor on they have no memory, but
+    between gather() and free(). gather() and reduce() send (N-1)/N of the parameters each.
+    """
+
+    def __init__(self, params, *, group: Group = None):
+        ### BEGIN SOLUTION
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.flat = torch.cat(flatten_and_shard(self.params, self.n))
         dist.broadcast(self.flat, group_src=0, group=group)
         own = self.flat.chunk(self.n)[dist.get_rank(group)].clone()
-        self.shard = nn.Parameter(own, requires_grad=self.trained)
-        for param, offset in zip(params, offsets(params), strict=True):
+        self.shard = nn.Parameter(own, requires_grad=self.params[0].requires_grad)
+        for param, offset in zip(self.params, offsets(self.params), strict=True):
             param.data = self.flat[offset : offset + param.numel()].view(param.shape)
-        self.nbytes, self.here, self.unsent = self.flat.nbytes, True, False
+        self.nbytes, self.here = self.flat.nbytes, True
         self.free()
+        ### END SOLUTION
 
-    @torch.no_grad()
     def gather(self):
+        """Give the parameters their memory, and all ranks' shards."""
+        ### BEGIN SOLUTION
         if not self.here:
             self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=self.group)
+            with torch.no_grad():
+                dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=self.group)
             self.here = True
+        ### END SOLUTION
 
     def free(self):
+        """Give the parameters' memory back."""
+        ### BEGIN SOLUTION
         self.flat.untyped_storage().resize_(0)
         self.here = False
+        ### END SOLUTION
 
-    @torch.no_grad()
     def reduce(self):
+        """Add the mean of the parameters' gradients to the shard's, and forget them."""
+        ### BEGIN SOLUTION
         whole = flat_gradient(self.params, self.n)
         for param in self.params:
             param.grad = None
         mean = reduce_scatter_mean(whole, self.group)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
-        self.unsent = False
+        ### END SOLUTION
 
 
-### END SOLUTION
+# %% [markdown]
+# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor, of which the parameters are views,
+# <code>param.data = flat[...].view(shape)</code>, once, in the constructor. The shard is a copy of 1/N of
+# it. <code>gather()</code> and <code>free()</code> resize the storage of the flat tensor and leave the views
+# alone.</details>
+# <details><summary>Hint: reduce</summary>It is ZeRO-2's bucket: a row of the gradients, a reduce-scatter, and
+# the mean added to <code>shard.grad</code>. It reads no parameter.</details>
+#
+# **Check.** One unit, without a model: its shard, its memory after every call, and what autograd finds after a
+# `free()` and a `gather()`.
+
+# %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
+report = check("04_zero/zero3_unit", Unit)
+### BEGIN HIDDEN TESTS
+report = check("04_zero/zero3_unit", Unit, cases="hidden")
+### END HIDDEN TESTS
+report.points(7)
+
+# %% [markdown]
+# **Build the module.** What the check asks of your class:
+#
+# - The module has `blocks`, an `nn.ModuleList`; each block is a *unit*. All other parameters, and those
+#   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
+#   backward of the whole module. A block may stand in the list twice.
+# - `parameters()` gives this rank's flat shards, on which any torch optimizer is made. A unit is frozen or
+#   trained as a whole: a block with both kinds has two.
+# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
+#   without a gradient counts as zeros.
+# - `full_state_dict()`, called by all ranks at any time between steps: a copy of every parameter, whole,
+#   frozen and unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
+# - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
+#   any time: a block's weights, its gradients, and the row in which these are sent. No block is whole outside
+#   of its forward and its backward, not even after the constructor.
+# - All ranks start with the first rank's values. All of them run the same blocks in the same order.
+#
+# Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
+# its output, which calls `f(grad)` when the gradient of that output is there, just before the module's
+# backward; `register_post_accumulate_grad_hook` of a parameter; `after_backward`. The hooks call your `Unit`,
+# or whatever you put in its place: the check looks at the module alone.
 
 
+# %% nbgrader={"grade_id": "zero3_module", "solution": true}
 class Zero3Module(nn.Module):
     """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
 
@@ -1064,7 +1105,7 @@ class Zero3Module(nn.Module):
     def __init__(self, module: nn.Module, *, group: Group = None):
         super().__init__()
         ### BEGIN SOLUTION
-        self.module, self._backward = module, False
+        self.module, self._backward, self._unsent = module, False, set()
         owner = {}
         for block in dict.fromkeys(module.blocks):  # each once
             for param in block.parameters():
@@ -1072,13 +1113,13 @@ class Zero3Module(nn.Module):
         members = {}
         for param in module.parameters():
             members.setdefault((owner.get(param, module), param.requires_grad), []).append(param)
-        self.units = [Unit(params, group) for params in members.values()]
+        self.units = [Unit(params, group=group) for params in members.values()]
         for (where, _), unit in zip(members, self.units, strict=True):
             where.register_forward_pre_hook(lambda _, args, unit=unit: unit.gather())
             where.register_forward_hook(
                 lambda _, args, output, unit=unit: self._after(unit, output)
             )
-            for param in unit.params if unit.trained else ():
+            for param in unit.params if unit.shard.requires_grad else ():
                 param.register_post_accumulate_grad_hook(lambda _, unit=unit: self._arrived(unit))
 
     def _after(self, unit, output):
@@ -1090,21 +1131,26 @@ class Zero3Module(nn.Module):
     def _before(self, unit):
         """The gradient of the output is there: the module's backward comes next."""
         unit.gather()
-        unit.unsent = unit.trained
+        if unit.shard.requires_grad:
+            self._unsent.add(unit)
         if not self._backward:
             self._backward = True
             after_backward(self._end)
 
     def _arrived(self, unit):
         if all(param.grad is not None for param in unit.params):
-            unit.reduce()
+            self._send(unit)
             unit.free()
+
+    def _send(self, unit):
+        unit.reduce()
+        self._unsent.discard(unit)
 
     def _end(self):
         """Units of which a parameter got no gradient, and frozen ones."""
         for unit in self.units:
-            if unit.unsent:
-                unit.reduce()
+            if unit in self._unsent:
+                self._send(unit)
             unit.free()
         self._backward = False
         ### END SOLUTION
@@ -1135,9 +1181,6 @@ class Zero3Module(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: a unit</summary>A class with <code>gather()</code>, <code>free()</code> and
-# <code>reduce()</code>. It holds one flat tensor, of which the parameters are views
-# (<code>param.data = flat[...].view(shape)</code>, once), and the shard, a copy of 1/N of it.</details>
 # <details><summary>Hint: which hook does what</summary>Forward pre-hook: gather. Forward hook: free, and put a
 # hook on the output. That one: gather. Post-accumulate hook of each parameter: if all gradients of the unit
 # are there, reduce and free. After backward: units that are not complete, and frozen ones.</details>
@@ -1147,12 +1190,12 @@ class Zero3Module(nn.Module):
 #
 # **Check.**
 
-# %% nbgrader={"grade_id": "zero3_module_check", "points": 16}
+# %% nbgrader={"grade_id": "zero3_module_check", "points": 9}
 report = check("04_zero/zero3_module", Zero3Module)
 ### BEGIN HIDDEN TESTS
 report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
 ### END HIDDEN TESTS
-report.points(16)
+report.points(9)
 
 # %% [markdown]
 # **Measure.** Expected in float32: 16P/N after backward, 12P/N after the step. And how high is the peak?

@@ -6,6 +6,7 @@ from course_lib.checks.zero.module import zero3_module
 from course_lib.checks.zero.offload import offload
 from course_lib.checks.zero.quiz import questions
 from course_lib.checks.zero.stages import zero1_optimizer, zero2_optimizer
+from course_lib.checks.zero.unit import zero3_unit
 
 __all__ = [
     "flatten_and_shard",
@@ -15,4 +16,5 @@ __all__ = [
     "zero1_optimizer",
     "zero2_optimizer",
     "zero3_module",
+    "zero3_unit",
 ]

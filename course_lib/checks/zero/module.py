@@ -23,12 +23,15 @@ from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
+    ELSEWHERE,
+    MEMBERS,
     REFUSED,
     SGD,
     SLACK,
     WHOLE,
-    case,
-    in_a_group,
+    WORLD,
+    group_run,
+    group_trouble,
     small,
     start_line,
     step_bytes,
@@ -36,38 +39,41 @@ from course_lib.checks.zero.runs import (
     value_line,
     wide,
 )
+from course_lib.checks.zero.state import LEFT, module_case, state_line, with_outputs
 
-RECIPE = "sharded_module"
 RANKS = 4  # of the wide model
-EARLY = (
-    "Weights were used after they had been freed: in backward they must be gathered before the gradient "
-    "comes to their block, and stay until all of its gradients are there. A full backward hook of a module "
-    "whose input needs no gradient, as the first block's, fires too early for that."
+FREED = "Memory of a weight was read after it had been freed."
+IN_FORWARD = (
+    f"{FREED} In forward a unit is gathered before its module begins, and freed when that module is over. A "
+    "weight that two blocks share must not be freed by the first of them: give it to the unit of the whole "
+    "module."
 )
-
-TIED = (
-    "Here a weight is shared by two blocks, too: in forward the first of them must not free it for the "
-    "second. Give it to the unit of the whole module."
+IN_BACKWARD = (
+    f"{FREED} In backward a unit is gathered before the gradient comes to its block, and stays until all of "
+    "its gradients are there. A full backward hook of a module whose input needs no gradient, as the first "
+    "block's, fires too early for that."
 )
-COPIES = (
-    "full_state_dict() gives copies, param.detach().clone(), made while the unit is gathered: the parameter "
-    "itself is empty once the unit has been freed."
+DIED = (
+    f"{FREED} Look at three places: a unit is gathered before its block's forward and backward begin, and "
+    "freed when its gradients are all there; reduce() sets .grad to None, or the unit counts as complete in "
+    "the next backward too early; full_state_dict() copies before it frees."
 )
 TRAPS = (
-    "A weight that two blocks share is one parameter: give it to the unit of the whole module, and keep it "
-    "there from the first use to the last. A block may be used twice in one forward; a frozen one has no "
-    "gradient; a parameter that is never used counts as zeros."
+    f"{ELSEWHERE} a weight that two blocks share is one parameter: give it to the unit of the whole module, "
+    "and keep it there from the first use to the last. A block may be used twice in one forward; a frozen "
+    "one has no gradient; a parameter that is never used counts as zeros."
 )
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := lines.group_trouble(case_of_it, text):
+    if "out of bounds for storage" in text or "setStorage" in text:
+        if "had a .grad from an earlier backward" in text:
+            return LEFT
+        return IN_FORWARD if "in forward" in text else IN_BACKWARD
+    if kind == "died":
+        return DIED
+    if said := group_trouble(case_of_it, text):
         return said
-    if "with a storage that was freed" in text:
-        return COPIES
-    if kind == "died" or "out of bounds for storage" in text or "setStorage" in text:
-        tied = "tied" in case_of_it.title
-        return f"{EARLY} {TIED}" if tied else EARLY
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."
     if "cannot register a hook on a tensor that doesn't require gradient" in text:
@@ -84,7 +90,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 
 @exercise(
-    points=16, objects=("Zero3Module",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    points=9, objects=("Zero3Module",), references=REFERENCE, hint=trouble, refused=REFUSED,
     point="holding less",
 )  # fmt: skip
 def zero3_module(draw: Draw) -> Iterator[Case]:
@@ -96,13 +102,16 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         told = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
         if model == "traps":
             told.insert(0, start_line(training))
+        told = [with_outputs(line, training, (TRAPS,)) for line in told]
+        if model == "traps" and n == 3:
+            told.append(state_line())
         if model == "frozen":
             told.append(all_shards(training))
-        return case(RECIPE, training, title, told)
+        return module_case(training, title, told)
 
     yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
     yield one(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
-    yield in_a_group(RECIPE, draw)
+    yield grouped(draw)
     if draw.hidden:
         yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
         yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
@@ -121,9 +130,12 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         slack=SLACK, hint=lambda ratio: COPIES_ALONE, weight=1.5,
         title="nothing stays gathered after full_state_dict()",
     )  # fmt: skip
-    yield case(
-        RECIPE, training, "memory", [
-            stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
+    values = stepped(
+        training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"
+    )
+    yield module_case(
+        training, "memory", [
+            with_outputs(values, training),
             step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5),
             between,
             lines.held_line(
@@ -137,6 +149,13 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
             ),
         ],
     )  # fmt: skip
+
+
+def grouped(draw: Draw) -> Case:
+    """Two of three ranks train, and are passed as group=."""
+    training, title, line = group_run(draw)
+    told = [with_outputs(line, training)]
+    return module_case(training, title, told, members=MEMBERS, world_size=WORLD)
 
 
 def because_of(line: Line, earlier: Line) -> Line:

@@ -225,14 +225,11 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
     changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
     if not bool((same | good).all()) or not changes:
         return ""
-    n, share = len(ranks), stale / changes
+    n, share, unit = len(ranks), stale / changes, seen.case.recipe.endswith(":module")
     if share == 1:
         return unchanged(seen, training)
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
-        return (
-            "Some parameters did not change on any rank: their gradients never left. A bucket or unit with a "
-            "parameter that gets no gradient is never full; when backward is over, send what is left."
-        )
+        return f"Some parameters did not change on any rank: their gradients never left. {NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
         return (
             "The last elements never change: round the shard's size up, or they belong to nobody."
@@ -246,6 +243,17 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
         "Only a part is new there: each rank updated its own shard, and the others have not got it. "
         "All-gather the shards after the step."
     )
+
+
+NEVER_FULL = {
+    True: (
+        "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over."
+    ),
+    False: (
+        "A bucket with a parameter that gets no gradient is never full: when backward is over, send the "
+        "buckets that have not been sent."
+    ),
+}
 
 
 def unchanged(seen: Observed, training: Training) -> str:
@@ -302,11 +310,16 @@ def group_trouble(case_of_it: Case, text: str) -> str:
 
 def in_a_group(recipe: str, draw: Draw) -> Case:
     """Two of three ranks train, and are passed as group=."""
+    training, title, line = group_run(draw)
+    return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
+
+
+def group_run(draw: Draw) -> tuple[Training, str, Line]:
+    """What the ranks of the group train, a title, and the line on its values."""
     training = small(draw, len(MEMBERS), "plain", SGD)
     n, title = (
         training.world_size,
         f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
     )
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
-    line = stepped(training, title, known, otherwise=IN_A_GROUP)
-    return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
+    return training, title, stepped(training, title, known, otherwise=IN_A_GROUP)

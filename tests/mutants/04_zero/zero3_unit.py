@@ -1,0 +1,981 @@
+# %% wrong: a new row at every gather
+# says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.shapes, self.there = [p.shape for p in self.params], True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        row = self.shard.new_empty(self.n * len(self.shard))
+        dist.all_gather_into_tensor(row, self.shard.data, group=self.group)
+        for p, shape, piece in zip(self.params, self.shapes, row.split([*self.numels, self.pad()])):
+            p.data = piece.view(shape)
+        self.there = True
+
+    def free(self):
+        self.row = None
+        for p in self.params:
+            p.data = p.data.new_empty(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the gradients stay in the parameters
+# says: and the next backward would add to it
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+
+
+# %% wrong: the constructor leaves it gathered
+# says: Free the unit at the end of the constructor
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: free() only remembers
+# says: free\(\) gives back the memory itself
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: every gather() sends
+# says: Remember whether the parameters are here
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the second backward overwrites the first
+# says: were overwritten: add to shard.grad
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: not divided
+# says: That is the sum over the 3 ranks
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: divided twice
+# says: That is the mean divided by 3 once more
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n**2
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: every rank keeps its own gradients
+# says: nothing was exchanged
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        mean += self.line_up(gradients).chunk(self.n)[dist.get_rank(self.group)] - mean
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: all ranks keep their own values
+# says: All ranks begin with the first rank's values
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the part of another rank
+# says: The shard is another rank's part
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[-1 - dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: parameters in another order
+# says: Lay the parameters in one row
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params)[::-1], group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: what was gathered once is copied
+# says: what they hold now, and not an earlier copy
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there, self.first = True, self.row.clone()
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        self.row.copy_(self.first)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: all views begin at the first element
+# says: at its own offset
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p in self.params:
+            p.data = self.row[: p.numel()].view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: a frozen unit's shard is trained
+# says: is not an nn.Parameter with requires_grad=False
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone())
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: an all-reduce, then the own part of it
+# says: A reduce-scatter of the row is enough
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        whole = self.line_up(gradients)
+        dist.all_reduce(whole, group=self.group)
+        mean = whole.chunk(self.n)[dist.get_rank(self.group)].clone()
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the memory is not taken again
+# says: Memory was read that had been freed|Give the storage its size again
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: a missing gradient is not thought of
+# says: A parameter without a gradient counts as zeros
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [p.grad.clone() for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the group is ignored
+# says: is not in the group|Pass group=
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size()
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, 0)
+        own = self.row.chunk(self.n)[dist.get_rank()]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients))
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the rank in the world picks the part
+# says: count ranks within it
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank() % self.n]
+        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
+# %% right: a storage for each parameter
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.held = [(p, p.shape, p.nbytes) for p in params]
+        self.group, self.trained = group, self.held[0][0].requires_grad
+        self.size = dist.get_world_size(group)
+        for p, _, _ in self.held:
+            fresh = p.detach().clone()
+            dist.broadcast(fresh, group_src=0, group=group)
+            p.data = fresh
+        self.per_rank = -(-sum(p.numel() for p, _, _ in self.held) // self.size)
+        mine = self.in_a_row([p.data for p, _, _ in self.held])[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(mine.clone())
+        self.shard.requires_grad_(self.trained)
+        self.whole = True
+        self.free()
+
+    def in_a_row(self, tensors):
+        row = tensors[0].new_zeros(self.size * self.per_rank)
+        at = 0
+        for tensor in tensors:
+            row[at : at + tensor.numel()].copy_(tensor.flatten())
+            at += tensor.numel()
+        return row.view(self.size, self.per_rank)
+
+    def gather(self):
+        if self.whole:
+            return
+        parts = [torch.empty_like(self.shard.data) for _ in range(self.size)]
+        dist.all_gather(parts, self.shard.detach(), group=self.group)
+        row, at = torch.cat(parts), 0
+        for p, shape, nbytes in self.held:
+            p.untyped_storage().resize_(nbytes)
+            p.detach().copy_(row[at : at + shape.numel()].view(shape))
+            at += shape.numel()
+        self.whole = True
+
+    def free(self):
+        for p, _, _ in self.held:
+            p.untyped_storage().resize_(0)
+        self.whole = False
+
+    def reduce(self):
+        rows = self.in_a_row(
+            [torch.zeros(s, dtype=p.dtype) if p.grad is None else p.grad for p, s, _ in self.held]
+        )
+        rows /= self.size
+        out = torch.zeros_like(self.shard.data)
+        dist.reduce_scatter(out, list(rows), group=self.group)
+        if self.shard.grad is None:
+            self.shard.grad = out
+        else:
+            self.shard.grad += out
+        for p, _, _ in self.held:
+            p.grad = None
+
+
+# %% right: on the ring of notebook 02
+from course_lib.collectives import all_gather, reduce_scatter
+
+
+def one_row(tensors, n):
+    count = sum(tensor.numel() for tensor in tensors)
+    pieces = [tensor.detach().flatten() for tensor in tensors]
+    return torch.cat([*pieces, pieces[0].new_zeros(n * math.ceil(count / n) - count)])
+
+
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params = tuple(params)
+        self.n, self.group = dist.get_world_size(group), group
+        first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+        self.flat = one_row(self.params, self.n)
+        dist.broadcast(self.flat, first, group=group)
+        at = 0
+        for p in self.params:
+            p.data = torch.as_strided(self.flat, p.shape, p.contiguous().stride(), at)
+            at += p.numel()
+        me = dist.get_rank(group)
+        own = self.flat.view(self.n, -1)[me].clone()
+        self.shard = torch.nn.Parameter(own, self.params[0].requires_grad)
+        self.bytes = self.memory().nbytes()
+        self.memory().resize_(0)
+
+    def memory(self):
+        return self.flat.untyped_storage()
+
+    def gather(self):
+        if self.memory().nbytes() == 0:
+            self.memory().resize_(self.bytes)
+            all_gather(self.flat, self.shard.detach(), group=self.group)
+
+    def free(self):
+        self.memory().resize_(0)
+
+    def reduce(self):
+        grads = [
+            p.grad if p.grad is not None else torch.zeros(p.shape, dtype=p.dtype)
+            for p in self.params
+        ]
+        total = torch.empty_like(self.shard, requires_grad=False)
+        reduce_scatter(total, one_row(grads, self.n), group=self.group)
+        before = 0 if self.shard.grad is None else self.shard.grad
+        self.shard.grad = before + total / self.n
+        for p in self.params:
+            p.grad = None
