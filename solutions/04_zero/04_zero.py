@@ -13,9 +13,9 @@
 #
 # | | |
 # |---|---|
-# | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a sharded module (ZeRO-3) |
+# | you will build | flat shards; a sharded optimizer twice (ZeRO-1, ZeRO-2); a unit and a module of sharded weights (ZeRO-3) |
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
-# | time | three hours and three quarters |
+# | time | four hours, and 20 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
@@ -28,7 +28,7 @@
 # | 5 ZeRO-3: the weights | 100 | 16 | 2, 4 |
 # | 6 Offload: memory that is cheaper | 5 | | 3 |
 # | 7 DeepSpeed's configuration, line by line | 5 | | all |
-# | 8 Questions | 5 | 6 | 1, 3, 4, 5 |
+# | 8 Questions | 10 | 6 | 1, 3, 4, 5 |
 # | 9 Optional: states in files | 20 | 3 extra | 3, 6 |
 
 # %% [markdown]
@@ -40,12 +40,20 @@
 # | P | parameters of the model |
 # | K | microbatches whose gradients add up before a step |
 # | model states | weights, gradients and the optimizer's state: what ZeRO shards. Activations are something else |
-# | shard | one of N equal parts; rank r *owns* the r-th |
+# | replicated | a tensor of which every rank has all, with the same values |
+# | partial | a tensor of which every rank has all, but only its own term of the sum: the gradients after backward |
+# | sharded | a tensor of which every rank has one of N equal parts, its *shard*; rank r *owns* the r-th |
 # | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
 # | unit | parameters that are gathered and freed together: here, a block |
 #
-# Bytes sent are given in units of **(N−1)/N · P** elements: what a reduce-scatter or an all-gather of P
-# elements sends per rank. An all-reduce is 2 of them (notebook 02).
+# Bytes sent are given in units of **(N−1)/N · P** elements, which each rank sends in one collective of P
+# elements that makes one of two changes:
+#
+# | collective | before | after | sent |
+# |---|---|---|---|
+# | reduce-scatter | partial | sharded | 1 |
+# | all-gather | sharded | replicated | 1 |
+# | all-reduce | partial | replicated | 2, as it is one after the other (notebook 02) |
 
 # %%
 import contextlib
@@ -63,7 +71,7 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import RankError, check, device, launch
-from course_lib.ledger.colours import BACKWARD, FORWARD, INK, WEIGHT_GRADIENT, picture
+from course_lib.ledger.colours import BACKWARD, FAINT, FORWARD, INK, WEIGHT_GRADIENT, picture
 from course_lib.runtime.errors import told
 from course_lib.scorecard import Row, Scorecard, costs
 
@@ -73,11 +81,11 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The tools, which you need not read now. `Network` is a small model whose layers stand in `blocks`. `train` makes a few steps of it on
-# every rank and says how many bytes of tensors the rank held: after the last backward, after the last
-# step, and "most": the largest of all looks, of which there is one more whenever forward leaves a block or
-# backward enters one. `memory_picture` draws the looks of the last step. `sent` reads from the ledger what a
-# rank sent in it.
+# The tools, which you need not read now. `Network` is a small model whose layers stand in `blocks`. `train`
+# makes a few steps of it on every rank and measures how many bytes of tensors the rank holds: after the last
+# backward, after the last step, and whenever forward leaves a block or backward enters one. `most` is the
+# largest of these measurements. `memory_picture` draws those of the last step. `sent` reads from the ledger
+# how much a rank sent in it.
 
 
 # %%
@@ -201,8 +209,8 @@ def try_it(body, *args, world_size=4, **kwargs):
 # Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
 # and a variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of
 # 1e-5 on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that
-# is a coincidence. (So has PyTorch's `autocast`, where weights and gradients stay in float32. 2 + 2 + 12 is
-# what DeepSpeed and Megatron-LM do; lecture 001 shows it as PyTorch's.)
+# is a coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights and gradients stay in float32.
+# DeepSpeed and Megatron-LM have 2 + 2 + 12; lecture 001 shows it as PyTorch's.)
 #
 # Lectures count this in three ways. 000 has "~28 GB" of optimizer states for 7B: that is m and v in 16
 # bits, without a master copy. 002 has 8 bytes a parameter: m and v in float32, the master copy forgotten.
@@ -226,14 +234,14 @@ for when in ("after backward", "after step"):
 # (The few hundredths more are activations and inputs. A real model has many more of those; ZeRO does not
 # shard them, notebook 09 does something about them.)
 #
-# **Predict.** ZeRO shards in three stages. Each divides one thing more by N:
+# **Predict.** ZeRO shards in three stages. Each shards one thing more, which is then divided by N:
 #
-# | stage | divided by N |
-# |---|---|
-# | 0, replicas | nothing |
-# | 1 | the optimizer's state: master copy, m, v |
-# | 2 | and the gradients |
-# | 3 | and the weights |
+# | stage | sharded | whole on every rank |
+# |---|---|---|
+# | 0, replicas | nothing | weights, gradients, state |
+# | 1 | the optimizer's state: master copy, m, v | weights, gradients |
+# | 2 | state, gradients | weights |
+# | 3 | state, gradients, weights | nothing |
 #
 # With `offload` a part lies in the memory of the host, the computer in which the GPU sits, and does not count:
 # the optimizer's state; from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the weights' shard
@@ -309,7 +317,8 @@ with contextlib.suppress(NotImplementedError):
         print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
-# One GPU trains less than 5B. And whoever plans with all 80 GB is out of memory in the first forward.
+# One GPU trains less than 5B. And a plan that gives all 80 GB to the states is out of memory in the first
+# forward.
 #
 # **In production.** ZeRO's figure 1 has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Yours:
 
@@ -328,7 +337,7 @@ with contextlib.suppress(NotImplementedError):
 #
 # How do you cut a model into N equal parts? Not by layers: an embedding can be half of a small model. And
 # collectives want parts of *equal* size. So lay all parameters in one row, append zeros until N divides
-# its length, and cut that. A boundary may fall inside a parameter; nobody minds, since Adam and SGD treat
+# its length, and cut that. A boundary may fall inside a parameter. That does no harm: Adam and SGD treat
 # every element by itself.
 #
 #     parameters   [ a a a a a | b b | c c c c ]
@@ -443,8 +452,8 @@ try_it(uneven, world_size=2)
 # | time | 45 minutes |
 # | points | 14 |
 #
-# The picture: a replica's memory in one step of AdamW in float32. Every bar is a look at all tensors of the
-# rank, as forward leaves the eight blocks and as backward enters them.
+# The picture: a replica's memory in one step of AdamW in float32. Every bar is one measurement of all tensors
+# of the rank, as forward leaves the eight blocks and as backward enters them.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
@@ -458,22 +467,21 @@ memory_picture({"replicas": measured[0]})
 # So rank r keeps the state of its shard and makes the step for its shard alone. What must it know for that?
 # The mean gradient of *its shard*. And what must the others know afterwards? Its new weights.
 #
-# | | sent |
-# |---|---|
-# | 1. reduce-scatter the gradients: rank r gets the sum of shard r, and divides it by N | 1 |
-# | 2. the optimizer's step, on the shard | 0 |
-# | 3. all-gather the shards: every rank has all new weights | 1 |
+# | | from | to | sent |
+# |---|---|---|---|
+# | 1. reduce-scatter the gradients: rank r gets the sum of shard r, and divides it by N | partial | sharded | 1 |
+# | 2. the optimizer's step, on the shard | sharded | sharded | 0 |
+# | 3. all-gather the shards: every rank has all new weights | sharded | replicated | 1 |
 #
 # Together 2: an all-reduce of the gradients alone, which replicas need, is 2 as well. The saved
 # memory costs no byte.
 #
-# **Predict.** Lecture 001 draws it otherwise: *all-reduce* the gradients, step, all-gather the
-# parameters. What does that send? And over K = 4 microbatches, if the gradients of the first three stay
-# where they are?
+# Over K microbatches it stays 2: the gradients add up on each rank, partial as they are, and the step
+# exchanges them once.
 #
-# <details><summary>Answer</summary>2 + 1 = 3: one and a half times as much. The all-reduce brings every rank
-# the whole gradient, of which it reads 1/N. (004 says it right: reduce-scatter.) With accumulation nothing
-# changes: gradients add up on each rank, and one exchange in the step is enough: 2.</details>
+# **Predict.** Lecture 001 draws it otherwise: *all-reduce* the gradients, step, all-gather the
+# parameters. How many times the bytes does that send? Write your number down as `answer_2` in §8; you measure
+# it at the end of this section. (Lecture 004 has the reduce-scatter.)
 #
 # **Build.** It is an optimizer from outside (`step`, `zero_grad`), and has an ordinary one inside, which
 # knows a single parameter: the shard.
@@ -789,12 +797,13 @@ memory_picture(drawn)
 # never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
-# And over K microbatches: what does it send?
 #
-# <details><summary>Answer</summary>Weights whole, the rest divided: 2P + 14P/N bytes. The peak is higher by a
-# bucket or two. What is not kept cannot wait for the other microbatches: K reduce-scatters and one
-# all-gather, K + 1. Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with lower memory
-# requirement": for one microbatch.</details>
+# <details><summary>Answer</summary>Weights replicated, the rest sharded: 2P + 14P/N bytes. The peak is higher
+# by a bucket or two.</details>
+#
+# And over K microbatches, of which none can keep its gradients for the next: how many times ZeRO-1's bytes?
+# That is `answer_3` in §8. Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with lower memory
+# requirement": for one microbatch.
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
@@ -802,8 +811,8 @@ memory_picture(drawn)
 # Three rules make it right on all ranks.
 # 1. Buckets leave *in order*. Ranks may get their gradients in different orders, or not at all; a bucket
 #    that is full before its turn waits.
-# 2. When backward is over, what has not left leaves: a parameter without a gradient counts as zeros.
-#    `after_backward(function)`, called from a hook, calls `function` at that moment.
+# 2. When backward is over, send the buckets that have not been sent yet: a parameter without a gradient counts
+#    as zeros. `after_backward(function)`, called from a hook, calls `function` at that moment.
 # 3. Shards of several backwards add up.
 
 
@@ -966,12 +975,12 @@ memory_picture(drawn)
 # A block's weights are needed twice in a step, in its forward and in its backward. In between they only lie
 # there. So keep the shard, and gather a block when it is used.
 #
-# | for each block | sent |
-# |---|---|
-# | forward: all-gather its weights, compute, free them | 1 |
-# | backward: all-gather them again, compute, free them | 1 |
-# | backward: reduce-scatter its gradients, keep the own shard | 1 |
-# | step: on the shards. Nothing is gathered afterwards: the next forward will | 0 |
+# | for each block | from | to | sent |
+# |---|---|---|---|
+# | forward: all-gather its weights, compute, free them | sharded | replicated, for a moment | 1 |
+# | backward: all-gather them again, compute, free them | sharded | replicated, for a moment | 1 |
+# | backward: reduce-scatter its gradients, keep the own shard | partial | sharded | 1 |
+# | step: on the shards. Nothing is gathered afterwards: the next forward will | sharded | sharded | 0 |
 #
 # **Predict.** 3 instead of 2: half as much again, for 16P/N bytes instead of 16P. On 64 GPUs a model of
 # 7B needs 1.75 GB, and besides that one block at a time. How large is a block of the 32? (7B / 32 · 2
@@ -1214,15 +1223,21 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# Your own four. The largest look at stage 3 is the one where backward enters the first block: 12/4 of shard and state, 7/8 of the
-# gradients' 4/4, and one block whole, 4/8: 4.38. A bucket of stage 2 comes and goes between two looks.
+# These are your own four. Stage 3 is highest where backward enters the first block: 12/4 of shard and state, 7/8
+# of the gradients' 4/4, and one block whole, 4/8: 4.38. The measurements miss stage 2's bucket: it comes and goes
+# between two of them.
 #
-# The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your `memory_per_rank`'s. Right:
-# your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of weights, 4 of gradients, and 8 of
-# state, or 12 with the shard's copy.
+# The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your
+# `memory_per_rank`'s. Right: your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of
+# weights, 4 of gradients, and 8 of state, or 12 with the shard's copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
+LOOKS = {
+    "weights": {"color": FORWARD, "edgecolor": "white"},
+    "gradients": {"color": BACKWARD, "hatch": "///", "edgecolor": "white"},
+    "state": {"color": WEIGHT_GRADIENT, "hatch": "...", "edgecolor": "white"},
+}
 
 
 def said(stage):
@@ -1237,20 +1252,17 @@ left, right = figure.subplots(1, 2, width_ratios=(3, 2))
 for stage in range(4):
     parts = (2 / (8 if stage == 3 else 1), 2 / (8 if stage >= 2 else 1), 12 / (8 if stage else 1))
     begin = 0.0
-    for part, colour, hatch in zip(
-        parts, (FORWARD, BACKWARD, WEIGHT_GRADIENT), ("", "///", "..."), strict=True
-    ):
-        left.barh(stage, 7 * part, left=begin, color=colour, hatch=hatch, edgecolor="white")
+    for part, (name, look) in zip(parts, LOOKS.items(), strict=True):
+        left.barh(stage, 7 * part, left=begin, **look, label=name if stage == 0 else "")
         begin += 7 * part
     left.text(begin + 1, stage, said(stage), va="center", fontsize=9)
-    right.barh(stage, FLOAT32[stage], color="#D9D9D9")
+    right.barh(stage, FLOAT32[stage], color=FAINT, label="formula" if stage == 0 else "")
     if measured[stage]:
         found = measured[stage][0]["after backward"] / P
-        right.plot(found, stage, "o", color="#222222")
+        right.plot(found, stage, "o", color=INK, label="measured" if stage == 0 else "")
         right.text(found + 0.5, stage, f"{found:.2f}", va="center", fontsize=9)
-left.axvline(80, color="#222222", linestyle=":", linewidth=1)
-left.text(80.5, 3.42, "80 GB", fontsize=8)
-left.set_xlabel("GB per GPU: weights (plain), gradients (///), state (...)", fontsize=9)
+left.axvline(80, color=INK, linestyle=":", linewidth=1, label="an H100's 80 GB")
+left.set_xlabel("GB per GPU", fontsize=9)
 right.set_xlabel("bytes a parameter, after backward", fontsize=9)
 left.set_yticks(range(4), ["replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
 right.set_yticks([])
@@ -1258,6 +1270,8 @@ left.set_xlim(0, 132)
 right.set_xlim(0, 19.5)
 for axes in (left, right):
     axes.invert_yaxis()
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
+    axes.legend(**place, ncols=4, fontsize=8, columnspacing=1.2)
 figure
 
 # %% [markdown]
@@ -1466,7 +1480,7 @@ except ValueError as error:
 # | | |
 # |---|---|
 # | rests on | §1, §3, §4, §5 |
-# | time | 5 minutes |
+# | time | 10 minutes |
 # | points | 6 |
 #
 # A number may be written as arithmetic, such as `16 * 7 / 8`. Mixed-precision Adam, 16 bytes a parameter.
@@ -1662,7 +1676,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # Lecture 003's three criteria for one step of AdamW on four ranks, of which each has two samples; M are
 # the 4P bytes of the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight
-# samples. Memory is the largest look, as above.
+# samples. Memory is `most`, as above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
