@@ -59,7 +59,16 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import RankError, check, device, launch, synchronize
-from course_lib.ledger.colours import BACKWARD, COMMUNICATION, FORWARD, INK, RANKS, picture
+from course_lib.ledger.colours import (
+    BACKWARD,
+    COMMUNICATION,
+    COMPLETE,
+    FORWARD,
+    INK,
+    RANKS,
+    picture,
+    tint,
+)
 from course_lib.runtime.errors import told
 from course_lib.scorecard import costs, scorecard
 
@@ -705,7 +714,8 @@ for name in wide:  # in the order of registration
     above[name] = left + wide[name] / 2
     left += wide[name] + 6
 below = 0.0
-for colour, names in zip(RANKS, in_buckets, strict=False):
+for turn, (colour, names) in enumerate(zip(RANKS, in_buckets, strict=False), start=1):
+    axes.barh(0, 0, color=colour, label=f"bucket {turn}")
     for name in names:
         nbytes, number = round(wide[name] ** 2), arrived.index(name) + 1
         axes.barh(0, wide[name], 0.5, above[name] - wide[name] / 2, color=colour, edgecolor=INK)
@@ -719,6 +729,7 @@ axes.set(ylim=(2.4, -1.1), xticks=[], yticks=(0, 2))
 axes.set_yticklabels(("parameters", "buckets"))
 axes.tick_params(length=0)
 axes.spines[:].set_visible(False)
+axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3, frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
@@ -1353,6 +1364,93 @@ figure
 # 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
 # 2. Rank r widens what it got, takes the mean, quantises *that*, and gives it to all: **all-gather**.
 #
+# The picture is a run of the library on three ranks, with six elements on each. Its numbers are read from what
+# the two collectives took and gave. Ranks are rows, time runs right. Follow the third shard of rank 0, the last
+# two of its blue elements: which rank takes their mean, and where does the mean go?
+
+
+# %% tags=["skip-in-grading"]
+def eight_bit_run():
+    """int8_all_reduce of six elements: what was asked, what its collectives took and gave, the mean."""
+    from course_lib.compression import int8_all_reduce as library
+
+    passed = []
+
+    def watched(collective):
+        def call(output, input, **options):
+            collective(output, input, **options)
+            passed.extend([input.tolist(), output.tolist()])
+
+        return call
+
+    for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor"):
+        if hasattr(dist, name):
+            setattr(dist, name, watched(getattr(dist, name)))  # in ranks that end with the cell
+    tensor = torch.randn(6, generator=torch.Generator().manual_seed(dist.get_rank()))
+    asked = tensor.tolist()
+    library(tensor, torch.zeros(6))
+    return asked, passed, tensor.tolist()
+
+
+def draw_cells(axes, left, row, texts, colour, ink="white", wide=1.0):
+    """Cells of one colour, from `left` on."""
+    for place, text in enumerate(texts):
+        at = left + wide * place
+        axes.barh(row, wide, 0.42, at, align="center", color=colour, edgecolor="white", lw=0.8)
+        axes.text(at + wide / 2, row, text, ha="center", va="center", fontsize=6, color=ink)
+
+
+def draw_eights(axes, left, row, packed, colour):
+    """Two elements in int8, and behind them the scale that they share, four bytes."""
+    scale = torch.tensor(packed[2:], dtype=torch.int8).view(torch.float32).item()
+    draw_cells(axes, left, row, packed[:2], colour)
+    draw_cells(axes, left + 2, row, [f"{scale:.3f}"], tint(colour), INK, 1.4)
+
+
+figure = picture(11.0, 2.7)
+axes = figure.subplots()
+SHARD = 3.7  # width of two elements, their scale, and a gap
+ASKED, SENT, GOT, MEAN, RESULT = 0.0, 8.2, 22.2, 34.4, 41.0
+arrow = {"arrowstyle": "->", "lw": 0.8}
+for rank, (asked, (sent, got, own, _), result) in enumerate(
+    launch(eight_bit_run, world_size=3, backend="gloo")
+):
+    draw_cells(axes, ASKED, rank, [f"{x:.1f}" for x in asked], RANKS[rank], wide=1.2)
+    draw_eights(axes, MEAN, rank, own[0], COMPLETE)
+    draw_cells(axes, RESULT, rank, [f"{x:.1f}" for x in result], COMPLETE, wide=1.2)
+    for other in range(3):
+        draw_eights(axes, SENT + SHARD * other, rank, sent[other], RANKS[rank])
+        draw_eights(axes, GOT + SHARD * other, rank, got[other], RANKS[other])
+        for begin, end, colour in (
+            (SENT + 3 * SHARD, GOT, RANKS[rank]),
+            (MEAN + SHARD, RESULT, COMPLETE),
+        ):
+            axes.annotate(
+                "", (end - 0.2, other), (begin, rank), arrowprops={**arrow, "color": colour}
+            )
+for left, title in (
+    (ASKED, "tensor + error"),
+    (SENT, "quantised, for rank 0, 1, 2"),
+    (SENT + 3 * SHARD - 0.3, "all-to-all"),
+    (GOT, "received, from rank 0, 1, 2"),
+    (MEAN, "their mean"),
+    (MEAN + SHARD - 0.5, "all-gather"),
+    (RESULT, "the mean, everywhere"),
+):
+    low = title.startswith("all-")
+    axes.text(left, 2.62 if low else -0.45, title, fontsize=8, style="italic" if low else "normal")
+for rank in range(3):
+    axes.barh(0, 0, color=RANKS[rank], label=f"numbers of rank {rank}")
+axes.barh(0, 0, color=COMPLETE, label="mean of all ranks")
+axes.barh(0, 0, color=tint(COMPLETE), label="light: a scale, float32")
+axes.set(xlim=(-0.3, 48.5), ylim=(2.75, -0.8), xticks=[], yticks=range(3))
+axes.set_yticklabels([f"rank {rank}" for rank in range(3)])
+axes.tick_params(length=0)
+axes.spines[:].set_visible(False)
+axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False, fontsize=8)
+figure
+
+# %% [markdown]
 # **Predict.** With s = ceil(size/N) each of the two sends (N−1)(s + 4 ceil(s/256)) bytes.
 
 
