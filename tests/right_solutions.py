@@ -20,22 +20,27 @@ def right_solutions() -> dict[str, list[Mutant]]:
     """By the exercise's full name: the notebook's own solution, then others."""
     found = {}
     for twin in TWINS:
-        own = Mutant(True, "the notebook's own", "", solution_of(twin))
-        found |= {f"{twin.stem}/{name}": [own] for name in of_assignment(twin.stem)}
+        exercises = of_assignment(twin.stem)
+        judged = {name for one in exercises.values() for name in one.objects}
+        own = Mutant(True, "the notebook's own", "", solution_of(twin, judged))
+        found |= {f"{twin.stem}/{name}": [own] for name in exercises}
     for file in FILES:
         found[f"{file.parent.name}/{file.stem}"] += [one for one in mutants(file) if one.right]
     return found
 
 
-def solution_of(twin: Path) -> str:
-    """The notebook's solution cells, and of its other cells what these need: neither a launch nor a check."""
+def solution_of(twin: Path, judged: set[str]) -> str:
+    """The notebook's solution cells, and of its other cells what these and the objects that are judged need.
+
+    Neither a launch nor a check is among it.
+    """
     nodes = [*statements(twin)]
     given = [node for node, is_solution in nodes if not is_solution and isinstance(node, DEFINES)]
     kept = {id(node): node for node, is_solution in nodes if is_solution}
     missing = True
     while missing:
         known = {name for node in kept.values() for name in defined(node)}
-        wanted = {name for node in kept.values() for name in used(node)} - known
+        wanted = judged.union(*map(used, kept.values())) - known
         missing = [node for node in given if wanted.intersection(defined(node))]
         kept |= {id(node): node for node in missing}
     return "\n\n".join(ast.unparse(node) for node, _ in nodes if id(node) in kept)

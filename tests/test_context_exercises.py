@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from course_lib import facts
 from course_lib.checks.context_parallel import layout as layouts
-from course_lib.checks.context_parallel import merge, prediction, whole
+from course_lib.checks.context_parallel import merge, prediction, tiles, whole
 from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine.case import Case, Draw
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
@@ -70,6 +70,26 @@ def test_pytorchs_kernel_earns_nothing_by_whatever_name(
     (mutant,) = (one for one in mutants(MUTANTS / "tiled_attention.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
     assert report.score == 0, printed
+
+
+def test_slow_tiles_are_not_taken_for_a_loop_without_an_end(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = find(f"{ASSIGNMENT}/tiled_attention")
+
+    def soon(draw: Draw) -> Iterator[Case]:
+        for case in one.cases(draw):
+            yield replace(case, timeout=1.0) if case.title == tiles.LONG else case
+
+    def slow(q, k, v, block=256, causal=False):
+        while q.shape[1] > 512:
+            q * 2
+        return tiled_attention(q, k, v, block=block, causal=causal)
+
+    monkeypatch.setattr(judging, "find", lambda _: replace(one, cases=soon, references=()))
+    report = judging.judge(one.name, wire.dumps((slow,)), seed)
+    assert tiles.SLOW in str(report["lines"])
+    assert "Does a loop there ever end" not in str(report["lines"])
 
 
 def test_hidden_cases_are_the_visible_ones_and_more(seed: int) -> None:

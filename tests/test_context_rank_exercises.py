@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 
 from course_lib import launch
-from course_lib.checks.context_parallel.ring_traffic import seen_flops
-from course_lib.checks.context_parallel.ring_whole import Spread, ring_mistakes
+from course_lib.checks.context_parallel.ring_slips import (
+    backward_mistakes,
+    forward_mistakes,
+    lse_mistakes,
+)
+from course_lib.checks.context_parallel.ring_traffic import TOO_MANY, WIDE, seen_flops
+from course_lib.checks.context_parallel.ring_whole import Spread
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw
 from course_lib.checks.engine.find import find
@@ -46,6 +51,7 @@ def test_the_librarys_own_functions_pass(
 @pytest.mark.parametrize(
     ("exercise", "title"),
     [
+        ("ring_forward", "keys of all ranks in a list, and attention at once"),
         ("ring_attention", "keeps what came by"),
         ("ring_attention", "keys of all ranks in a list, and autograd for the rest"),
         ("ulysses_attention", "all scores at once"),
@@ -58,6 +64,44 @@ def test_right_values_that_miss_the_point_are_half_at_most(
     (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     assert 0 < report.score <= 0.5, printed
+
+
+# ---- what is said
+
+
+def messages(exercise: str, title: str, seed: int) -> str:
+    """All that is said of a wrong solution."""
+    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    return " ".join(judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)[0].messages)
+
+
+def test_one_transfer_too_many_is_not_taken_for_wide_keys(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4/3 of the bytes are a transfer more, twice the bytes are float32."""
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
+    said = messages("ring_forward", "a transfer after the last step", seed)
+    assert TOO_MANY in said and WIDE not in said
+    said = messages("ring_forward", "keys sent in float32, whatever came", seed)
+    assert WIDE in said and TOO_MANY not in said
+
+
+@pytest.mark.parametrize(
+    ("exercise", "title"),
+    [
+        ("ulysses_attention", "an error in backward"),
+        ("ring_attention", "an output that is wrong already"),
+    ],
+)
+def test_a_mistake_is_told_of_its_own_direction(
+    exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_ALL_TESTS", "1")
+    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
+    ways = {line.title.rpartition(": ")[2]: line.passed for line in report.lines}
+    assert ways.get("forward", True) and not ways["backward"], printed
+    assert "gloo has no all-to-all" not in printed
 
 
 # ---- what is expected
@@ -76,13 +120,18 @@ def test_blocks_merged_by_their_logarithms_are_the_whole(n: int, seed: int) -> N
 def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
     """A hint that also fits what is right would be told of something else; on the last rank all is seen."""
     spread = Spread.draw(Draw(seed), 3, 12, heads=4, causal=causal, layout=zigzag(12, 3))
-    for mistake in ring_mistakes(spread):
-        ranks = [spread.parts(spread.wanted, k) for k in range(3)]
-        right = [
-            all(close(tensor, ranks[k][name]) for name, tensor in mistake.tensors(k).items())
-            for k in range(3)
-        ]
-        assert not all(right), mistake.says
+    results = spread.wanted
+    for mistakes, wanted in (
+        (forward_mistakes(spread) + backward_mistakes(spread), results),
+        (lse_mistakes(spread), {"y": spread.whole.lse}),
+    ):
+        ranks = [spread.parts(wanted, k) for k in range(3)]
+        for mistake in mistakes:
+            right = [
+                all(close(tensor, ranks[k][name]) for name, tensor in mistake.tensors(k).items())
+                for k in range(3)
+            ]
+            assert not all(right), mistake.says
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])

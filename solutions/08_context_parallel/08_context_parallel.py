@@ -24,7 +24,7 @@
 # | 1 Why another axis | 5 | | notebooks 04, 06, 07 |
 # | 2 A softmax in pieces | 20 | 7 | |
 # | 3 Attention in tiles | 45 | 12 | 2 |
-# | 4 The ring | 75 | 15 | 2 |
+# | 4 The ring, forward and backward | 75 | 8 + 7 | 2 |
 # | 5 Who idles | 15 | 5 | 4 |
 # | 6 Ulysses: tokens for heads | 20 | 9 | 3 |
 # | 7 When it hides, and what you predicted | 15 | 7 | 4 to 6 |
@@ -54,7 +54,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib import RankError, check, device, launch, synchronize
@@ -369,8 +369,8 @@ for size in (12, 6, 3, 1):
 # | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
-# δ seems to need all tiles before the first. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. One
-# number for each query, known when backward begins. (Dao 2023, FlashAttention-2, §3.1.2.)
+# δ seems to need all tiles before the first. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. So δ is
+# computed before the loop, one number for each query. (Dao 2023, FlashAttention-2, §3.1.2.)
 #
 # **Predict.** What has to be kept for backward, in units of one of q, k, v (all heads alike)? How many products of
 # matrices does a tile need forward, how many backward? Under a causal mask, which share of the tiles is needed?
@@ -619,10 +619,10 @@ for name, (seconds, apart) in zip(
 #
 # | | |
 # |---|---|
-# | you will write | `ring_attention(q, k, v, causal=False, group=None, *, layout=None)`, forward and backward; the first of your predictions |
+# | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; the first of your predictions |
 # | rests on | §2 |
-# | time | 75 minutes |
-# | points | 15, and the predictions' in §7 |
+# | time | 75 minutes: 35 for forward, 40 for backward |
+# | points | 8 for forward, 7 for backward, and the predictions' in §7 |
 #
 # Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys would put
 # the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the parts go **round**:
@@ -639,6 +639,122 @@ for name, (seconds, apart) in zip(
 # Four steps, three transfers: after the last one nobody needs the keys. (Lecture 004 numbers its four iterations 0, 1,
 # 3, 4. There are N of them, 0 to N − 1.)
 #
+# **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain function, and
+# returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of scores at a time.
+#
+# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask goes by
+#   positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for keys
+#   `tiles(layout[owner])`. Where a causal mask leaves nothing of a pair of spans, skip it; do not compute and mask it.
+#   (A mask over all that a rank has gives the same values, and saves nothing.) The keys travel on all the same.
+# - `layout=None` means in succession: `contiguous(n * q.shape[1], n)`.
+# - Parts may differ in length: what arrives in step i has as many tokens as its owner's spans.
+# - Keys and values in one tensor, `torch.stack((k, v))`, are one message. Post its send and the receive together
+#   with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it. Peers are ranks of the group:
+#   `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each handle once: with gloo a send's handle
+#   that is waited for twice never returns.
+# - `out` and `lse` in float32 at least (`in_float32`): merged in bf16, the error grows with the ring. Keys and values are
+#   *sent* as they came, in 16 bits: in float32 each message has twice the bytes. Round out once, at the end; lse stays.
+# - With one rank nothing is sent.
+# - You may write your own in place of `block_attention`; no check asks for it. But the pictures of this section and of §5
+#   are drawn from what it notes. So let yours, too, do `SEEN.append((began, time.perf_counter(), queries, keys))`.
+
+
+# %% nbgrader={"grade_id": "ring_forward", "solution": true}
+def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
+    """(out, lse) of this rank's queries with the keys of all ranks of `group`; no graph is made.
+
+    q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
+    rank the spans of its tokens; None: in succession, equally many on each. out has q's shape and dtype; lse is
+    (batch, tokens here, heads), in float32 at least. Sends keys and values N-1 times.
+    """
+    ### BEGIN SOLUTION
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    layout = contiguous(n * q.shape[1], n) if layout is None else layout
+    out = torch.zeros_like(in_float32(q))
+    lse = out.new_full(q.shape[:-1], -torch.inf)
+    kv = torch.stack((k, v))
+    for step in range(n):
+        owner = (rank - step) % n
+        arriving, works = kv, []
+        if step < n - 1:
+            arriving, works = _pass_on(kv, layout[owner - 1], group)
+        for rows, columns, queries, keys in _seen(layout[rank], layout[owner], causal):
+            block = block_attention(q[:, rows], *kv[:, :, columns], queries, keys, causal)
+            out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows], *block)
+        _wait(works)
+        kv = arriving
+    return out.to(q.dtype), lse
+
+
+def _pass_on(tensor, spans, group):
+    """Begin to send `tensor` to the next rank and to receive one with the tokens of `spans` from the last."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    arriving = tensor.new_empty(*tensor.shape[:2], sum(map(len, spans)), *tensor.shape[3:])
+    both = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
+    ]
+    return arriving, dist.batch_isend_irecv(both)
+
+
+def _wait(works):
+    for work in works:
+        work.wait()
+
+
+def _seen(mine, theirs, causal):
+    """Of each pair of spans of which anything is seen: where they lie, and where they stand."""
+    for rows, queries in tiles(mine):
+        for columns, keys in tiles(theirs):
+            if not causal or queries[-1] >= keys[0]:
+                yield rows, columns, queries, keys
+
+
+### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint: a step of forward</summary><pre>owner = (rank - step) % n
+# # unless it is the last step: post the send of kv to rank + 1, and the receive
+# #     of the keys of rank owner - 1 from rank - 1
+# for rows, queries in tiles(layout[rank]):
+#     for columns, keys in tiles(layout[owner]):
+#         if causal and queries[-1] &lt; keys[0]:
+#             continue
+#         ...   # block_attention, merged into out[:, rows] and lse[:, rows]
+# # wait; kv is what has arrived</pre></details>
+# <details><summary>Hint: both messages</summary><pre>arriving = kv.new_empty(2, batch, tokens, kv_heads, head_dim)
+# works = dist.batch_isend_irecv([
+#     dist.P2POp(dist.isend, kv, group=group, group_peer=(rank + 1) % n),
+#     dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
+# ])</pre></details>
+#
+# **Check forward.** The check looks at out and at lse one by one, without a graph:
+
+
+# %%
+@torch.no_grad()
+def ring_output(*args, **kwargs):
+    """The first of what ring_forward returns."""
+    return ring_forward(*args, **kwargs)[0]
+
+
+@torch.no_grad()
+def ring_lse(*args, **kwargs):
+    """The second."""
+    return ring_forward(*args, **kwargs)[1]
+
+
+# %% nbgrader={"grade_id": "ring_forward_check", "points": 8}
+report = check("08_context_parallel/ring_forward", ring_output, ring_lse)
+### BEGIN HIDDEN TESTS
+report = check("08_context_parallel/ring_forward", ring_output, ring_lse, cases="hidden")
+### END HIDDEN TESTS
+report.points(8)
+
+# %% [markdown]
 # *Backward* the keys go round once more; they were not kept, and that is the point. With lse and δ known, each block
 # gives a share of dq, which stays, and a share of dk and dv, which belong to the rank whose keys these are. So a *sum*
 # travels after the keys. It starts where they start, on their own rank; every rank adds its share and passes it on; and
@@ -704,24 +820,15 @@ def hiding_block(
 
 
 # %% [markdown]
-# **Build.** A `torch.autograd.Function` again. What is not the point is given: `block_attention` from §2, and
-# `block_gradients`, the table of §3 for one block. A rank has no more than one block of scores at a time.
+# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward is `ring_forward`; you decide what it saves.
+# For backward the table of §3 is given as `block_gradients`, which does it for one block.
 #
-# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask goes by
-#   positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for keys
-#   `tiles(layout[owner])`. Where a causal mask leaves nothing of a pair of spans, skip it; do not compute and mask it.
-#   (A mask over all that a rank has gives the same values, and saves nothing.) The keys travel on all the same.
-# - `layout=None` means in succession: `contiguous(n * q.shape[1], n)`.
-# - Parts may differ in length: what arrives in step i has as many tokens as its owner's spans.
-# - Keys and values in one tensor, `torch.stack((k, v))`, are one message. Post its send and the receive together
-#   with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it. Peers are ranks of the group:
-#   `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each handle once: with gloo a send's handle
-#   that is waited for twice never returns.
-# - `out`, `lse` and all sums in float32 at least (`in_float32`): merged in bf16, the error grows with the ring. Keys
-#   and values are *sent* as they came, in 16 bits: in float32 each message has twice the bytes.
-# - Keep q, k, v, out and lse for backward. With one rank nothing is sent.
-# - You may write your own in place of `block_attention`; no check asks for it. But the pictures of this section and of §5
-#   are drawn from what it notes. So let yours, too, do `SEEN.append((began, time.perf_counter(), queries, keys))`.
+# - Keep q, k, v, out and lse, and nothing that came by.
+# - δ is known before the first step, from out and its gradient: one number for each query and head.
+# - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys travels
+#   meanwhile, too: add your share when it has come, and pass it on.
+# - All sums in float32 at least (`in_float32`), those that are sent among them.
+# - backward returns one value for each argument of forward: None for those that are not tensors.
 
 
 # %%
@@ -743,53 +850,12 @@ def block_gradients(q, k, v, grad, lse, delta, queries, keys, causal=False):
 # %% nbgrader={"grade_id": "ring_attention", "solution": true}
 # Your torch.autograd.Function:
 ### BEGIN SOLUTION
-def _pass_on(tensor, spans, group):
-    """Begin to send `tensor` to the next rank and to receive one with the tokens of `spans` from the last."""
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    arriving = tensor.new_empty(*tensor.shape[:2], sum(map(len, spans)), *tensor.shape[3:])
-    both = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
-    ]
-    return arriving, dist.batch_isend_irecv(both)
-
-
-def _wait(works):
-    for work in works:
-        work.wait()
-
-
-def _seen(mine, theirs, causal):
-    """Of each pair of spans of which anything is seen: where they lie, and where they stand."""
-    for rows, queries in tiles(mine):
-        for columns, keys in tiles(theirs):
-            if not causal or queries[-1] >= keys[0]:
-                yield rows, columns, queries, keys
-
-
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        out = torch.zeros_like(in_float32(q))
-        lse = out.new_full(q.shape[:-1], -torch.inf)
-        kv = torch.stack((k, v))
-        for step in range(n):
-            owner = (rank - step) % n
-            arriving, works = kv, []
-            if step < n - 1:
-                arriving, works = _pass_on(kv, layout[owner - 1], group)
-            for rows, columns, queries, keys in _seen(layout[rank], layout[owner], causal):
-                block = block_attention(q[:, rows], *kv[:, :, columns], queries, keys, causal)
-                out[:, rows], lse[:, rows] = online_softmax_merge(
-                    out[:, rows], lse[:, rows], *block
-                )
-            _wait(works)
-            kv = arriving
+        out, lse = ring_forward(q, k, v, causal, group, layout=layout)
         ctx.rest = causal, group, layout
-        ctx.save_for_backward(q, k, v, out := out.to(q.dtype), lse)
+        ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
@@ -840,20 +906,6 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: a step of forward</summary><pre>owner = (rank - step) % n
-# # unless it is the last step: post the send of kv to rank + 1, and the receive
-# #     of the keys of rank owner - 1 from rank - 1
-# for rows, queries in tiles(layout[rank]):
-#     for columns, keys in tiles(layout[owner]):
-#         if causal and queries[-1] &lt; keys[0]:
-#             continue
-#         ...   # block_attention, merged into out[:, rows] and lse[:, rows]
-# # wait; kv is what has arrived</pre></details>
-# <details><summary>Hint: both messages</summary><pre>arriving = kv.new_empty(2, batch, tokens, kv_heads, head_dim)
-# works = dist.batch_isend_irecv([
-#     dist.P2POp(dist.isend, kv, group=group, group_peer=(rank + 1) % n),
-#     dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n),
-# ])</pre></details>
 # <details><summary>Hint: the sums of backward</summary>In each step: make the block's dk and dv while the sum of those
 # who had these keys before is on its way here; wait for it; add; pass the sum on. What arrives after the last step is
 # for the rank's own keys.</details>
@@ -865,14 +917,14 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 # # wait for the next keys</pre>
 # After the last step wait once more, and round what has come to the dtype of k.</details>
 #
-# **Check.**
+# **Check backward.**
 
-# %% nbgrader={"grade_id": "ring_attention_check", "points": 15}
+# %% nbgrader={"grade_id": "ring_attention_check", "points": 7}
 report = check("08_context_parallel/ring_attention", ring_attention)
 ### BEGIN HIDDEN TESTS
 report = check("08_context_parallel/ring_attention", ring_attention, cases="hidden")
 ### END HIDDEN TESTS
-report.points(15)
+report.points(7)
 
 # %% [markdown]
 # **Measure.** Sixteen tokens on four ranks, once without a mask and once under a causal one. `attended` runs any
@@ -996,6 +1048,11 @@ def step_by_step(full, masked, seq=16):
             )
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
+    looks = [Patch(fc=RANKS[r % len(RANKS)], ec=INK, label=f"rank {r}'s keys") for r in range(n)]
+    looks.append(Patch(fc="none", ec=INK, ls="--", label="came, and was skipped"))
+    looks.append(Patch(fc="#F2F2F2", ec="#C8C8C8", label="hidden by the mask"))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": len(looks)}
+    figure.legend(handles=looks, frameon=False, fontsize=8, **below)
     figure.subplots_adjust(wspace=0.15)
     print(f"iterations: {max(map(len, came))}, transfers: {transfers:g}")
     return figure
@@ -1169,6 +1226,8 @@ def idle_picture(table, block):
         axes.tick_params(length=0, labelbottom=row == len(table) - 1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("blocks" if row == len(table) - 1 else "", fontsize=8)
+    looks = [Patch(fc=FORWARD, label="works"), Patch(fc="white", ec=QUIET, label="waits")]
+    figure.legend(handles=looks, loc="upper right", ncols=2, frameon=False, fontsize=8)
     figure.subplots_adjust(hspace=0.6)
     return figure
 
@@ -1250,10 +1309,12 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. In succession rank 0 has one block of
-# rank 1's two. It waits for less than half of the time: both begin with a masked block, and on a CPU laying the mask
-# takes about as long as the rest of the block; the one that rank 1 alone has is not masked. Striped gains nothing with
-# blocks like ours, as announced: all of them are half masked, and wholly computed.
+# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. The blocks are counted, the
+# milliseconds are measured: another program on the machine changes the milliseconds, and with them the waiting. In
+# succession rank 0 has one block and rank 1 has two. Rank 0 waits for less than half of the time: laying a mask takes a
+# CPU about as long as the rest of the block, both ranks begin with a masked block, and rank 1's extra block is unmasked,
+# hence faster. Striped computes as many blocks as in succession, since our blocks are computed whole. It can even be
+# slower: all of its blocks are half masked, in succession only those on the diagonal are.
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for its
 # rotation or its embedding. *Targets* are shifted before they are dealt out: the one after a rank's last token is
@@ -1326,8 +1387,9 @@ if curves:
 figure if curves else None
 
 # %% [markdown]
-# It falls. Most of what a small model learns at first does not pass through attention, and the queries' gradients are
-# right. Nothing in the curve alone says that something is wrong: compare *gradients* with one process, before you train.
+# It falls, and it can even end a little lower than the right one. Most of what a small model learns at first does not
+# pass through attention, and the queries' gradients are right. Nothing in the curve alone says that something is wrong:
+# compare *gradients* with one process, before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
 # (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (It did not go round: with 8 heads of keys for 128
@@ -1665,8 +1727,8 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
 # At the data sheet's speed; a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
-# where tensor parallelism (notebook 06) could not: c is in its favour, and the longer the sequence the more. The faster
-# wires inside the node are left to those who cannot hide.
+# where tensor parallelism (notebook 06) could not: c is in its favour, and the longer the sequence the more. Keep
+# NVLink, inside the node, for traffic that cannot overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits

@@ -4,7 +4,7 @@ from course_lib.checks.context_parallel.layout import zigzag
 from course_lib.checks.context_parallel.merge import online_softmax_merge
 from course_lib.checks.context_parallel.prediction import predictions
 from course_lib.checks.context_parallel.quiz import questions
-from course_lib.checks.context_parallel.ring import ring_attention
+from course_lib.checks.context_parallel.ring import ring_attention, ring_forward
 from course_lib.checks.context_parallel.tiles import tiled_attention
 from course_lib.checks.context_parallel.ulysses import ulysses_attention
 
@@ -13,6 +13,7 @@ __all__ = [
     "predictions",
     "questions",
     "ring_attention",
+    "ring_forward",
     "tiled_attention",
     "ulysses_attention",
     "zigzag",

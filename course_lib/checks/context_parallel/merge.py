@@ -11,7 +11,15 @@ from torch import Tensor
 
 from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED, THEIRS
 from course_lib.checks.engine.case import Case, Draw, Finding, Line, Observed, exercise
-from course_lib.checks.engine.functions.calls import About, Call, Slip, case, got, values_line
+from course_lib.checks.engine.functions.calls import (
+    About,
+    Call,
+    Slip,
+    case,
+    changed,
+    got,
+    values_line,
+)
 
 NAMES = ("out", "lse", "block_out", "block_lse")
 GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
@@ -22,6 +30,10 @@ NOTHING_SEEN = (
 TOO_LARGE = (
     "exp(1000) is infinite in every format. Take weights from differences: exp(lse - merged), or "
     "sigmoid(lse - block_lse), and the logarithm from torch.logaddexp."
+)
+NOT_LOW = (
+    "The number that stands in for -inf is too high: where lse is below it in both parts, their difference "
+    "is lost, and both count the same. Clamp at torch.finfo(lse.dtype).min."
 )
 GRAPH = (
     "What comes back has no gradients for all four. Use operations of PyTorch on the arguments themselves: "
@@ -37,7 +49,10 @@ def expand(error: str, text: str) -> str:
     if "must match the size" in text or "shape" in text:
         return "lse has one number for each row of out, and no features: lse[..., None] stands beside out."
     if "in-place" in text or "inplace" in text:
-        return "A tensor that backward needs was changed in place: make new ones."
+        return (
+            "One of the arguments was changed in place. They belong to the caller, and backward needs them "
+            "as they came: return new tensors."
+        )
     return ""
 
 
@@ -61,7 +76,10 @@ ABOUT = About(
 )
 
 
-LOWEST = (torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -1e9)
+LOWEST = (
+    torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -1e30, -1e20, -1e10, -1e9, -1e8, -1e6,
+    -1e5, -1e4,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,12 @@ class Parts:
             outputs=("out", "lse"), anything=nothing,
         )  # fmt: skip
 
+    def clamped(self, low: float = -100.0) -> tuple[Tensor, Tensor]:
+        """(out, lse) if a number that real lse come below stands in for -inf."""
+        old, new = (one.clamp_min(low) for one in self.lse)
+        share = (new - old).sigmoid()[..., None]
+        return torch.lerp(self.out[0], self.out[1], share), torch.logaddexp(old, new)
+
     def slips(self) -> list[Slip]:
         """What goes wrong with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
@@ -162,9 +186,12 @@ class Parts:
             ("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
             *(
                 ("The lowest number that stands in for -inf is still there: where neither part saw a key, "
-                 "lse is -inf again at the end.", lambda low=low: {"lse": self.merged[1].clamp_min(low)})
+                 "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
                 for low in LOWEST
+                for make in (self.merged[1].clamp_min, lambda low: self.clamped(low)[1])
             ),
+            (NOT_LOW, lambda: {"out": self.clamped()[0]}),
+            (NOT_LOW, lambda: {"lse": self.clamped()[1]}),
             ("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
             *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
         ]  # fmt: skip
@@ -216,7 +243,8 @@ def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "
     )
 
     def judge(seen: Observed) -> Finding:
-        return (plain if finite(seen, call) else behind).judge(seen)
+        found = (plain if finite(seen, call) else behind).judge(seen)
+        return found if found.ok else changed(seen, call) or found
 
     return Line(title, judge, weight)
 

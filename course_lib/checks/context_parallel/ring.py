@@ -1,4 +1,7 @@
-"""ring_attention: keys and values go round, their gradients come home."""
+"""ring_forward and ring_attention: keys and values go round, then their gradients come home.
+
+Both are judged by the same cases: ring_forward without a backward, ring_attention by its gradients.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,44 @@ from typing import Any
 import torch
 
 from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
-from course_lib.checks.context_parallel.ring_lines import memory_lines, precise_line, value_lines
+from course_lib.checks.context_parallel.ring_lines import (
+    BACKWARD_STEP,
+    MERGED,
+    PAIR,
+    held_line,
+    kept_line,
+    lse_line,
+    precise_line,
+    value_line,
+)
+from course_lib.checks.context_parallel.ring_slips import backward_mistakes, forward_mistakes
 from course_lib.checks.context_parallel.ring_traffic import (
     bytes_lines,
     half_bytes_line,
     neighbours_line,
-    seen_lines,
-    under_way_lines,
+    seen_line,
+    under_way_line,
 )
 from course_lib.checks.context_parallel.ring_whole import Spread
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.spread import runs
+from course_lib.checks.engine.spread.runs import Run
 from course_lib.checks.engine.traffic import BUILT_IN, only_messages
 from course_lib.context_parallel import Layout, striped
 from course_lib.context_parallel.balanced import zigzag
+
+FORWARD, BACKWARD = "forward", "backward"
+GROUP = "group"
+NO_GRAPH = (
+    "Is backward left to autograd? It knows nothing of messages: write a torch.autograd.Function, whose "
+    "backward lets the keys go round again."
+)
+SHAPES = (
+    "lse and delta have one number for each query and head, (batch, tokens, heads): delta is "
+    "(out * grad).sum(-1)."
+)
+LENGTHS = "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges."
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
@@ -33,75 +59,115 @@ def trouble(case: Case, kind: str, text: str) -> str:
             "In each step every rank sends to one neighbour and receives from the other: post both together "
             "with dist.batch_isend_irecv, on every rank, also where it has nothing to compute."
         )
-    if "backward or vjp" in text:
-        return (
-            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
-        )
-    if "inplace operation" in text:
-        return (
-            "Is backward left to autograd? It knows nothing of messages: write a torch.autograd.Function, "
-            "whose backward lets the keys go round again."
-        )
-    if case.title == "group" and "list index out of range" in text:
+    if case.title == GROUP and "list index out of range" in text:
         return (
             "layout has an entry for each rank of the group: ask dist.get_rank(group) and "
             "dist.get_world_size(group)."
         )
     if "'NoneType' object is not" in text:
         return "layout=None means in succession: contiguous(n * q.shape[1], n)."
+    if ("differ" in text and "message" in text) or (case.title == GROUP and "must match" in text):
+        return LENGTHS
+    return ""
+
+
+def trouble_behind(case: Case, kind: str, text: str) -> str:
+    """The same with a backward."""
+    if "backward or vjp" in text:
+        return (
+            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
+        )
+    if "inplace operation" in text:
+        return NO_GRAPH
     if "returned an invalid gradient" in text:
         return (
             "backward returns the gradients of the rank's own q, k and v. Sums that are one transfer short "
             "of home belong to another rank's keys, of which there can be fewer or more."
         )
-    if ("differ" in text and "message" in text) or "must match" in text:
-        return (
-            "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges."
-        )
-    return ""
-
-
-def case(spreads: Sequence[Spread], lines: Sequence[Line], title: str, **more: Any) -> Case:
-    called = [one.run() for one in spreads]
-    return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
+    said = trouble(case, kind, text)
+    return " ".join(filter(None, (said, SHAPES if "must match" in text else "")))
 
 
 @exercise(
-    points=15,
-    objects=("ring_attention",),
+    points=8,
+    objects=("ring_output", "ring_lse"),
     references=REFERENCES,
     refused=REFUSED,
     hint=trouble,
-    point="a ring: no rank ever holds all keys, or keeps more for backward than its part",
+    point="a ring: no rank ever holds all keys",
+)
+def ring_forward(draw: Draw) -> Iterator[Case]:
+    yield from cases(draw, FORWARD)
+
+
+@exercise(
+    points=7,
+    objects=("ring_attention",),
+    references=REFERENCES,
+    refused=REFUSED,
+    hint=trouble_behind,
+    point="a ring in backward, too: no rank ever holds all keys, or keeps more for backward than its part",
 )
 def ring_attention(draw: Draw) -> Iterator[Case]:
-    whole = Spread.draw(draw, 4, 1024, head_dim=64, name="whole", measured=True)
+    yield from cases(draw, BACKWARD)
+
+
+def cases(draw: Draw, way: str) -> Iterator[Case]:
+    whole = judged(way, Spread.draw(draw, 4, 1024, head_dim=64, name="whole", measured=True))
+    forward = way == FORWARD
+    kept = [] if forward else [kept_line(whole)]
     yield case(
         [whole],
-        [*value_lines(whole, "4 ranks", 2), *bytes_lines(whole), only_messages(0.5),
-         neighbours_line(whole), *under_way_lines(whole), *memory_lines(whole)],
+        [values(whole, "4 ranks", 2), *bytes_lines(whole, way), only_messages(0.5),
+         neighbours_line(whole, way), under_way_line(whole, way, 1.5 if forward else 0.75),
+         *kept, held_line(whole, way, 1.0 if forward else 0.5)],
         "4 ranks",
     )  # fmt: skip
-    yield layouts(draw, 3, 2, 4)
+    yield layouts(draw, way, 3, 2, 4)
     uneven: Layout = [[range(0, 3), range(8, 11)], [range(3, 8)]]
-    parts = Spread.draw(draw, 2, 11, causal=True, layout=uneven, name="uneven")
-    large = far_from_zero(Spread.draw(draw, 2, 12, causal=True, name="large"))
+    parts = judged(way, Spread.draw(draw, 2, 11, causal=True, layout=uneven, name="uneven"))
+    large = judged(way, far_from_zero(Spread.draw(draw, 2, 12, causal=True, name="large")))
     yield case(
         [parts, large],
-        [*value_lines(parts, "parts of other lengths, group {1, 3}", 0.5, short=True),
-         *value_lines(large, "scores of some 1,000", 0.5, short=True)],
-        "group", members=(1, 3), world_size=4,
+        [values(parts, "parts of other lengths, group {1, 3}", 0.5, short=True),
+         values(large, "scores of some 1,000", 0.5, short=True)],
+        GROUP, members=(1, 3), world_size=4,
     )  # fmt: skip
-    yield rounded(draw, 4)
-    yield many(draw, 8)
+    yield rounded(draw, way, 4)
+    yield many(draw, way, 8)
     if draw.hidden:
-        yield layouts(draw, 5, 1, 6)
-        alone = Spread.draw(draw, 1, 7, causal=True, name="alone")
-        lines = value_lines(alone, "1 rank", 0.5, short=True)
-        yield case([alone], [replace(one, trivial=True) for one in lines], "1 rank")
+        yield layouts(draw, way, 5, 1, 6)
+        alone = judged(way, Spread.draw(draw, 1, 7, causal=True, name="alone"))
+        line = values(alone, "1 rank", 0.5, short=True)
+        yield case([alone], [replace(line, trivial=True)], "1 rank")
 
 
-def layouts(draw: Draw, n: int, batch: int, heads: int) -> Case:
+def judged(way: str, spread: Spread) -> Spread:
+    return replace(spread, forward_only=way == FORWARD)
+
+
+def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
+    """Of the way that is judged: the output, or its gradients."""
+    if spread.forward_only:
+        return value_line(
+            spread, f"{title}: forward", weight, forward_mistakes(spread), MERGED, short=short, misfit=PAIR
+        )  # fmt: skip
+    mistakes = backward_mistakes(spread)
+    return value_line(spread, f"{title}: backward", weight, mistakes, BACKWARD_STEP, short=short)
+
+
+def case(
+    spreads: Sequence[Spread],
+    lines: Sequence[Line],
+    title: str,
+    more_runs: Sequence[Run] = (),
+    **more: Any,
+) -> Case:
+    called = [*(one.run() for one in spreads), *more_runs]
+    return runs.case(title, called, lines, OPERATIONS, forbidden=BUILT_IN, **more)
+
+
+def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
     """Causal, in three layouts of 2n chunks of 2 tokens, with two heads of keys."""
     shape = {"batch": batch, "heads": heads, "kv_heads": 2, "head_dim": 6, "causal": True}
     seq = 4 * n
@@ -110,24 +176,27 @@ def layouts(draw: Draw, n: int, batch: int, heads: int) -> Case:
         Spread.draw(draw, n, seq, name="zigzag", layout=zigzag(seq, n), **shape),
         Spread.draw(draw, n, seq, name="striped", layout=striped(seq, n), **shape),
     ]
-    in_succession, paired, every_nth = found
+    in_succession, paired, every_nth = (judged(way, one) for one in found)
     title = words.counted(n, "rank")
+    lse = [paired.run_of_lse(1)] if way == FORWARD else []
     return case(
-        found,
-        [*value_lines(in_succession, f"causal, {title}", 1),
-         *value_lines(paired, f"causal, zigzag, {title}", 1),
-         *value_lines(every_nth, f"causal, striped, {title}", 0.25, short=True),
-         *seen_lines(in_succession, f"in succession, {title}"), *seen_lines(paired, f"zigzag, {title}")],
-        f"causal, {title}",
+        [in_succession, paired, every_nth],
+        [values(in_succession, f"causal, {title}", 1),
+         values(paired, f"causal, zigzag, {title}", 1),
+         *(lse_line(paired, f"causal, zigzag, {title}: lse", 1) for _ in lse),
+         values(every_nth, f"causal, striped, {title}", 0.25, short=True),
+         seen_line(in_succession, f"in succession, {title}", way),
+         seen_line(paired, f"zigzag, {title}", way)],
+        f"causal, {title}", lse,
     )  # fmt: skip
 
 
-def many(draw: Draw, n: int) -> Case:
+def many(draw: Draw, way: str, n: int) -> Case:
     """Causal, in zigzag of 2n chunks of 1 or 2 tokens: parts differ in length."""
     seq = draw.integer(2 * n + 1, 4 * n)
-    spread = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="many")
-    title = f"causal, zigzag, {words.counted(n, 'rank')}"
-    return case([spread], value_lines(spread, title, 0.5, short=True), title)
+    drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="many")
+    spread, title = judged(way, drawn), f"causal, zigzag, {words.counted(n, 'rank')}"
+    return case([spread], [values(spread, title, 0.5, short=True)], title)
 
 
 def far_from_zero(spread: Spread) -> Spread:
@@ -140,18 +209,17 @@ def far_from_zero(spread: Spread) -> Spread:
     return replace(spread, whole=spread.whole.but(q=q, k=k))
 
 
-def rounded(draw: Draw, n: int) -> Case:
+def rounded(draw: Draw, way: str, n: int) -> Case:
     """bfloat16 parts whose partial results are large, and cancel: alternately +8 and -8 at all ranks."""
-    drawn = Spread.draw(draw, n, 16 * n, name="bfloat16", dtype=torch.bfloat16)
+    drawn = judged(way, Spread.draw(draw, n, 16 * n, name="bfloat16", dtype=torch.bfloat16))
     shift = torch.where(drawn.owner % 2 == 0, 8.0, -8.0)[:, None, None]
     whole = drawn.whole
     exact = [x.to(torch.bfloat16).double() for x in (whole.v + shift, whole.grad + shift)]
     spread = replace(drawn, whole=whole.but(q=whole.q / 4, v=exact[0], grad=exact[1]))
-    return runs.case(
-        "bfloat16",
-        [spread.run(torch.bfloat16)],
-        [precise_line(spread, "y", "bfloat16, added in float32"),
-         precise_line(spread, "grad.v", "bfloat16, gradients added in float32"),
-         half_bytes_line(spread)],
-        OPERATIONS, forbidden=BUILT_IN,
-    )  # fmt: skip
+    lines = (
+        [precise_line(spread, "y", "bfloat16, added in float32"), half_bytes_line(spread)]
+        if way == FORWARD
+        else [precise_line(spread, "grad.v", "bfloat16, gradients added in float32")]
+    )
+    called = [spread.run(torch.bfloat16)]
+    return runs.case("bfloat16", called, lines, OPERATIONS, forbidden=BUILT_IN)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from course_lib import facts
-from course_lib.checks.context_parallel.ring_whole import GRADS, Spread, ring_mistakes
+from course_lib.checks.context_parallel.ring_slips import lse_mistakes
+from course_lib.checks.context_parallel.ring_whole import GRADS, Spread
 from course_lib.checks.engine.case import ANY, RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.engine.layers.lines import SLACK, Mistake, differs, saved_line, subject
 from course_lib.checks.engine.sentence import Sentence
@@ -20,7 +21,12 @@ NAN = (
     "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
 )
 MERGED = "Each block's out and lse are merged with what came before: out by its share exp(lse - merged lse)."
-FORWARD_FIRST = "Forward is not right yet: look there first."
+FORWARD_FIRST = "The output of forward is not right yet: look there first."
+LSE = (
+    "Return lse after the last block: log of the sum of exp(score) over all keys that a query sees on any "
+    "rank. It is the second of what online_softmax_merge returns."
+)
+PAIR = "ring_forward returns a pair: out in q's shape and dtype, and lse, (batch, tokens, heads)."
 BACKWARD_STEP = (
     "Autograd knows nothing of messages: a Function's backward adds for each block p = exp(s - lse), "
     "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays, dk and dv go on."
@@ -32,46 +38,52 @@ ROUNDING = 0.004  # of partial results of some 8; one rounding of these to bfloa
 # ---- values
 
 
-def value_lines(
+def value_line(
     spread: Spread,
     title: str,
     weight: float,
+    mistakes: Sequence[Mistake],
+    otherwise: str,
     *,
     short: bool = False,
-    mistakes: Sequence[Mistake] | None = None,
-    otherwise: tuple[str, str] = (MERGED, BACKWARD_STEP),
-) -> list[Line]:
-    """The output, its gradients, and that nothing was written into the inputs.
-
-    otherwise: said of forward, and of backward, where no known mistake fits.
-    """
-    slips = tuple(ring_mistakes(spread) if mistakes is None else mistakes)
-    run = spread.run()
-    return [
-        values(run, slips, f"{title}: forward", ["y"], weight, short, otherwise[0]),
-        values(run, slips, f"{title}: backward", [*GRADS], weight, short, otherwise[1]),
-    ]
-
-
-def values(
-    run: Run,
-    slips: Sequence[Mistake],
-    title: str,
-    names: Sequence[str],
-    weight: float,
-    short: bool,
-    otherwise: str,
+    misfit: str = "",
 ) -> Line:
+    """The output, or its gradients where there is a backward; and nothing was written into the inputs.
+
+    otherwise: said where no known mistake fits; misfit: where another shape came.
+    """
+    run = spread.run()
+    names = ["y"] if spread.forward_only else [*GRADS, "y"]
+
     def judge(seen: Observed) -> Finding:
-        found = differs(run, seen, names, slips, None, "")
+        found = differs(run, seen, names, mistakes, lambda *came: misfit, "")
         if found is not None and not finite(run, seen, names):
             return wrong(*found.sentences, NAN, cause="nan")
         if found is not None and found.cause in {f"{run.name} {name}" for name in names}:
-            first = "y" not in names and differs(run, seen, ["y"], (), None, "") is not None
+            first = not spread.forward_only and differs(run, seen, ["y"], (), None, "") is not None
             return wrong(*found.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
         return found or left_alone(run, seen)
 
     return Line(title, judge, weight, short=short)
+
+
+def lse_line(spread: Spread, title: str, weight: float) -> Line:
+    """The second of what ring_forward returns."""
+    run, mistakes = spread.run_of_lse(1), lse_mistakes(spread)
+
+    def judge(seen: Observed) -> Finding:
+        found = differs(run, seen, ["y"], mistakes, lambda *came: PAIR, LSE) or RIGHT
+        return replace(found, sentences=tuple(of_lse(said) for said in found.sentences))
+
+    return Line(title, judge, weight)
+
+
+def of_lse(said: str) -> str:
+    """A sentence about what was returned, which here is lse."""
+    named = str(said).replace(subject("y"), "lse")
+    if not isinstance(said, Sentence):
+        return named
+    return Sentence(named, said.general.replace(subject("y"), "lse"))
 
 
 def finite(run: Run, seen: Observed, names: Sequence[str]) -> bool:
@@ -130,46 +142,29 @@ def kept_bytes(spread: Spread) -> float:
     return shared / SLACK[0]
 
 
-def memory_lines(spread: Spread) -> list[Line]:
-    """Kept: the rank's part. Alive: blocks of a step, and a few tensors of the rank's size."""
-    run, n = spread.run(), spread.n
-    part = spread.part(spread.whole.q, 0).numel() * FLOAT
-    block = spread.whole.q.shape[2] * (spread.whole.q.shape[1] // n) ** 2 * FLOAT
-    spare = 1.25 * kept_bytes(spread)
-    kept = essential(
-        saved_line(
-            run,
-            [spare] * n,
-            says=(
-                "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores "
-                "are computed again from lse. A torch.autograd.Function says what is kept."
-            ),
-            weight=1.5,
-        )
+def kept_line(spread: Spread) -> Line:
+    """The rank's part, and nothing that came by."""
+    says = (
+        "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores are "
+        "computed again from lse. A torch.autograd.Function says what is kept."
     )
-    hold = (
+    most = [1.25 * kept_bytes(spread)] * spread.n
+    return essential(saved_line(spread.run(), most, says=says, weight=1.5))
+
+
+def held_line(spread: Spread, way: str, weight: float) -> Line:
+    """Alive at a moment: blocks of a step, and a few tensors of the rank's size."""
+    heads, seq = spread.whole.q.shape[2], spread.whole.q.shape[1]
+    part = spread.part(spread.whole.q, 0).numel() * FLOAT
+    block = heads * (seq // spread.n) ** 2 * FLOAT
+    most = {"forward": 5.5 * block + 12 * part, "backward": 6.5 * block + 16 * part}[way]
+    says = (
         "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
         "block when it comes, and let go of it."
     )
-    return [
-        kept,
-        *(
-            essential(
-                alive_line(
-                    run,
-                    way,
-                    most,
-                    lambda _: hold,
-                    f"alive at any moment of {way}",
-                    0.5,
-                )
-            )
-            for way, most in (
-                ("forward", 5.5 * block + 12 * part),
-                ("backward", 6.5 * block + 16 * part),
-            )
-        ),
-    ]
+    return essential(
+        alive_line(spread.run(), way, most, lambda _: says, f"alive at any moment of {way}", weight)
+    )
 
 
 def essential(line: Line) -> Line:

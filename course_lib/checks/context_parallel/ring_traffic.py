@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from course_lib import facts
@@ -22,6 +24,12 @@ FOLLOWS = (
     "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
     "while the present ones are used."
 )
+TOO_MANY = "N steps need N - 1 transfers: after the last step nobody needs the keys any more."
+ONE_EACH = "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
+WIDE = (
+    "Keys and values travel in the inputs' dtype: what is computed in float32 is made so when it has come, "
+    "`kv.to(torch.float32)` of each block, and the message has half of the bytes."
+)
 
 # ---- what is sent
 
@@ -31,61 +39,65 @@ def keys_bytes(spread: Spread) -> int:
     return 2 * spread.part(spread.whole.k, 0).numel() * FLOAT
 
 
-def bytes_lines(spread: Spread) -> list[Line]:
-    n, keys, run = spread.n, keys_bytes(spread), spread.run()
+def bytes_lines(spread: Spread, way: str) -> list[Line]:
+    n, run = spread.n, spread.run()
     tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
-    whole = {
-        way: facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * spread.whole.k.shape[0]
-        for way in ("forward", "backward")
-    }
-
-    def forward(ratio: float, done: list[Operation]) -> str:
-        if abs(ratio - n / (n - 1)) < 0.02:
-            return (
-                "N steps need N - 1 transfers: after the last step nobody needs the keys any more."
-            )
-        return (
-            "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
-        )
-
-    def backward(ratio: float, done: list[Operation]) -> str:
-        return (
-            "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last "
-            "brings them home."
-        )
-
-    least = whole["backward"] - keys
+    batch = spread.whole.k.shape[0]
+    most = facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * batch
     few = "One message for keys and values, or one for each: every message costs a latency."
+    if way == "forward":
+        return [
+            sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5),
+            calls_line(run, way, SEPARATE * (n - 1), few, "messages forward"),
+        ]
     return [
-        sent_line(run, "forward", [whole["forward"]] * n, hint=forward, weight=1.5),
-        sent_line(run, "backward", [least] * n, most=[whole["backward"]] * n, hint=backward),
-        calls_line(run, "forward", SEPARATE * (n - 1), few, "messages forward"),
-        calls_line(run, "backward", SEPARATE * (2 * n - 1), few, "messages backward"),
+        sent_line(run, way, [most - keys_bytes(spread)] * n, most=[most] * n, hint=backward_hint),
+        calls_line(run, way, SEPARATE * (2 * n - 1), few, "messages backward"),
     ]
+
+
+def forward_hint(n: int, wide: bool = False) -> Callable[[float, list[Operation]], str]:
+    """wide: whether keys of 16 bits could have been sent in 32."""
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        all_steps = n / (n - 1)
+        said = []
+        if wide and near(ratio, 2, 2 * all_steps):
+            said.append(WIDE)
+        if near(ratio, all_steps, *([2 * all_steps] if wide else [])):
+            said.append(TOO_MANY)
+        return " ".join(said) or ONE_EACH
+
+    return hint
+
+
+def near(ratio: float, *ratios: float) -> bool:
+    return any(abs(ratio - one) < 0.02 for one in ratios)
+
+
+def backward_hint(ratio: float, done: list[Operation]) -> str:
+    return (
+        "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last brings "
+        "them home."
+    )
 
 
 def half_bytes_line(spread: Spread) -> Line:
     """Keys of 16 bits are sent in 16 bits, whatever they are computed in."""
     keys = 2 * spread.part(spread.whole.k, 0).numel() * HALF
-    says = (
-        "Keys and values travel in the inputs' dtype: what is computed in float32 is made so when it has "
-        "come, `kv.to(torch.float32)` of each block, and the message has half of the bytes."
-    )
     return sent_line(
         spread.run(torch.bfloat16), "forward", [(spread.n - 1) * keys] * spread.n,
-        hint=lambda ratio, done: says if ratio > 1 else "", title="bytes forward, bfloat16", weight=0.5,
+        hint=forward_hint(spread.n, wide=True), title="bytes forward, bfloat16", weight=0.5,
     )  # fmt: skip
 
 
-def neighbours_line(spread: Spread) -> Line:
+def neighbours_line(spread: Spread, way: str) -> Line:
     """A rank sends to the next one of the ring, or to the one before, and to nobody else."""
     run = spread.run()
 
     def judge(seen: Observed) -> Finding:
         for k, rank in enumerate(members(seen)):
-            done = [
-                one for way in ("forward", "backward") for one in operations(run, seen, rank, way)
-            ]
+            done = operations(run, seen, rank, way)
             peers = {one.peer for one in done if one.op == "send" and one.peer is not None}
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
                 return wrong(
@@ -99,14 +111,11 @@ def neighbours_line(spread: Spread) -> Line:
     return Line("only from neighbour to neighbour", judge, 0.5, "communication")
 
 
-def under_way_lines(spread: Spread) -> list[Line]:
-    """While the present block is computed, the next keys are on their way; in backward likewise."""
+def under_way_line(spread: Spread, way: str, weight: float) -> Line:
+    """While a block is computed, the next keys are on their way; backward, sums of gradients may be, too."""
     needed = [(spread.n - 1) * keys_bytes(spread)] * spread.n
-    run = spread.run()
-    return [
-        overlap_line(run, "forward", needed, FOLLOWS, "the next keys come meanwhile", 1.5),
-        overlap_line(run, "backward", needed, FOLLOWS, "backward, too", 0.75),
-    ]
+    title = {"forward": "the next keys come meanwhile", "backward": "messages travel meanwhile"}
+    return overlap_line(spread.run(), way, needed, FOLLOWS, title[way], weight)
 
 
 # ---- what is computed
@@ -125,23 +134,13 @@ def seen_flops(spread: Spread, k: int) -> float:
     return float(batch * heads * head_dim * pairs)
 
 
-def seen_lines(spread: Spread, title: str) -> list[Line]:
+def seen_line(spread: Spread, title: str, way: str) -> Line:
     """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
     says = (
         "Blocks of which the mask leaves nothing are to be skipped, not computed and masked. Take each range "
         "of the rank's queries with each range of the keys that are there: when the last query stands before "
         "the first key, there is nothing to do."
     )
-    run = spread.run()
-    return [
-        work_line(
-            run,
-            way,
-            [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)],
-            says,
-            f"nothing that nobody sees is computed, {title}, {way}",
-            0.75,
-            least=LEAST,
-        )
-        for way in ("forward", "backward")
-    ]
+    most = [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)]
+    titled = f"nothing that nobody sees is computed, {title}, {way}"
+    return work_line(spread.run(), way, most, says, titled, 0.75, least=LEAST)

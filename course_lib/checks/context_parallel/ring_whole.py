@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -25,7 +25,8 @@ GRADS = ("grad.q", "grad.k", "grad.v")
 class Spread:
     """Attention of a whole sequence, of which rank k of n holds the tokens of layout[k].
 
-    passed: whether the layout is an argument, or the one in succession is meant.
+    passed: whether the layout is an argument, or the one in succession is meant. forward_only: without
+    backward, whose errors then cost forward nothing.
     """
 
     whole: Whole
@@ -34,6 +35,7 @@ class Spread:
     passed: bool = False
     name: str = "ring"
     settings: Mapping[str, bool] = field(default_factory=dict)
+    forward_only: bool = False
 
     @classmethod
     def draw(
@@ -84,20 +86,33 @@ class Spread:
     def run(self, dtype: torch.dtype = torch.float64) -> Run:
         """The call: q, k, v and the output's gradient of each rank, and what it must have."""
         inputs = [self.parts(self.whole.inputs, k) for k in range(self.n)]
+        results = {"y": self.wanted["y"]} if self.forward_only else self.wanted
         wanted = [
-            self.parts(self.wanted, k) | {f"after.{name}": x for name, x in inputs[k].items()}
+            self.parts(results, k) | {f"after.{name}": x for name, x in inputs[k].items()}
             for k in range(self.n)
         ]
+        # of another shape than the output's: then the recipe leaves backward out
+        nothing = torch.empty(0)
         return Run(
             self.name,
             [{name: x.to(dtype) for name, x in one.items()} for one in inputs],
             [{name: x.to(dtype) for name, x in one.items()} for one in wanted],
-            [self.part(self.whole.grad, k).to(dtype) for k in range(self.n)],
+            [
+                nothing if self.forward_only else self.part(self.whole.grad, k).to(dtype)
+                for k in range(self.n)
+            ],
             kwargs={"causal": self.causal},
             layout=self.layout if self.passed else None,
             worth=WORTH * self.block_flops,
             **self.settings,  # pyright: ignore[reportArgumentType]
         )
+
+    def run_of_lse(self, function: int) -> Run:
+        """The same call of the exercise's object of that number, which returns lse."""
+        run = self.run()
+        lse = [{"y": self.part(self.whole.lse, k)} for k in range(self.n)]
+        wanted = [{**one, **part} for one, part in zip(run.wanted, lse, strict=True)]
+        return replace(run, name=f"{self.name}, lse", object=function, wanted=wanted)
 
     @property
     def block_flops(self) -> float:
@@ -217,46 +232,4 @@ def mask_mistakes(spread: Spread) -> list[Mistake]:
         )
         succession = spread.from_marks(lambda r, i, o, j: starts[r] + i >= starts[o] + j)
         found.insert(0, spread.masked(says, succession))
-    return found
-
-
-def ring_mistakes(spread: Spread) -> list[Mistake]:
-    n, whole = spread.n, spread.wanted
-    old = "The old out still has the weight that it had when it came: with each block that follows it loses "
-    found = [
-        Mistake(f"{old}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}),
-        Mistake(
-            "That is the sum of the blocks' outputs: each was divided by its own sum. They are weighted by "
-            "exp(lse of the block - lse of all).",
-            lambda k: {"y": spread.summed(k)},
-        ),
-        Mistake(
-            "That is the mean of the blocks' outputs: a block counts by exp(lse of the block - lse of all).",
-            lambda k: {"y": spread.averaged(k)},
-        ),
-        *attention_mistakes(spread),
-        spread.masked(
-            "Only the rank's own keys were seen: the others' have to come by.",
-            spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
-        ),
-    ]  # fmt: skip
-    for by in range(1, n):
-        says = (
-            f"Those are gradients of the keys of rank r {'-' if 2 * by > n else '+'} "
-            f"{min(by, n - by)}: they follow their keys round the ring, until one "
-            "transfer more brings them home."
-        )
-        for name in ("grad.k", "grad.v"):
-            found.append(
-                Mistake(
-                    says,
-                    lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)},
-                )
-            )
-    for name in ("grad.k", "grad.v"):
-        says = (
-            "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
-            "saw them, too. Their shares have to come home."
-        )
-        found.append(Mistake(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     return found

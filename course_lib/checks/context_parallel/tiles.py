@@ -54,6 +54,10 @@ REMAINDER = (
     "The last tile of queries, and that of keys, may be shorter: q[:, i : i + block] ends by itself "
     "where the tensor does."
 )
+STEP = (
+    "For each tile: p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk += ds^T q, "
+    "and the factor of the scores in dq and dk."
+)
 MERGED = "Is each tile's part merged with what the tiles before it gave?"
 LARGE = (
     "exp of such scores is infinite: take differences first. Is the merge that is called here right for "
@@ -62,6 +66,12 @@ LARGE = (
 ROUNDED = (
     "Sums over many tiles need more digits than the inputs have: keep out, lse, scores and the sums of "
     "gradients in float32, and round the results, once."
+)
+LONG = "long"
+SLOW = (
+    "This case has many small tiles. Each of them costs time, and more of it if autograd records all of its "
+    "operations for backward. Time a call with a long sequence and a small block in a cell of your own. "
+    "If the call ends there, run the check again when the machine is idle."
 )
 COARSE = 0.25  # of the root mean square: a larger error is no rounding
 GRAPH = (
@@ -84,6 +94,11 @@ def trouble(error: str, text: str) -> str:
     if "in-place" in text or "inplace" in text or "leaf" in text:
         return "A tensor that autograd needs was changed in place: within a Function's forward it may be."
     return ""
+
+
+def stopped(case: Case, kind: str, text: str) -> str:
+    """The usual cause of a time-out: tiles that are slow, and not a loop without an end."""
+    return SLOW if kind == "timeout" and case.title == LONG else ""
 
 
 def misfit(name: str, came: str) -> str:
@@ -111,6 +126,11 @@ def call_of(
     )  # fmt: skip
 
 
+def forward_of(call: Call, whole: Whole) -> Call:
+    """The same call without its backward: an error there costs the lines of forward nothing."""
+    return replace(call, name=f"{call.name}, forward", wanted={"y": whole.y}, gradients={})
+
+
 def values_of(
     call: Call, whole: Whole, title: str, block: int, weight: float, otherwise: str = MERGED
 ) -> Line:
@@ -122,17 +142,20 @@ def values_of(
 def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
     return values_line(
         call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight,
-        otherwise="For each tile: p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), "
-        "dq += ds k, dk += ds^T q, and the factor of the scores in dq and dk.",
+        otherwise=STEP,
     )  # fmt: skip
 
 
 def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
     """Output and gradients in one line."""
-    return values_line(
-        call, ABOUT, title, slips=[*output_slips(whole, block), *gradient_slips(whole, block)],
-        weight=weight, short=True, otherwise=MERGED,
-    )  # fmt: skip
+    output = values_of(call, whole, title, block, weight)
+    gradients = gradients_of(call, whole, title, block, weight)
+
+    def judge(seen: Observed) -> Finding:
+        found = output.judge(seen)
+        return gradients.judge(seen) if found.ok else found
+
+    return Line(title, judge, weight, short=True)
 
 
 # ---- 16 bits
@@ -227,7 +250,7 @@ def memory_lines(call: Call) -> list[Line]:
 
 
 @exercise(
-    points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, point=POINT
+    points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, hint=stopped, point=POINT
 )  # fmt: skip
 def tiled_attention(draw: Draw) -> Iterator[Case]:
     plain, causal = Whole.draw(draw, 2, 13, 2, 2, 4), Whole.draw(draw, 2, 13, 2, 2, 4, causal=True)
@@ -238,16 +261,17 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
     calls = [
         call_of("plain", plain, 5), call_of("causal", causal, 4, True),
         call_of("grouped", grouped, 4, True), call_of("left out", left_out, None),
-        call_of("fitting", fitting, 4, True), call_of("large", large, 5, True),
+        call_of("fitting", fitting, 4, True), forward_of(call_of("large", large, 5, True), large),
     ]  # fmt: skip
+    forward = [forward_of(*pair) for pair in zip(calls[:3], (plain, causal, grouped), strict=True)]
     yield case(
-        "values", calls,
+        "values", [*forward, *calls],
         [
-            values_of(calls[0], plain, "13 tokens in tiles of 5", 5, 2),
+            values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2),
             gradients_of(calls[0], plain, "gradients", 5, 2.5),
-            values_of(calls[1], causal, "under a causal mask, tiles of 4", 4, 1.5),
+            values_of(forward[1], causal, "under a causal mask, tiles of 4", 4, 1.5),
             gradients_of(calls[1], causal, "gradients under it", 4, 1.5),
-            values_of(calls[2], grouped, "6 heads, 2 of keys and values", 4, 1),
+            values_of(forward[2], grouped, "6 heads, 2 of keys and values", 4, 1),
             gradients_of(calls[2], grouped, "gradients of grouped queries", 4, 1.5),
             both_of(calls[3], left_out, "block left out", 256, 0.5),
             both_of(calls[4], fitting, "tiles that fit", 4, 0.5),
@@ -259,7 +283,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
     measured = call_of("long", long, BLOCK, True, measured=True)
     half, exact = half_call(draw)
     yield case(
-        "long", [measured],
+        LONG, [measured],
         [
             both_of(measured, long, "a longer sequence", BLOCK, 0.5),
             *memory_lines(measured),

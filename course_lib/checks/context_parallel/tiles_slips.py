@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from course_lib.checks.context_parallel.whole import Whole
+from course_lib.checks.context_parallel.whole import Whole, over_all_keys
 from course_lib.checks.engine.functions.calls import Slip
 
 LOST = "The old accumulator is not rescaled when a larger score comes: its weights are of another maximum."
@@ -120,7 +120,10 @@ def gradient_slips(whole: Whole, block: int) -> list[Slip]:
     once = whole.factor
     table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
         ("delta is missing: ds = p (dp - delta), where delta is the sum of out dout over the features.",
-         lambda: whole.gradients(delta=False)),
+         lambda: whole.gradients(delta=torch.zeros_like)),
+        ("delta was summed over the keys of each tile alone. It belongs to all keys that a query sees, and "
+         "is known before the loops: (out * dout).sum(-1).",
+         lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
         ("The scores are scaled, so that their gradient is, too: dq and dk lack the factor.",
          lambda: whole.gradients(dq_scale=1.0, dk_scale=1.0)),
         ("dq lacks the factor of the scores, one over the root of head_dim.",
@@ -139,10 +142,16 @@ def gradient_slips(whole: Whole, block: int) -> list[Slip]:
     return [Slip(says, make) for says, make in table]
 
 
+def of_each_tile(products: Tensor, block: int) -> Tensor:
+    """Sums over the keys of each tile, beside each of them."""
+    tiles = products.split(block, -1)
+    return torch.cat([over_all_keys(tile).expand_as(tile) for tile in tiles], -1)
+
+
 def contributions(whole: Whole) -> tuple[Tensor, Tensor]:
     """p and ds, (batch, heads, seq, seq of keys)."""
     dp = torch.einsum("bihd,bjhd->bhij", whole.grad, whole.values)
-    return whole.p, whole.p * (dp - (whole.p * dp).sum(-1, keepdim=True))
+    return whole.p, whole.p * (dp - over_all_keys(whole.p * dp))
 
 
 def last_keys(whole: Whole, block: int) -> Tensor:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from course_lib import facts
 from course_lib.checks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
-from course_lib.checks.context_parallel.ring_lines import FLOAT, essential, kept_bytes, value_lines
-from course_lib.checks.context_parallel.ring_whole import Spread, attention_mistakes
+from course_lib.checks.context_parallel.ring_lines import FLOAT, essential, kept_bytes, value_line
+from course_lib.checks.context_parallel.ring_whole import GRADS, Spread, attention_mistakes
 from course_lib.checks.engine import words
-from course_lib.checks.engine.case import Case, Draw, Line, exercise
+from course_lib.checks.engine.case import Case, Draw, Finding, Line, Observed, exercise
 from course_lib.checks.engine.layers.lines import (
     Mistake,
+    members,
     saved_line,
     sent_line,
+    told,
     values_or_refusal_line,
 )
 from course_lib.checks.engine.spread import runs
@@ -30,6 +33,11 @@ OTHERWISE = (
     "Backward, gradients go the opposite way of what they belong to: cut where forward joined, join where "
     "it cut.",
 )
+GATHERED = (
+    "All heads of the whole sequence came to every rank, and it needs 1/N of them: an all-to-all sends each "
+    "rank its own heads, an all-gather all heads to all."
+)
+GROUP = "group"
 EXCHANGES = 4  # of q, k, v and the output
 
 
@@ -42,9 +50,9 @@ def trouble(case: Case, kind: str, text: str) -> str:
         )
     if "returned an invalid gradient" in text:
         return OTHERWISE[1]
-    if case.title == "group" and kind not in ("deadlock", "timeout"):
+    if case.title == GROUP and kind not in ("deadlock", "timeout"):
         return "Is the group asked everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
-    if "alltoall" in text.lower() or ("all_to_all" in text and "support" in text):
+    if "support" in text and re.search("(?i)all_?to_?all", text):
         return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
     if "not contiguous" in text:
         return "What is sent must lie in one piece: permute, the ranks' parts first, then contiguous()."
@@ -97,64 +105,116 @@ def exchange_mistakes(spread: Spread) -> list[Mistake]:
     ]  # fmt: skip
 
 
-def lines_of(spread: Spread, title: str, weight: float, *, short: bool = False) -> list[Line]:
-    mistakes = exchange_mistakes(spread)
-    return value_lines(spread, title, weight, short=short, mistakes=mistakes, otherwise=OTHERWISE)
+def backward_mistakes(spread: Spread) -> list[Mistake]:
+    """Gradients that came to another rank's tokens, or were shared like a mean."""
+    n, whole = spread.n, spread.wanted
+    away = (
+        "Those are the gradients of another rank's tokens: what comes from rank r belongs to its heads, and "
+        "each rank keeps its own tokens."
+    )
+    mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
+    found = [
+        Mistake(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n})
+        for name in GRADS
+    ]
+    for by in range(1, n):
+        found += [
+            Mistake(
+                away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)}
+            )
+            for name in GRADS
+        ]
+    return found if n > 1 else []
 
 
-def bytes_lines(spread: Spread) -> list[Line]:
+def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
+    if spread.forward_only:
+        mistakes = exchange_mistakes(spread)
+        return value_line(spread, f"{title}: forward", weight, mistakes, OTHERWISE[0], short=short)
+    return value_line(
+        spread, f"{title}: backward", weight, backward_mistakes(spread), OTHERWISE[1], short=short
+    )
+
+
+def bytes_lines(spread: Spread, way: str) -> list[Line]:
     run, n = spread.run(), spread.n
     batch, seq, heads, head_dim = spread.whole.q.shape
     width, kv_width = heads * head_dim, spread.whole.k.shape[2] * head_dim
     nbytes = [facts.ulysses_bytes(n, batch * seq, width, kv_width, FLOAT)] * n
 
     def hint(ratio: float, done: list[Operation]) -> str:
-        if any(one.op == "all_gather" for one in done):
+        kinds = {one.op for one in done}
+        if "all_gather" in kinds:
+            return GATHERED
+        if "all_reduce" in kinds:
             return (
-                "All heads of the whole sequence came to every rank, and it needs 1/N of them: an all-to-all "
-                "sends each rank its own heads, an all-gather all heads to all."
+                "An all-reduce brings the sum of all heads and all tokens to every rank, and each rank needs "
+                "1/N of them. Backward is an exchange, too: each rank gets the gradients of its own part."
             )
         if heads > spread.whole.k.shape[2] and ratio > 1:
             return "k and v have fewer heads than q: send those, and repeat them, if at all, afterwards."
         return "Four all-to-alls in each direction, of q, k, v and the output: (N-1)/N of each is sent."
 
     few = "One all-to-all for all heads: each costs N - 1 messages."
-    found = []
-    for way in ("forward", "backward"):
-        found += [
-            sent_line(run, way, nbytes, hint=hint, weight=2 if way == "forward" else 1),
-            calls_line(run, way, EXCHANGES * (n - 1), few, f"exchanges {way}"),
-        ]
-    return found
+    sent = sent_line(run, way, nbytes, hint=hint, weight=2 if way == "forward" else 1)
+    return [
+        all_heads_miss_the_point(sent),
+        calls_line(run, way, EXCHANGES * (n - 1), few, f"exchanges {way}"),
+    ]
 
 
-def memory_lines(spread: Spread) -> list[Line]:
-    """Kept: as for one rank's share of heads. Alive: a tile of scores, and tensors of a rank's share."""
-    run, n = spread.run(), spread.n
+def all_heads_miss_the_point(line: Line) -> Line:
+    """Bytes: where all heads came to all ranks, none were exchanged for tokens."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return replace(found, misses_point=GATHERED in found.sentences)
+
+    return replace(line, judge=judge)
+
+
+def scores_made(spread: Spread) -> int:
+    """Of one rank's heads, N x N each."""
     batch, seq, heads, _ = spread.whole.q.shape
-    scores = batch * heads // n * seq**2 * FLOAT
-    kept = saved_line(
-        run,
-        [2.2 * kept_bytes(spread)] * n,
-        says=(
+    return batch * heads // spread.n * seq**2
+
+
+def kept_line(spread: Spread) -> Line:
+    """As for one rank's share of heads. With fewer bytes than half of the scores it is not these."""
+    run, most = spread.run(), [2.2 * kept_bytes(spread)] * spread.n
+    scores, views = (
+        saved_line(run, most, says=says, weight=1)
+        for says in (
             "Each rank has the whole sequence of its heads, and so N x N scores: attend with "
-            "tiled_attention, which keeps q, k, v, out and lse alone."
-        ),
-        weight=1,
+            "tiled_attention, which keeps q, k, v, out and lse alone.",
+            "That is less than the N x N scores. A slice of a larger tensor keeps all of that tensor: is a "
+            "slice of all heads handed to tiled_attention, or saved? `.clone()` the rank's own part.",
+        )
     )
+
+    def judge(seen: Observed) -> Finding:
+        kept = [told(seen, rank, run, "saved") for rank in members(seen)]
+        most_kept = max((one for one in kept if type(one) is int), default=0)
+        if most_kept >= scores_made(spread) * FLOAT // 2:
+            return essential(scores).judge(seen)
+        return views.judge(seen)
+
+    return replace(scores, judge=judge)
+
+
+def held_line(spread: Spread, way: str) -> Line:
+    """A tile of scores, and tensors of a rank's share."""
+    share = {"forward": 0.5, "backward": 0.75}[way]
     says = (
         "More is alive than tiles and a share of the heads need: the scores of the whole sequence at once. "
         "Attend with tiled_attention."
     )
-    return [
-        essential(kept),
-        *(
-            essential(
-                alive_line(run, way, share * scores, lambda _: says, f"alive at any moment, {way}", 0.5)
-            )
-            for way, share in (("forward", 0.5), ("backward", 0.75))
-        ),
-    ]  # fmt: skip
+    return essential(
+        alive_line(
+            spread.run(), way, share * scores_made(spread) * FLOAT, lambda _: says,
+            f"alive at any moment, {way}", 0.5,
+        )
+    )  # fmt: skip
 
 
 @exercise(
@@ -167,34 +227,37 @@ def memory_lines(spread: Spread) -> list[Line]:
 )
 def ulysses_attention(draw: Draw) -> Iterator[Case]:
     whole = Spread.draw(draw, 4, 1024, heads=8, kv_heads=4, head_dim=4, name="whole", measured=True)
-    yield runs.case(
-        "4 ranks", [whole.run()],
-        [*lines_of(whole, "4 ranks", 2), *bytes_lines(whole), *memory_lines(whole)],
-        OPERATIONS,
-    )  # fmt: skip
-    yield causal(draw, 3, 2)
+    yield from both_ways(whole, "4 ranks", "4 ranks", 2)
+    yield from causal(draw, 3, 2)
     group = Spread.draw(draw, 2, 10, heads=4, kv_heads=2, causal=True, name="group")
-    yield runs.case(
-        "group", [group.run()], lines_of(group, "group {1, 3}", 0.5, short=True), OPERATIONS,
-        members=(1, 3), world_size=4,
-    )  # fmt: skip
+    yield from both_ways(group, GROUP, "group {1, 3}", 0.5, members=(1, 3), world_size=4)
     yield indivisible(draw)
-    yield causal(draw, 8, 1, weight=0.5)
+    yield from causal(draw, 8, 1, weight=0.5)
     if draw.hidden:
-        yield causal(draw, 2, 1)
+        yield from causal(draw, 2, 1)
         alone = Spread.draw(draw, 1, 7, heads=3, kv_heads=3, causal=True, name="alone")
-        lines = lines_of(alone, "1 rank", 0.5, short=True)
-        trivial = [replace(one, trivial=True) for one in lines]
-        yield runs.case("1 rank", [alone.run()], trivial, OPERATIONS)
+        for one in both_ways(alone, "1 rank", "1 rank", 0.5):
+            yield replace(one, lines=[replace(line, trivial=True) for line in one.lines])
 
 
-def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Case:
+def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any) -> Iterator[Case]:
+    """A run of forward alone, then one with its backward: an error in that costs forward nothing."""
+    for way in ("forward", "backward"):
+        judged = replace(spread, forward_only=way == "forward")
+        lines = [values(judged, shown, weight, short=weight < 1)]
+        if spread.settings.get("measured"):
+            lines += bytes_lines(judged, way)
+            lines += [kept_line(judged)] if way == "backward" else []
+            lines.append(held_line(judged, way))
+        yield runs.case(title, [judged.run()], lines, OPERATIONS, **more)
+
+
+def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
     found = Spread.draw(
         draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal"
     )
     title = f"causal, {words.counted(n, 'rank')}"
-    lines = lines_of(found, title, weight, short=weight < 1)
-    return runs.case(title, [found.run()], lines, OPERATIONS)
+    return both_ways(found, title, title, weight)
 
 
 def indivisible(draw: Draw) -> Case:

@@ -18,6 +18,11 @@ def later_hidden(queries: Tensor, keys: Tensor) -> Tensor:
     return queries >= keys
 
 
+def over_all_keys(products: Tensor) -> Tensor:
+    """delta of each query, from p dp of its keys along the last dimension."""
+    return products.sum(-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Whole:
     """Attention of q (batch, seq, heads, head_dim) to k and v (batch, seq, kv_heads, head_dim).
@@ -84,18 +89,23 @@ class Whole:
     def y(self) -> Tensor:
         return torch.einsum("bhij,bjhd->bihd", self.p, self.values)
 
+    @cached_property
+    def lse(self) -> Tensor:
+        """(batch, seq, heads)."""
+        return self.scores.logsumexp(-1).transpose(1, 2)
+
     def per_key_head(self, x: Tensor) -> Tensor:
         """What heads of queries contribute to a head of keys, summed."""
         summed = torch.zeros_like(self.k)
         return summed.index_add_(2, torch.tensor(self.heads), x)
 
     def gradients(
-        self, delta: bool = True, dq_scale: float | None = None, dk_scale: float | None = None
-    ) -> dict[str, Tensor]:
-        """Of q, k and v; without delta, or with other factors of dq and dk, as mistakes have them."""
+        self, delta: Callable[[Tensor], Tensor] = over_all_keys,
+        dq_scale: float | None = None, dk_scale: float | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Of q, k and v; with another delta, or other factors of dq and dk, as mistakes have them."""
         dp = torch.einsum("bihd,bjhd->bhij", self.grad, self.values)
-        sums = (self.p * dp).sum(-1, keepdim=True) if delta else 0.0
-        ds = self.p * (dp - sums)
+        ds = self.p * (dp - delta(self.p * dp))
         dq = torch.einsum("bhij,bjhd->bihd", ds, self.keys)
         dk = torch.einsum("bhij,bihd->bjhd", ds, self.q)
         dv = torch.einsum("bhij,bihd->bjhd", self.p, self.grad)

@@ -135,6 +135,44 @@ def online_softmax_merge(out, lse, block_out, block_lse):
     return out, merged
 
 
+# %% wrong: in place, and right
+# says: out was changed: it belongs to the caller
+def online_softmax_merge(out, lse, block_out, block_lse):
+    low = torch.finfo(lse.dtype).min
+    a, b = lse.clamp(min=low), block_lse.clamp(min=low)
+    share, total = torch.sigmoid(b - a)[..., None], torch.logaddexp(lse, block_lse)
+    with torch.no_grad():
+        out.lerp_(block_out, share)
+        lse.copy_(total)
+    return out, lse
+
+
+# %% wrong: an argument that autograd needs, changed in place
+# says: One of the arguments was changed in place
+def online_softmax_merge(out, lse, block_out, block_lse):
+    total = torch.logaddexp(lse, block_lse)
+    out *= torch.exp(lse - total)[..., None]
+    return out + torch.exp(block_lse - total)[..., None] * block_out, total
+
+
+# %% wrong: -100 in place of -inf
+# says: stands in for -inf is too high
+def online_softmax_merge(out, lse, block_out, block_lse):
+    old, new = torch.clamp(lse, min=-100), torch.clamp(block_lse, min=-100)
+    share = torch.sigmoid(new - old)[..., None]
+    total = torch.logaddexp(old, new)
+    return torch.lerp(out, block_out, share), torch.where(total < -99, -math.inf, total)
+
+
+# %% wrong: -10,000 in place of -inf, to the end
+# says: stands in for -inf is still there
+def online_softmax_merge(out, lse, block_out, block_lse):
+    old, new = torch.clamp(lse, min=-10_000), torch.clamp(block_lse, min=-10_000)
+    return torch.lerp(out, block_out, torch.sigmoid(new - old)[..., None]), torch.logaddexp(
+        old, new
+    )
+
+
 # %% wrong: only out
 # says: Return both, \(out, lse\)
 def online_softmax_merge(out, lse, block_out, block_lse):

@@ -1,717 +1,3 @@
-# %% wrong: the old accumulator is not rescaled
-# says: it loses some
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: the blocks' outputs are added
-# says: the sum of the blocks' outputs
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] += block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: scaled by the heads
-# says: divided by the root of heads\.
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[2] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[2] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: masked by places within the parts
-# says: by places within the parts
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    layout = [[range(count(spans))] for spans in layout]
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: the ring turned the wrong way under a causal mask
-# says: taken for those of rank r \+ i
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank + step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank + step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: a transfer after the last step
-# says: after the last step nobody needs the keys
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
 # %% wrong: gradients of keys stay one rank before home
 # says: one transfer more brings them home
 def layout_of(layout, tokens, n):
@@ -951,125 +237,6 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: added in bfloat16
-# says: belong in float32
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = q.dtype
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
 # %% wrong: gradients sent in bfloat16
 # says: belong in float32
 def layout_of(layout, tokens, n):
@@ -1165,486 +332,6 @@ class Ring(torch.autograd.Function):
             if step < n - 1:
                 following, works = shift(kv, count(layout[(owner - 1) % n]), group)
             dkv = torch.zeros_like(kv)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: zigzag dealt, and masked as if in succession
-# says: taken to stand in succession
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: lse by exp
-# says: exp of large scores is inf
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.log(lse[:, rows].exp() + block_lse.exp())
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: rows that see nothing
-# says: Where a mask leaves nothing
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: keys are awaited before the present ones are used
-# says: the next keys travel
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-                wait(works)
-                works = []
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-                wait(works)
-                works = []
-            dkv = torch.zeros_like(kv, dtype=dtype)
             for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
                 kb, vb = kv[:, :, columns].to(dtype)
                 p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
@@ -2028,365 +715,6 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q.detach(), k.detach(), v.detach(), causal, group, layout)
 
 
-# %% wrong: heads of keys dealt out in turn
-# says: and not h % kv_heads
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.transpose(2, 3).flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (
-            x.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3) for x in (q, grad, out)
-        )
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.transpose(2, 3).flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: the mask is left out
-# says: Later keys were seen
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if keys or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal is None:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: in float32, whatever came
-# says: is not what one process gets
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.float32
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
 # %% wrong: neighbours in the world
 # says: are ranks of the whole world
 def layout_of(layout, tokens, n):
@@ -2506,269 +834,6 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: first sends, then receives
-# says: post both together
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    dist.send(tensor, group=group, group_dst=(rank + 1) % n)
-    dist.recv(got, group=group, group_src=(rank - 1) % n)
-    return got, []
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = q.shape[3] ** -0.5
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: the keys are multiplied in place
-# says: belongs to the caller
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-class Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, group, layout):
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        scale = 1.0
-        q.mul_(q.shape[3] ** -0.5)
-        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-        out = torch.zeros_like(q5)
-        lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v])
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                block_lse = s.logsumexp(-1)
-                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                new = torch.logaddexp(lse[:, rows], block_lse)
-                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-                lse[:, rows] = new
-            wait(works)
-            kv = following
-        out = out.flatten(2, 3).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = causal, group, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, group, layout = ctx.rest
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        dtype, scale = lse.dtype, q.shape[3] ** -0.5
-        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
-        delta = (g5 * o5).sum(-1, keepdim=True)
-        dq = torch.zeros_like(q5)
-        kv, shares, coming = torch.stack([k, v]), 0, []
-        for step in range(n):
-            owner = (rank - step) % n
-            following, works = kv, []
-            if step < n - 1:
-                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-                kb, vb = kv[:, :, columns].to(dtype)
-                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-                p.sub_(lse[:, rows, ..., None]).exp_()
-                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
-                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
-                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
-                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
-            dkv += shares
-            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            kv = following
-        wait(coming)
-        dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    return Ring.apply(q, k, v, causal, group, layout)
-
-
-# %% wrong: an all-gather sold as a ring
-# says: dist.all_gather was called
-class Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        rank, n = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        return grad.chunk(n, 1)[rank].contiguous(), None
-
-
-def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    k, v = Gathered.apply(k, group), Gathered.apply(v, group)
-    share = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
-    p = (torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])).softmax(-1)
-    return torch.einsum("bhij,bjhd->bihd", p, v)
-
-
 # %% wrong: keys of all ranks in a list, and autograd for the rest
 # says: keys that came by are sent again|more than one step needs|the next keys travel
 class Pass(torch.autograd.Function):
@@ -2828,8 +893,8 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return solved(q, k, v, causal, group, layout=layout)
 
 
-# %% wrong: keys sent in float32, whatever came
-# says: travel in the inputs' dtype
+# %% wrong: gradients of keys divided by the ranks
+# says: were divided by N\. They are sums
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
 
@@ -2884,7 +949,126 @@ class Ring(torch.autograd.Function):
         q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
         out = torch.zeros_like(q5)
         lse = q5.new_full(q5.shape[:-1], -math.inf)
-        kv = torch.stack([k, v]).to(dtype)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = (shares / n).to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: the gradient of q divided by the ranks
+# says: The gradient of q was divided by N
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
         for step in range(n):
             owner = (rank - step) % n
             following, works = kv, []
@@ -2939,7 +1123,7 @@ class Ring(torch.autograd.Function):
             kv = following
         wait(coming)
         dk, dv = shares.to(k.dtype)
-        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+        return dq.div(n).flatten(2, 3).to(q.dtype), dk, dv, None, None, None
 
 
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
@@ -2947,7 +1131,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: a product for show while messages are under way
+# %% wrong: messages are awaited before the present keys are used
 # says: the next keys travel
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
@@ -3009,9 +1193,6 @@ class Ring(torch.autograd.Function):
             following, works = kv, []
             if step < n - 1:
                 following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            torch.ones(1, 1) @ torch.ones(1, 1)
-            wait(works)
-            works = []
             for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
                 kb, vb = kv[:, :, columns].to(dtype)
                 s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
@@ -3044,10 +1225,9 @@ class Ring(torch.autograd.Function):
             following, works = kv, []
             if step < n - 1:
                 following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            dkv = torch.zeros_like(kv, dtype=dtype)
-            torch.ones(1, 1) @ torch.ones(1, 1)
             wait(works)
-            works = []
+            wait(coming)
+            dkv = torch.zeros_like(kv, dtype=dtype)
             for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
                 kb, vb = kv[:, :, columns].to(dtype)
                 p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
@@ -3057,10 +1237,8 @@ class Ring(torch.autograd.Function):
                 ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
                 dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
                 dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            wait(coming)
             dkv += shares
             shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
-            wait(works)
             kv = following
         wait(coming)
         dk, dv = shares.to(k.dtype)
@@ -3072,8 +1250,8 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: every rank sends its keys to every other
-# says: Pass on what has come
+# %% wrong: no delta in backward
+# says: delta is missing
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
 
@@ -3090,14 +1268,14 @@ def pairs(mine, theirs, causal):
         i += len(queries)
 
 
-def shift(tensor, tokens, group, by=1):
+def shift(tensor, tokens, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:
         return tensor, []
     got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
     ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + by) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - by) % n),
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
     ]
     return got, dist.batch_isend_irecv(ops)
 
@@ -3128,12 +1306,12 @@ class Ring(torch.autograd.Function):
         q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
         out = torch.zeros_like(q5)
         lse = q5.new_full(q5.shape[:-1], -math.inf)
-        own = kv = torch.stack([k, v])
+        kv = torch.stack([k, v])
         for step in range(n):
             owner = (rank - step) % n
             following, works = kv, []
             if step < n - 1:
-                following, works = shift(own, count(layout[(owner - 1) % n]), group, step + 1)
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
             for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
                 kb, vb = kv[:, :, columns].to(dtype)
                 s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
@@ -3160,13 +1338,12 @@ class Ring(torch.autograd.Function):
         q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
         delta = (g5 * o5).sum(-1, keepdim=True)
         dq = torch.zeros_like(q5)
-        own = kv = torch.stack([k, v])
-        total, tokens = torch.zeros_like(kv, dtype=dtype), k.shape[1]
+        kv, shares, coming = torch.stack([k, v]), 0, []
         for step in range(n):
             owner = (rank - step) % n
             following, works = kv, []
             if step < n - 1:
-                following, works = shift(own, count(layout[(owner - 1) % n]), group, step + 1)
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
             dkv = torch.zeros_like(kv, dtype=dtype)
             for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
                 kb, vb = kv[:, :, columns].to(dtype)
@@ -3174,16 +1351,16 @@ class Ring(torch.autograd.Function):
                 p.sub_(lse[:, rows, ..., None]).exp_()
                 dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
                 ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
-                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                ds.mul_(p).mul_(scale)
                 dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
                 dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
-            if step:
-                dkv, coming = shift(dkv, tokens, group, -step)
-                wait(coming)
-            total += dkv
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
             wait(works)
             kv = following
-        dk, dv = total.to(k.dtype)
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
         return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
 
 
@@ -3192,8 +1369,8 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: masked and not skipped, without products of matrices
-# says: Make scores and sums with products of matrices
+# %% wrong: delta of each block alone
+# says: over the keys of each block alone
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
 
@@ -3204,7 +1381,7 @@ def pairs(mine, theirs, causal):
     for queries in mine:
         j = 0
         for keys in theirs:
-            if True:
+            if not causal or queries[-1] >= keys[0]:
                 yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
             j += len(keys)
         i += len(queries)
@@ -3228,11 +1405,7 @@ def wait(works):
 
 
 def scores_of(q, k, queries, keys, causal, scale):
-    s = (
-        (q[..., None, :] * k.transpose(1, 2)[:, None, :, None]).sum(-1) * scale
-        if causal
-        else torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    )
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
     if causal:
         i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
         s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
@@ -3263,11 +1436,7 @@ class Ring(torch.autograd.Function):
                 s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
                 block_lse = s.logsumexp(-1)
                 s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-                block = (
-                    (s[..., None] * vb.transpose(1, 2)[:, None, :, None]).sum(-2)
-                    if causal
-                    else torch.einsum("bikgj,bjkd->bikgd", s, vb)
-                )
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
                 new = torch.logaddexp(lse[:, rows], block_lse)
                 old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
                 out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
@@ -3278,6 +1447,244 @@ class Ring(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = causal, group, layout
         return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_((ds * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: keys sent home in backward, too
+# says: Keys and values go round again, N - 1 transfers
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if n > 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
+
+
+def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
+
+
+# %% wrong: an output that is wrong already
+# says: The output of forward is not right yet
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return 2 * out
 
     @staticmethod
     def backward(ctx, grad):
@@ -3319,17 +1726,123 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     return Ring.apply(q, k, v, causal, group, layout)
 
 
-# %% wrong: an all-gather by the operators behind it
-# says: dist.all_gather was called
-def gathered(x, group):
-    name = (group or dist.group.WORLD).group_name
-    n = dist.get_world_size(group)
-    out = torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), n, name)
-    return torch.ops._c10d_functional.wait_tensor(out)
+# %% wrong: delta summed over the tokens
+# says: one number for each query and head
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+class Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, group, layout):
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scale = q.shape[3] ** -0.5
+        q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+        out = torch.zeros_like(q5)
+        lse = q5.new_full(q5.shape[:-1], -math.inf)
+        kv = torch.stack([k, v])
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                block_lse = s.logsumexp(-1)
+                s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+                block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+                new = torch.logaddexp(lse[:, rows], block_lse)
+                old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+                out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+                lse[:, rows] = new
+            wait(works)
+            kv = following
+        out = out.flatten(2, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, group, layout
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, group, layout = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        dtype, scale = lse.dtype, q.shape[3] ** -0.5
+        q5, g5, o5 = (x.to(dtype).unflatten(2, (k.shape[2], -1)) for x in (q, grad, out))
+        delta = (g5 * o5).sum(1)
+        dq = torch.zeros_like(q5)
+        kv, shares, coming = torch.stack([k, v]), 0, []
+        for step in range(n):
+            owner = (rank - step) % n
+            following, works = kv, []
+            if step < n - 1:
+                following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            dkv = torch.zeros_like(kv, dtype=dtype)
+            for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+                kb, vb = kv[:, :, columns].to(dtype)
+                p = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+                p.sub_(lse[:, rows, ..., None]).exp_()
+                dkv[1][:, columns] += torch.einsum("bikgj,bikgd->bjkd", p, g5[:, rows])
+                ds = torch.einsum("bikgd,bjkd->bikgj", g5[:, rows], vb)
+                ds.sub_(delta[:, rows]).mul_(p).mul_(scale)
+                dq[:, rows] += torch.einsum("bikgj,bjkd->bikgd", ds, kb)
+                dkv[0][:, columns] += torch.einsum("bikgj,bikgd->bjkd", ds, q5[:, rows])
+            wait(coming)
+            dkv += shares
+            shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            kv = following
+        wait(coming)
+        dk, dv = shares.to(k.dtype)
+        return dq.flatten(2, 3).to(q.dtype), dk, dv, None, None, None
 
 
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
-    return gathered(k, group)[: len(k)]
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    return Ring.apply(q, k, v, causal, group, layout)
 
 
 # %% right: blocks merged by their logarithms

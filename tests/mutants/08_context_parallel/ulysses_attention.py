@@ -1692,6 +1692,274 @@ def ulysses_attention(q, k, v, causal=False, group=None):
     return Trade.apply(InNumpy.apply(q, k, v, causal), 1, 2, group)
 
 
+# %% wrong: slices of all heads are kept
+# says: A slice of a larger tensor keeps all of that tensor
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(n)]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, 1).chunk(n, 2)[dist.get_rank(group)]
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: gradients by an all-reduce of the whole
+# says: An all-reduce brings the sum of all heads
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rest
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        heads, tokens = (2, 1) if back is to_tokens else (1, 2)
+        whole = grad.new_zeros([s * (n if d == heads else 1) for d, s in enumerate(grad.shape)])
+        size = grad.shape[heads]
+        whole.narrow(heads, rank * size, size).copy_(grad)
+        dist.all_reduce(whole, group=group)
+        return whole.chunk(n, tokens)[rank].clone(), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
+# %% wrong: an error in backward
+# says: raised AttributeError: .* object has no attribute 'rets'
+BLOCK = 128
+
+
+class Tiled(torch.autograd.Function):
+    """Rows of scores, some at a time; (batch, heads, tokens, d)."""
+
+    @staticmethod
+    def scores(q, k, start, causal, scale):
+        s = q[:, :, start : start + BLOCK] @ k.mT * scale
+        if causal:
+            at = torch.arange(start, start + s.shape[2])
+            s.masked_fill_(at[:, None] < torch.arange(k.shape[2]), -math.inf)
+        return s
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.empty_like(q), q.new_empty(*q.shape[:-1], 1)
+        for start in range(0, q.shape[2], BLOCK):
+            s = Tiled.scores(q, k, start, causal, scale)
+            rows = slice(start, start + BLOCK)
+            lse[:, :, rows] = s.logsumexp(-1, keepdim=True)
+            out[:, :, rows] = s.sub_(lse[:, :, rows]).exp_() @ v
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        delta = (out * grad).sum(-1, keepdim=True)
+        for start in range(0, q.shape[2], BLOCK):
+            rows = slice(start, start + BLOCK)
+            p = Tiled.scores(q, k, start, *ctx.rest).sub_(lse[:, :, rows]).exp_()
+            dv += p.mT @ grad[:, :, rows]
+            ds = (grad[:, :, rows] @ v.mT).sub_(delta[:, :, rows]).mul_(p).mul_(ctx.rest[1])
+            dq[:, :, rows] = ds @ k
+            dk += ds.mT @ q[:, :, rows]
+        return dq, dk, dv, None, None
+
+
+def swap(x, group):
+    """The r-th of x (ranks first) to rank r."""
+    x = x.contiguous()
+    got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=group)
+    return got
+
+
+def to_heads(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(2, (n, -1)).movedim(2, 0), group)
+    return got.movedim(0, 1).flatten(1, 2)
+
+
+def to_tokens(x, group):
+    n = dist.get_world_size(group)
+    got = swap(x.unflatten(1, (n, -1)).movedim(1, 0), group)
+    return got.movedim(0, 2).flatten(2, 3)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, there, back, group):
+        ctx.rest = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back, group = ctx.rets
+        return back(grad, group), None, None, None
+
+
+def ulysses_attention(q, k, v, causal=False, group=None):
+    n = dist.get_world_size(group)
+    if q.shape[2] % n or k.shape[2] % n:
+        raise ValueError(f"{q.shape[2]} heads, {k.shape[2]} of keys, cannot be shared by {n} ranks")
+    share = q.shape[2] // k.shape[2]
+    q, k, v = (Exchange.apply(x, to_heads, to_tokens, group) for x in (q, k, v))
+    k, v = (x.repeat_interleave(share, 2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = Tiled.apply(q, k, v, causal, q.shape[-1] ** -0.5)
+    return Exchange.apply(out.transpose(1, 2), to_tokens, to_heads, group)
+
+
 # %% right: all_to_all_single with the ranks in front
 BLOCK = 128
 

@@ -1,0 +1,2573 @@
+# %% wrong: the old accumulator is not rescaled
+# says: it loses some
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: the blocks' outputs are added
+# says: the sum of the blocks' outputs
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] += block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: scaled by the heads
+# says: divided by the root of heads\.
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[2] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: masked by places within the parts
+# says: by places within the parts
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    layout = [[range(count(spans))] for spans in layout]
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: the ring turned the wrong way under a causal mask
+# says: taken for those of rank r \+ i
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank + step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: a transfer after the last step
+# says: after the last step nobody needs the keys
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: added in bfloat16
+# says: belong in float32
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = q.dtype
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: zigzag dealt, and masked as if in succession
+# says: taken to stand in succession
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: lse by exp
+# says: exp of large scores is inf
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.log(lse[:, rows].exp() + block_lse.exp())
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: rows that see nothing
+# says: Where a mask leaves nothing
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: keys are awaited before the present ones are used
+# says: the next keys travel
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+            wait(works)
+            works = []
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: masked and not skipped
+# says: to be skipped, not computed and masked
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if queries and keys:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: heads of keys dealt out in turn
+# says: and not h % kv_heads
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.transpose(2, 3).flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: the mask is left out
+# says: Later keys were seen
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if keys or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal is None:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: in float32, whatever came
+# says: is not what one process gets
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.float32
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: neighbours in the world
+# says: are ranks of the whole world
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: first sends, then receives
+# says: post both together
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    dist.send(tensor, group=group, group_dst=(rank + 1) % n)
+    dist.recv(got, group=group, group_src=(rank - 1) % n)
+    return got, []
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: the keys are multiplied in place
+# says: belongs to the caller
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = 1.0
+    q.mul_(q.shape[3] ** -0.5)
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: an all-gather sold as a ring
+# says: dist.all_gather was called
+def everyone(x, group):
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, 1)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    share = q.shape[2] // k.shape[2]
+    k, v = (everyone(x, group).repeat_interleave(share, 2) for x in (k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
+    return torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v), s.logsumexp(-1).transpose(1, 2)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: keys of all ranks in a list, and attention at once
+# says: more than one step needs
+def moved(x, group):
+    """To the next rank."""
+    me, size = dist.get_rank(group), dist.get_world_size(group)
+    x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    sending = dist.isend(x, group=group, group_dst=(me + 1) % size)
+    dist.recv(y, group=group, group_src=(me - 1) % size)
+    sending.wait()
+    return y
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    me, size = dist.get_rank(group), dist.get_world_size(group)
+    held, all_of_them = torch.cat([k, v], -1), {}
+    for step in range(size):
+        all_of_them[(me - step) % size] = held
+        if step + 1 < size:
+            held = moved(held, group)
+    whole = torch.cat([all_of_them[r] for r in range(size)], 1)
+    share = q.shape[2] // k.shape[2]
+    k, v = whole.repeat_interleave(share, 2).chunk(2, -1)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
+    if causal:
+        layout = layout or [range(r * q.shape[1], (r + 1) * q.shape[1]) for r in range(size)]
+        at = [[t for s in ([p] if isinstance(p, range) else p) for t in s] for p in layout]
+        mine, theirs = torch.tensor(at[me]), torch.tensor(sum(at, []))
+        scores = scores.masked_fill(mine[:, None] < theirs, -math.inf)
+    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+    return out, scores.logsumexp(-1).transpose(1, 2)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: PyTorch's attention
+# says: what it does within is what you are to write
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out.transpose(1, 2), (q @ k.mT).logsumexp(-1).mT
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: ours imported
+# says: write your own
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    from course_lib.context_parallel.ring import ring_attention as solved
+
+    return solved(q, k, v, causal, group, layout=layout), None
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: keys sent in float32, whatever came
+# says: travel in the inputs' dtype
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v]).to(dtype)
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: a product for show while messages are under way
+# says: the next keys travel
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        torch.ones(1, 1) @ torch.ones(1, 1)
+        wait(works)
+        works = []
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: every rank sends its keys to every other
+# says: Pass on what has come
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group, by=1):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + by) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - by) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    own = kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(own, count(layout[(owner - 1) % n]), group, step + 1)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: masked and not skipped, without products of matrices
+# says: Make scores and sums with products of matrices
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if True:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = (
+        (q[..., None, :] * k.transpose(1, 2)[:, None, :, None]).sum(-1) * scale
+        if causal
+        else torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    )
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = (
+                (s[..., None] * vb.transpose(1, 2)[:, None, :, None]).sum(-2)
+                if causal
+                else torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            )
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: an all-gather by the operators behind it
+# says: dist.all_gather was called
+def gathered(x, group):
+    name = (group or dist.group.WORLD).group_name
+    n = dist.get_world_size(group)
+    out = torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), n, name)
+    return torch.ops._c10d_functional.wait_tensor(out)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    return gathered(k, group)[: len(k)], None
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: only the output
+# says: ring_forward returns a pair
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: lse of the last block that came
+# says: Return lse after the last block
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    last = lse.clone()
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+            last[:, rows] = block_lse
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, last.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% wrong: the sum in place of its logarithm
+# says: That is the sum itself
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.exp().flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% right: blocks merged by their logarithms
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% right: the other way round, keys and values apart
+# on NCCL: so this run can hang there
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    works = []
+    for mine, theirs in zip(tensor, got):
+        works.append(dist.irecv(theirs, group=group, group_src=(rank + 1) % n))
+        works.append(dist.isend(mine.contiguous(), group=group, group_dst=(rank - 1) % n))
+    return got, works
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    lse = q5.new_full(q5.shape[:-1], -math.inf)
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank + step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner + 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            block_lse = s.logsumexp(-1)
+            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
+            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            new = torch.logaddexp(lse[:, rows], block_lse)
+            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
+            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
+            lse[:, rows] = new
+        wait(works)
+        kv = following
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
+
+
+# %% right: a running maximum and an undivided sum
+def layout_of(layout, tokens, n):
+    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
+
+
+def pairs(mine, theirs, causal):
+    """Slices of queries and keys that see each other, and their positions."""
+    i = 0
+    for queries in mine:
+        j = 0
+        for keys in theirs:
+            if not causal or queries[-1] >= keys[0]:
+                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
+            j += len(keys)
+        i += len(queries)
+
+
+def shift(tensor, tokens, group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n == 1:
+        return tensor, []
+    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
+    ops = [
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+    ]
+    return got, dist.batch_isend_irecv(ops)
+
+
+def wait(works):
+    for work in works:
+        work.wait()
+
+
+def scores_of(q, k, queries, keys, causal, scale):
+    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
+    if causal:
+        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
+        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
+    return s
+
+
+def count(spans):
+    return sum(len(span) for span in spans)
+
+
+def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
+    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[3] ** -0.5
+    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
+    out = torch.zeros_like(q5)
+    top, total = (q5.new_full((*q5.shape[:-1], 1), x) for x in (-1e30, 0.0))
+    kv = torch.stack([k, v])
+    for step in range(n):
+        owner = (rank - step) % n
+        following, works = kv, []
+        if step < n - 1:
+            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
+        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
+            kb, vb = kv[:, :, columns].to(dtype)
+            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
+            new = torch.maximum(top[:, rows], s.amax(-1, keepdim=True))
+            fade = (top[:, rows] - new).exp()
+            s.sub_(new).exp_()
+            total[:, rows] = fade * total[:, rows] + s.sum(-1, keepdim=True)
+            out[:, rows] *= fade
+            out[:, rows] += torch.einsum("bikgj,bjkd->bikgd", s, vb)
+            top[:, rows] = new
+        wait(works)
+        kv = following
+    out, lse = out / total, (top + total.log())[..., 0]
+    out = out.flatten(2, 3).to(q.dtype)
+    return out, lse.flatten(2, 3)
+
+
+def ring_output(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[0]
+
+
+def ring_lse(*args, **kwargs):
+    with torch.no_grad():
+        return ring_forward(*args, **kwargs)[1]
