@@ -718,8 +718,8 @@ if schedule:
 # rank i, as before. Awaiting W are up to i more. So every rank keeps up to p, what rank 0 of 1F1B keeps and no rank
 # more. (`peak_activations` counts those that await I.)</details>
 #
-# **Build.** m must be at least p: with fewer, rank 0 waits too long for its first I, whatever the order. Kinds are
-# `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p: with fewer, rank 0 waits too long for its first I, whatever the order. Refuse fewer
+# with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -1027,9 +1027,10 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #   group_dst=...)`, `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank, of *different sizes*. The loss is the mean
 #   over the targets of the whole batch: each microbatch's sum over the count of **all**.
-# - At the backward of a microbatch everything that was kept of it is given up. What is being sent lives until its
-#   `wait`: so before you send the next one of its kind, wait for the one before. (That is safe: it comes earlier in
-#   the list.)
+# - At the backward of a microbatch everything that was kept of it is given up. The check counts what forward keeps for
+#   backward. It does not count messages, and those cost memory, too: a tensor that is being sent lives until its
+#   `wait`, and with a graph all that the graph needs. So send `output.detach()`, and before you send the next one of
+#   its kind, wait for the one before. (That is safe: it comes earlier in the list.)
 # - Gradients are added to what is in `param.grad` (autograd does that). Inputs are left as they are. Kinds are F and
 #   B.
 # - No collectives, and every handle is waited for before you return.
@@ -1417,6 +1418,8 @@ for how, generator in cases if ours else ():
 # - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor} for its
 #   parameters.
 # - After a backward the module holds the newest weights, and no gradient is left over.
+# - x belongs to the caller, and so do its flags: `x.detach()` is a tensor of your own, which may ask for a gradient.
+#   What you return may still have its graph, as the module's own output has; a stage that sends it detaches it.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checks.engine import words
-from course_lib.checks.engine.case import Case, Finding, Line, Observed, RankSide, wrong
+from course_lib.checks.engine.case import (
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    wrong,
+)
 from course_lib.checks.engine.sentence import Sentence, at, error_kind
 from course_lib.checks.pipeline.references import SCHEDULES
 from course_lib.pipeline import Action, Pair
@@ -59,6 +67,24 @@ class Asked:
 
     def answer(self, seen: Observed, sizes: Sizes) -> dict:
         return seen.answer(self.places[sizes])
+
+    def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
+        """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: what
+        would come of a schedule all the same."""
+
+        def judge(seen: Observed) -> Finding:
+            error, call = self.answer(seen, wanted).get("error"), wanted.call(self.name)
+            if isinstance(error, list) and error and error[0] == "ValueError":
+                return RIGHT
+            if isinstance(error, list):
+                return raised(self.name, call, *map(str, error[:3]))
+            said = Sentence(
+                f"{call} does not raise a ValueError: {here}.",
+                f"{self.name} does not raise a ValueError where {where}.",
+            )
+            return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
+
+        return Line(f"ValueError where {where}", judge, 0.5, trivial=True)
 
     def rows(self, seen: Observed, sizes: Sizes) -> Rows | Finding:
         """The schedule that was given for these sizes, or why it is none."""

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.engine.case import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    exercise,
-    wrong,
-)
+from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.sentence import Sentence
-from course_lib.checks.pipeline.asked import Asked, Rows, Sizes, raised
+from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.pipeline.form import EQUAL, SCHEDULE, Form, activations_of, bubble_of
 from course_lib.checks.pipeline.order import (
     IMPOSSIBLE,
@@ -148,24 +139,12 @@ FORM = Form(
 
 def refused(asked: Asked, wanted: Sizes) -> Line:
     """A ValueError where the microbatches make no whole groups."""
-
-    def judge(seen: Observed) -> Finding:
-        answer, call = asked.answer(seen, wanted), wanted.call(NAME)
-        error = answer.get("error")
-        if isinstance(error, list) and error and error[0] == "ValueError":
-            return RIGHT
-        if isinstance(error, list):
-            return raised(NAME, call, *map(str, error[:3]))
-        return wrong(
-            Sentence(
-                f"{call} is no ValueError: {wanted.microbatches} microbatches are no whole groups of "
-                f"{wanted.stages}.",
-                f"{NAME} is no ValueError where m is no multiple of p.",
-            ),
-            "Say so with `raise ValueError(...)`: the last group would be short, and ranks wait for it.",
-        )
-
-    return Line("ValueError where m is no multiple of p", judge, 0.5, trivial=True)
+    return asked.refusal_line(
+        wanted,
+        "m is not a multiple of p",
+        f"{wanted.microbatches} microbatches are not whole groups of {wanted.stages}",
+        "the last group would be short, and ranks wait for it.",
+    )
 
 
 @exercise(

@@ -159,6 +159,11 @@ def zero_bubble_h1(draw: Draw) -> Iterator[Case]:
             ),
         ],
     )  # fmt: skip
+    few = Asked(NAME)
+    wanted = few.add(Sizes(4, 3))
+    here = f"with {wanted.microbatches} microbatches rank 0 waits for its first I"
+    why = "rank 0 has no forward left to do until its first I, and idles longer than (p-1)(F+I-W)."
+    yield few.case("refused", [few.refusal_line(wanted, "m is less than p", here, why)])
     if draw.hidden:
         more = Asked(NAME)
         larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(7, 7))]

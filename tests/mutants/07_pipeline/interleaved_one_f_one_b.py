@@ -285,7 +285,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: no groups, no ValueError
-# says: interleaved_one_f_one_b\(4, 6\) is no ValueError: 6 microbatches are no whole groups of 4
+# says: interleaved_one_f_one_b\(4, 6\) does not raise a ValueError: 6 microbatches are not whole groups of 4
 from course_lib.pipeline import Action
 
 

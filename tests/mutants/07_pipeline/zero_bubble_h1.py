@@ -253,11 +253,31 @@ def zero_bubble_h1(stages, microbatches):
     return rows
 
 
+# %% wrong: fewer microbatches than stages are scheduled
+# says: zero_bubble_h1\(4, 3\) does not raise a ValueError
+from course_lib.pipeline import Action
+
+
+def zero_bubble_h1(stages, microbatches):
+    rows = []
+    for rank in range(stages):
+        row, late = [Action(rank, "F", k) for k in range(microbatches)][: stages - rank], []
+        for k in range(microbatches):
+            row.append(Action(rank, "I", k))
+            late.append(Action(rank, "W", k))
+            row += [late.pop(0)] if len(late) > rank else []
+            row += [Action(rank, "F", k + stages - rank)] * (k + stages - rank < microbatches)
+        rows.append(row + late)
+    return rows
+
+
 # %% right: lists, emptied from the front
 from course_lib.pipeline import Action
 
 
 def zero_bubble_h1(stages, microbatches):
+    if microbatches < stages:
+        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
     rows = []
     for rank in range(stages):
         forwards = [Action(rank, "F", k) for k in range(microbatches)]
@@ -280,6 +300,9 @@ from course_lib.pipeline import Action
 
 
 def zero_bubble_h1(stages, microbatches):
+    if microbatches < stages:
+        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+
     def whole(rank):
         f = b = 0
         while b < microbatches:
@@ -309,6 +332,8 @@ from course_lib.pipeline import Action
 
 
 def zero_bubble_h1(stages, microbatches):
+    if microbatches < stages:
+        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
     rows = []
     for rank in range(stages):
         place = {}
