@@ -63,7 +63,7 @@ def test_what_is_foretold_of_a_layer_is_what_the_library_says(n: int, sequence: 
     [
         ("vocab_parallel_cross_entropy", "gathers the logits"),
         ("vocab_parallel_embedding", "a view keeps the whole table"),
-        ("parallel_self_attention", "row before column"),
+        ("parallel_heads", "row before column"),
         ("swap", "rows before columns"),
         ("swap", "gathered between up and down"),
     ],

@@ -7,7 +7,7 @@
 # each layer's weights, uses them on its own part of the batch, and frees them. What does not shrink are
 # activations. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96
 # layers, where a GPU has 80. (In 16 bits, with neither flash attention nor recomputation: Korthikanti et al. 2022,
-# table 2.) And a batch has no less than one sequence a rank.
+# table 2.) Splitting the batch cannot help: each rank needs at least one sequence.
 #
 # Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a matrix,
 # some heads, some tokens of the vocabulary. (Lecture 001 has it in a sentence: ZeRO-3 "shards weights for memory
@@ -29,7 +29,7 @@
 # | 2 By columns | 20 | 7 | 1 |
 # | 3 By rows | 15 | 7 | 1 |
 # | 4 Two layers: columns, then rows | 20 | | 2, 3 |
-# | 5 Attention | 35 | 8 | 4 |
+# | 5 Attention | 35 | 4 + 4 | 4 |
 # | 6 The two ends: embedding and loss | 45 | 14 | 1 |
 # | 7 Sequence parallelism | 30 | 7 | 1, 4 |
 # | 8 What it costs, and when it stops paying | 10 | 5 | your predictions in 4, 6 and 7 |
@@ -43,10 +43,11 @@
 # |---|---|
 # | N | ranks that share a layer (other texts: t). All of them get the same tokens |
 # | M | bytes of one whole activation: batch × sequence × width × bytes a number |
-# | whole | the same tensor on every rank |
-# | cut | every rank holds its own part, and no rank the rest |
-# | term | every rank holds a tensor of full size, and what is meant is their *sum* |
-# | region | from where an activation is cut to where it is whole again: an attention, or an MLP |
+# | replicated | the same tensor on every rank; a replicated tensor is *whole* |
+# | sharded | every rank holds its own part, its shard, and no rank the rest; to shard a tensor is to *cut* it |
+# | partial | every rank holds a tensor of full size, and what is meant is their *sum*; the ranks' tensors are its *terms* |
+# | region | from where an activation is sharded to where it is replicated again: an attention, or an MLP |
+# | residual stream | what a block reads from and adds its output to |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
 # Bytes sent are often given in **halves of an all-reduce**, (N−1)/N · M each: an all-reduce is two of them, a
@@ -60,7 +61,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -227,8 +228,8 @@ def said(prediction, *args):
 #
 # | | A | each rank computes | x | y |
 # |---|---|---|---|---|
-# | **by columns** | [A₀ A₁] | yᵣ = x Aᵣ | whole | cut: y = [y₀ y₁] |
-# | **by rows** | A₀ above A₁ | yᵣ = xᵣ Aᵣ | cut: x = [x₀ x₁] | a term: y = y₀ + y₁ |
+# | **by columns** | [A₀ A₁] | yᵣ = x Aᵣ | replicated | sharded: y = [y₀ y₁] |
+# | **by rows** | A₀ above A₁ | yᵣ = xᵣ Aᵣ | sharded: x = [x₀ x₁] | partial: y = y₀ + y₁ |
 #
 # Look at 3 features in, 4 out, on two ranks:
 
@@ -560,8 +561,8 @@ if wrong:
 # | time | 15 minutes |
 # | points | 7 |
 #
-# The other way round: each rank has some *input* features, columns of `weight`. Its product is a term, of full size.
-# What comes out of the sum is whole. (Lecture 003 has it as "Raw Parallel", Y = Y₁ + Y₂.)
+# The other way round: each rank has some *input* features, columns of `weight`. The product is partial: each rank has a
+# term of full size. What comes out of the sum is replicated. (Lecture 003 has it as "Raw Parallel", Y = Y₁ + Y₂.)
 #
 # **Predict.** And the bias? It belongs to y, which all ranks have; none has a part of it. If every rank adds it to its
 # term, what comes out of the sum on 4 ranks?
@@ -571,9 +572,9 @@ if wrong:
 #
 # **Build.**
 #
-# - `input_is_parallel=True`: x is the rank's part of the features, as a `ColumnParallelLinear` leaves it.
-# - `input_is_parallel=False`: x is whole, and the layer takes its part of it (`own_features`).
-# - Draw the whole layer and keep the part, as in §2; `bias` is whole on every rank.
+# - `input_is_parallel=True`: x is sharded by features, as a `ColumnParallelLinear` leaves it.
+# - `input_is_parallel=False`: x is replicated, and the layer takes its part of it (`own_features`).
+# - Draw the whole layer and keep the part, as in §2; `bias` is replicated.
 
 
 # %% nbgrader={"grade_id": "row_parallel_linear", "solution": true}
@@ -721,9 +722,8 @@ class MLP(nn.Module):
 
 
 # %% [markdown]
-# `stages` runs an MLP and looks at what goes into its two matrices and comes out, on this rank: *whole*, *cut*, or
-# a *term*. `draw` draws it: a box is a tensor (tokens down, features across), coloured where the rank has it,
-# hatched where it holds a term; grey is communication.
+# `stages` runs an MLP and looks at what goes into its two matrices and comes out, on this rank: *replicated*, *sharded* or
+# *partial*. `draw` draws it: a box is a tensor (tokens down, features across), coloured where the rank has it.
 
 # %% tags=["skip-in-grading"]
 TOKENS, WIDTH, HIDDEN = 32, 64, 256
@@ -781,6 +781,12 @@ def draw(run, title):
         label = f"{name}: terms" if term else name
         axes.text(left + wide / 2, n - 0.48, label, ha="center", va="top", fontsize=9)
         left += wide + 0.2
+    looks = [Patch(fc=RANKS[rank], label=f"on rank {rank}") for rank in range(n)]
+    looks.append(Patch(fc=TINTS[0], ec=RANKS[0], hatch="///", label="partial: a term of a sum"))
+    looks.append(Patch(fc="white", ec=QUIET, label="on other ranks"))
+    looks.append(Patch(fc=COMMUNICATION, ec=INK, label="communication"))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.04), "ncols": len(looks)}
+    figure.legend(handles=looks, frameon=False, fontsize=8, **below)
     ahead, back = (number / unit for number in sent(run))
     title = f"{title}: {ahead:.2g} M forward, {back:.2g} M backward"
     axes.set_title(title, fontsize=10, loc="left", pad=30)
@@ -809,8 +815,8 @@ draw(run, "columns, then rows") if run else None
 # is one for the MLP and one for attention, forward, and the same again backward: four for a layer.)
 #
 # **Predict.** A transformer layer is two regions, attention and MLP. What does each rank send for the layer, in one
-# direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7 will tell you what
-# the other two values mean. It will be checked in §8.
+# direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; the other two
+# values are asked in §7. The check is in §8.
 
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
@@ -928,10 +934,10 @@ if theirs_run:
 #
 # | | |
 # |---|---|
-# | you will write | `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
+# | you will write | `ParallelHeads(width, heads, bias=True, group=None)`; then `ParallelSelfAttention(width, heads, kv_heads=None, bias=True, group=None, dropout=0.0)` |
 # | rests on | §4 |
-# | time | 35 minutes |
-# | points | 8 |
+# | time | 35 minutes: 20 for the heads, 15 for grouped queries and dropout |
+# | points | 4 for the heads, 4 for grouped queries and dropout |
 #
 # You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to heads ×
 # head_dim features. Then every head computes by itself. Then an output matrix, from heads × head_dim back to width.
@@ -941,6 +947,75 @@ if theirs_run:
 # attends with them alone. Columns (whole heads of them), then attention, then rows: one sum forward, one
 # backward.</details>
 #
+# **Build the heads.** Causal self-attention, as `course_lib.models.gpt.SelfAttention` does in one process, with as many heads
+# of keys and values as of queries. `causal_attention` is given.
+#
+# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
+#   names).
+# - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
+# - A rank has one run of heads, the same of all four matrices.
+# - No backward is to be written here: your functions of §1 have one, and autograd does the rest.
+# - N must divide `heads`; else raise a ValueError that says both numbers.
+
+
+# %%
+def causal_attention(q, k, v, dropout=0.0):
+    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer; returns (batch, seq, heads * head_dim)."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped
+    )
+    return out.transpose(1, 2).flatten(-2)
+
+
+# %% nbgrader={"grade_id": "parallel_heads", "solution": true}
+class ParallelHeads(nn.Module):
+    """Causal self-attention with its heads cut over the ranks of `group`.
+
+    forward: (batch, seq, width) replicated, to the same. Sends 2 (N-1)/N of it in each direction.
+    """
+
+    def __init__(self, width, heads, bias=True, group: Group = None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        n = dist.get_world_size(group)
+        if width % heads or heads % n:
+            raise ValueError(f"width={width}, heads={heads}: {n} ranks cannot share them equally")
+        self.group, self.head_dim = group, width // heads
+        self.query, self.key, self.value = (
+            ColumnParallelLinear(width, width, bias, group=group) for _ in range(3)
+        )
+        self.out = RowParallelLinear(width, width, bias, group=group)
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        x = identity_all_reduce(x, self.group)  # once, for all three
+        q, k, v = (
+            F.linear(x, one.weight, one.bias).unflatten(-1, (-1, self.head_dim))
+            for one in (self.query, self.key, self.value)
+        )
+        return self.out(causal_attention(q, k, v))
+        ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary><code>query</code>, <code>key</code>, <code>value</code> are
+# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward
+# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code>
+# and so on. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of features.</details>
+#
+# **Check the heads.**
+
+# %% nbgrader={"grade_id": "parallel_heads_check", "points": 4}
+report = check("06_tensor_parallel/parallel_heads", ParallelHeads)
+### BEGIN HIDDEN TESTS
+report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden")
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
 # **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And with *grouped
 # queries*, 8 query heads but only 2 heads of keys and values, on 4 ranks?
 #
@@ -948,19 +1023,18 @@ if theirs_run:
 # and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the copy's gradient is their sum:
 # <i>a value that is used on two ranks</i>, once more.</details>
 #
-# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same weights and
-# drop the same elements of what is whole. But each rank has *other* heads: with the same masks, head 0 of every rank would
+# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same weights and use
+# the same mask on replicated tensors. But each rank has *other* heads: with the same masks, head 0 of every rank would
 # lose the same weights. Inside a region masks must differ, and behind it the ranks must agree again.
 #
-# **Build.** Causal self-attention, as `course_lib.models.gpt.SelfAttention` does in one process.
+# **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be a subclass of it
+# or a class of its own.
 #
-# - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
-#   names). `kv_heads=None`: as many as heads.
-# - x enters *once*: backward sends one all-reduce of x's gradient.
-# - N must divide `heads`, and `kv_heads` must divide N or be divided by it; else raise a ValueError that says the numbers.
+# - `kv_heads=None`: as many as heads. `kv_heads` must divide N or be divided by it, and N must divide `heads`; else raise a
+#   ValueError that says the numbers.
 # - Where there are fewer key-value heads than ranks, N / kv_heads ranks in succession hold the same one, and its gradients
-#   are summed over them. `grid` makes the groups: those that hold the same head, and one rank of each such run, over
-#   which the heads are cut.
+#   are summed over them. `grid` makes two groups: `same` are the ranks with copies of my head, `across` is one rank for
+#   each head.
 # - `dropout`: while training, of the weights of attention, within `own_random_state`.
 
 
@@ -984,21 +1058,11 @@ def own_random_state(group: Group = None):
         yield
 
 
-def causal_attention(q, k, v, dropout=0.0):
-    """q (batch, seq, heads, head_dim), k and v of as many heads or fewer; returns (batch, seq, heads * head_dim)."""
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped
-    )
-    return out.transpose(1, 2).flatten(-2)
-
-
 # %% nbgrader={"grade_id": "parallel_self_attention", "solution": true}
 class ParallelSelfAttention(nn.Module):
     """Causal self-attention with its heads cut over the ranks of `group`.
 
-    forward: (batch, seq, width) whole, to the same. Sends 2 (N-1)/N of it in each direction; where several
+    forward: (batch, seq, width) replicated, to the same. Sends 2 (N-1)/N of it in each direction; where several
     ranks hold the same key and value head, backward also the sum of their weights' gradients.
     """
 
@@ -1044,22 +1108,20 @@ class ParallelSelfAttention(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: without grouped queries</summary><code>query</code>, <code>key</code>, <code>value</code> are
-# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward
-# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code>
-# and so on. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of features.</details>
+# <details><summary>Hint: grouped queries</summary>Key and value have kv_heads · head_dim features.
+# <code>causal_attention</code> takes fewer heads of keys and values as they are.</details>
 # <details><summary>Hint: a head that several ranks hold</summary><code>same, across = grid(N // kv_heads, group)</code>: key
 # and value are <code>ColumnParallelLinear(..., group=across)</code>, and in forward their weights and biases go through
 # <code>identity_all_reduce(weight, same)</code>: parameters are values like any others.</details>
 #
-# **Check.**
+# **Check the whole.**
 
-# %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 8}
+# %% nbgrader={"grade_id": "parallel_self_attention_check", "points": 4}
 report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention)
 ### BEGIN HIDDEN TESTS
 report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttention, cases="hidden")
 ### END HIDDEN TESTS
-report.points(8)
+report.points(4)
 
 # %% [markdown]
 # **Measure.** A whole layer from your parts: attention and MLP, each behind a norm and added to what came in. On 4
@@ -1385,10 +1447,9 @@ for size in (1, 50):
 # | time | 30 minutes |
 # | points | 7 |
 #
-# What is not divided yet? Between the regions every rank has whole activations: the inputs of norms, of the regions, the
-# stream to which they add. And all ranks do the same work there. A norm needs all features of a token, so features
-# cannot be cut; but it needs nothing of other tokens. So between the regions cut the **sequence**: rank r has s / N
-# positions.
+# What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs of norms and
+# of regions. And all ranks do the same work there. A norm needs all features of a token, so features cannot be sharded;
+# but it needs nothing of other tokens. So between the regions shard the **sequence**: rank r has s / N positions.
 #
 # An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
 #
@@ -1400,16 +1461,16 @@ for size in (1, 50):
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# **Predict.** How many bytes more does it send than tensor parallelism? (Lecture 004: "at the cost of more comms".)
+# It sends as many bytes as tensor parallelism: two halves of an all-reduce at each region and in each direction. (Lecture
+# 004 says "at the cost of more comms".)
 #
-# <details><summary>Answer</summary>None. Two halves of an all-reduce at each region and in each direction, as
-# before.</details>
-#
-# And the norm's own weights? They are whole on every rank, and used on other tokens by each. *A value that is used on N
+# And the norm's own weights? They are replicated, and each rank uses them on other tokens. *A value that is used on N
 # ranks*: its gradient is the sum.
 #
 # **Build.**
 #
+# - Both functions communicate, so their backward is yours to write: a `torch.autograd.Function` each, as in §1.
+#   `SequenceParallelNorm` needs none: `identity_all_reduce` has its backward.
 # - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; where N does not divide it, raise a
 #   ValueError.
 # - Neither may write into its argument.
@@ -1503,8 +1564,8 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The picture of §4 once more, with your pair at the two edges. The *stream* is what a block reads from and
-# adds to; it is cut along the sequence now, and so is its norm.
+# **Measure.** The picture of §4 once more, with your pair at the two edges. The residual stream is sharded along the sequence
+# now, and so is its norm.
 
 
 # %% tags=["skip-in-grading"]
@@ -1534,21 +1595,21 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# Tokens are cut outside, features inside, and at the edges a tensor turns from one into the other. 1 M forward and 1 M
+# Tokens are sharded outside, features inside, and at the edges a tensor turns from one into the other. 1 M forward and 1 M
 # backward, as in §4; what backward sends besides are the gradients of the norm's weight and bias.
 #
 # One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence: is that kept,
-# whole, on every rank? Then it is what it was. Or is the part kept, and backward gathers once more?
+# replicated? Then it is what it was. Or is the part kept, and backward gathers once more?
 #
 # | | kept of a region's input | sent backward |
 # |---|---|---|
 # | `"keep"` | all of it | 2 halves of an all-reduce |
 # | `"regather"` | the rank's part | 3 halves |
 #
-# Go back to §4, and write `layer_bytes_sent` for these two as well. Megatron-LM gathers again, and does it while the
-# gradient of x is being computed.
+# Megatron-LM gathers again, and does it while the gradient of x is being computed.
 #
-# **Predict.** What does a layer keep for backward, in all? Count activations of the size M (flash attention, LayerNorm,
+# **Predict**, bytes sent and bytes kept, for both. `layer_bytes_sent` of §4 has these two values of `sequence` left: add
+# them there. And what does a layer keep for backward, in all? Count activations of the size M (flash attention, LayerNorm,
 # GELU at four times the width, no dropout, the few numbers a token neglected):
 #
 # | | activations of M bytes |
@@ -1574,7 +1635,7 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>So many activations are whole; the other of the 16 are divided by n.</details>
+# <details><summary>Hint</summary>So many activations are replicated; the other of the 16 are divided by n.</details>
 #
 # **Measure.** The layer of §5, between parts of the sequence, in both forms. `GatheredLinear` shows how one keeps less
 # than autograd would.
@@ -1678,8 +1739,8 @@ for form, make in FORMS.items():
 # rank, and their gradients are summed: some kilobytes, in every backward, whatever the batch. And norms and attention
 # keep a number or two for each token and head.
 #
-# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M. Plain bars are whole on every
-# rank, hatched ones are divided; the dot is your own run.
+# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M. The dot is
+# your own run.
 
 # %% tags=["skip-in-grading"]
 PARTS = {"norms": 2, "regions": 2, "attention": 4, "MLP": 8}
@@ -1714,6 +1775,11 @@ axes.set_yticks(
     range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
 )
 axes.set(xlim=(0, 18.5), xticks=range(0, 17, 2), xlabel="kept for backward, in M")
+looks = [
+    Patch(fc=QUIET, label="replicated"),
+    Patch(fc=QUIET, ec="white", hatch="///", label="sharded"),
+]
+axes.legend(handles=looks, frameon=False, fontsize=8, loc="lower right")
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 figure
@@ -1750,10 +1816,10 @@ for name, norm in (
 
 # %% [markdown]
 # Four models that think they are one. Nothing crashes, and no shape is wrong.
-# Wherever a *whole* value meets *cut* work, ask who adds up its gradient.
+# Wherever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
-# Dropout between the regions has its answer already (§5): on parts of the sequence every rank needs masks of its own, on
-# whole activations all need the same. `course_lib/tensor_parallel/dropout.py` has both.
+# Dropout between the regions has its answer already (§5): on sharded activations every rank needs masks of its own, on
+# replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
 #
 # **In production.** `SequenceParallel()` in the plan of `parallelize_module`, with `PrepareModuleInput` before and
 # `RowwiseParallel(output_layouts=Shard(1))` behind a region; `--sequence-parallel` in Megatron-LM. (The "sequence
@@ -1841,15 +1907,17 @@ rows += [(f"{n}, one port a node", layer_times(n, True)) for n in (16, 32)]
 figure = picture(8.5, 3.0)
 axes = figure.subplots()
 for row, (_, (computing, talking)) in enumerate(rows):
-    axes.barh(row, 1e3 * computing, color=FORWARD)
-    axes.barh(row, 1e3 * talking, left=1e3 * computing, color=COMMUNICATION, edgecolor=INK, lw=0.5)
+    names = ("computing", "all-reduces") if row == 0 else (None, None)
+    axes.barh(row, 1e3 * computing, color=FORWARD, label=names[0])
+    axes.barh(
+        row, 1e3 * talking, left=1e3 * computing, color=COMMUNICATION, edgecolor=INK, lw=0.5, label=names[1]
+    )  # fmt: skip
     total = computing + talking
     text = f"{computing / total:.0%} computing, {rows[0][1][0] / total:.1f} times as fast as one"
     axes.text(1e3 * total + 0.08, row, text, va="center", fontsize=8)
 axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-axes.set(
-    xlim=(0, 10.5), xlabel="ms for the forward of a layer: computing (blue), all-reduces (grey)"
-)
+axes.set(xlim=(0, 10.5), xlabel="ms for the forward of a layer")
+axes.legend(frameon=False, fontsize=8, loc="center right")
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 figure

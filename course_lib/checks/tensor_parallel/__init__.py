@@ -1,6 +1,6 @@
 """The checks of notebook 06: how is one layer split, and what must be said between its parts?"""
 
-from course_lib.checks.tensor_parallel.attention import parallel_self_attention
+from course_lib.checks.tensor_parallel.attention import parallel_heads, parallel_self_attention
 from course_lib.checks.tensor_parallel.conjugate import conjugate_functions
 from course_lib.checks.tensor_parallel.embedding import vocab_parallel_embedding
 from course_lib.checks.tensor_parallel.linear import column_parallel_linear, row_parallel_linear
@@ -13,6 +13,7 @@ from course_lib.checks.tensor_parallel.vocabulary import vocab_parallel_cross_en
 __all__ = [
     "column_parallel_linear",
     "conjugate_functions",
+    "parallel_heads",
     "parallel_self_attention",
     "predictions",
     "questions",

@@ -1,8 +1,9 @@
-"""ParallelSelfAttention: heads cut over the ranks, also grouped ones."""
+"""ParallelHeads: heads cut over the ranks. ParallelSelfAttention: grouped ones and dropout, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.layers.lines import (
@@ -16,7 +17,7 @@ from course_lib.checks.engine.layers.runs import Run, case
 from course_lib.checks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.tensor_parallel.heads import LR, Heads, head_mistakes
 from course_lib.checks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
-from course_lib.checks.tensor_parallel.shared import MANY, essential
+from course_lib.checks.tensor_parallel.shared import MANY, essential, own_work
 from course_lib.checks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
@@ -31,13 +32,15 @@ UNKNOWN = (
 )
 
 ODD = "6 heads, 4 ranks"
+ODD_KEYS = "12 heads, 6 of keys and values, 4 ranks"
+POINT = "heads of which each rank has its part alone, with one sum behind them"
 UNEVEN = (
     "Heads that ranks cannot share equally: raise a ValueError that names the heads and the ranks."
 )
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if case_of_it.title == ODD and kind == "error":
+    if case_of_it.title in (ODD, ODD_KEYS) and kind == "error":
         return UNEVEN
     if "is invalid for input of size" in text or "unflatten" in text:
         return "A rank has heads / n heads, each of head_dim = width / heads features."
@@ -56,9 +59,9 @@ def attention_run(name: str, whole: Heads, *, refuses: bool = False) -> Run:
     )  # fmt: skip
 
 
-def refused_run(name: str, draw: Draw, n: int, heads: int) -> Run:
+def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) -> Run:
     """Heads that n ranks cannot share equally: a sentence, or right values all the same."""
-    whole = Heads.draw(draw, 1, heads, heads, 2, (1, 2), True)
+    whole = Heads.draw(draw, 1, heads, kv_heads or heads, 2, (1, 2), True)
     run = attention_run(name, whole)
     return Run(
         name, list(run.inputs) * n, list(run.wanted) * n, [whole.g] * n, make=run.make, seed=run.seed,
@@ -125,21 +128,18 @@ def memory_lines(run: Run, whole: Heads) -> list[Line]:
         essential(
             held_line(
                 run, [FLOAT * parameters] * n, says=WHOLE_WEIGHT, weight=1.5,
-                title="parameters: 1/4 of the layer's",
+                title="parameters: the rank's heads alone",
             )
         ),
         saved_line(
             run, [FLOAT * kept] * n, says=ALONE, weight=1.5,
-            title="kept for backward: x, and 1/4 of the rest",
+            title="kept for backward: x, and the rank's part of the rest",
         ),
     ]  # fmt: skip
 
 
-@exercise(
-    points=8, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble,
-    point="heads of which each rank has its part alone, with one sum behind them",
-)  # fmt: skip
-def parallel_self_attention(draw: Draw) -> Iterator[Case]:
+@exercise(points=4, objects=("ParallelHeads",), references=REFERENCE, hint=trouble, point=POINT)
+def parallel_heads(draw: Draw) -> Iterator[Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)
     wide = Heads.draw(draw, 4, 8, 8, 16, (2, 4), True)
@@ -152,20 +152,39 @@ def parallel_self_attention(draw: Draw) -> Iterator[Case]:
                 large, "8 wider heads", names=["y", "grad.x"], mistakes=head_mistakes(wide),
                 weight=0.5, short=True,
             ),
+            own_work(run),
             *memory_lines(large, wide),
         ],
     )  # fmt: skip
     odd = refused_run("odd", draw, 4, 6)
     told = values_or_refusal_line(odd, ODD, (6, 4), otherwise=UNEVEN, weight=1)
     yield case(ODD, [odd], [told])
-    yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
-    yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)
-    whole = Heads.draw(draw, 3, 3, 3, 4, (1, 5), False)
-    run = attention_run("three", whole)
-    yield case("3 ranks", [run], lines_of(run, whole, "a head for each of 3 ranks", 1, sent=False))
+    yield plain(draw, 2, 4, "4 heads, group {1, 2}", 1, members=SUB_GROUP, world_size=3)
+    yield plain(draw, 3, 3, "a head for each of 3 ranks", 1)
     whole = Heads.draw(draw, 1, 2, 2, 4, (1, 3), True)
     run = attention_run("one", whole)
     yield case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True, short=True)])
+    if draw.hidden:
+        yield plain(draw, 2, 6, "6 heads, 2 ranks", 1)
+
+
+def plain(draw: Draw, n: int, heads: int, title: str, weight: float, **more: Any) -> Case:
+    """As many key and value heads as query heads, without a bias."""
+    whole = Heads.draw(draw, n, heads, heads, 4, (1, 5), False)
+    run = attention_run("plain", whole)
+    return case(title, [run], lines_of(run, whole, title, weight, sent=False), **more)
+
+
+@exercise(
+    points=4, objects=("ParallelSelfAttention",), references=REFERENCE, hint=trouble, point=POINT
+)
+def parallel_self_attention(draw: Draw) -> Iterator[Case]:
+    yield grouped(draw, 2, 8, 4, "8 heads, 4 of keys and values, group {1, 2}", 2, SUB_GROUP, 3)
+    yield grouped(draw, 4, 4, 2, "4 heads, 2 of keys and values, 4 ranks", 1.5)
+    yield plain(draw, 2, 4, "kv_heads left out, 2 ranks", 0.5)
+    odd = refused_run("odd", draw, 4, 12, 6)
+    told = values_or_refusal_line(odd, ODD_KEYS, (6, 4), otherwise=UNEVEN, weight=0.5)
+    yield case(ODD_KEYS, [odd], [told])
     yield dropout_case(draw)
     if draw.hidden:
         yield dropout_case(draw, 3, 6)
@@ -191,4 +210,5 @@ def grouped(
     once = whole.copies == 1
     # where ranks hold copies of a head, a step shows whether these stay alike
     told = lines_of(run, whole, title, weight, sent=once, after_step=0.5 if once else 3)
+    told += memory_lines(run, whole) if once else []
     return case(title, [run], told, members=members, world_size=world_size, known=known)

@@ -218,8 +218,14 @@ def first_lines(run: Run, table: Table, title: str) -> list[Line]:
 
 
 def forward_hint(ratio: float, done: list[Operation]) -> str:
-    if any(one.op == "all_gather" for one in done):
+    if any(one.op == "all_gather" for one in done) and ratio > 1:
         return "To gather the table, or what the ranks looked up, sends more than the sum of the rows does."
+    if any(one.op == "all_gather" for one in done):
+        return (
+            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of what "
+            "was looked up, but a real vocabulary has far more rows than a microbatch has tokens: look up "
+            "the rank's own rows, and sum."
+        )
     return (
         "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
     )

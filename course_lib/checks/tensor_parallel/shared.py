@@ -13,7 +13,7 @@ from course_lib.checks.engine.layers.runs import Run
 
 FACTOR_N = (
     "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
-    "sum these copies again counts it N times: after a sum, backward has nothing to say."
+    "sum these copies again counts it N times: after a sum, backward sends nothing."
 )
 BY_LUCK = (
     "In backward PyTorch met a collective that was called on a tensor with a graph, and warned: a collective "

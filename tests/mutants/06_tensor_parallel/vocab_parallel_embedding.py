@@ -325,7 +325,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: gathers the table in every forward
-# says: sends more than the sum of the rows
+# says: Here that is fewer bytes than the sum
 class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, num_embeddings, embedding_dim, group=None):
         super().__init__()
