@@ -17,7 +17,7 @@ from course_lib.checks.engine.layers.runs import Run, case
 from course_lib.checks.tensor_parallel.attention_dropout import dropout_case
 from course_lib.checks.tensor_parallel.heads import LR, Heads, head_mistakes
 from course_lib.checks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
-from course_lib.checks.tensor_parallel.shared import MANY, essential, own_work
+from course_lib.checks.tensor_parallel.shared import MANY, essential, interface, own_work
 from course_lib.checks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
@@ -40,7 +40,7 @@ UNEVEN = (
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if case_of_it.title in (ODD, ODD_KEYS) and kind == "error":
+    if case_of_it.title in (ODD, ODD_KEYS) and kind == "error" and not interface(text):
         return UNEVEN
     if "is invalid for input of size" in text or "unflatten" in text:
         return "A rank has heads / n heads, each of head_dim = width / heads features."

@@ -24,7 +24,14 @@ from course_lib.checks.engine.layers.lines import (
 )
 from course_lib.checks.engine.layers.runs import Run
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.tensor_parallel.shared import FACTOR_N, columns, own_work, total, unwritten
+from course_lib.checks.tensor_parallel.shared import (
+    FACTOR_N,
+    columns,
+    interface,
+    own_work,
+    total,
+    unwritten,
+)
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -197,6 +204,8 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
     if "leaf Variable that requires grad" in text or "modified by an inplace operation" in text:
         return f"x was written into. {COPY}"
     return ""

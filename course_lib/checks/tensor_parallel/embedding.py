@@ -22,7 +22,7 @@ from course_lib.checks.engine.layers.lines import (
 )
 from course_lib.checks.engine.layers.runs import Run
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.tensor_parallel.shared import FACTOR_N, essential, own_work
+from course_lib.checks.tensor_parallel.shared import FACTOR_N, essential, interface, own_work
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -253,6 +253,8 @@ def costs(run: Run, table: Table) -> list[Line]:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
     if "out of range" in text or "out of bounds" in text:
         return (
             "A token that another rank has is no index into the rows here: count from the rank's first row, "

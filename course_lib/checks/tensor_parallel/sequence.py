@@ -36,7 +36,13 @@ from course_lib.checks.tensor_parallel.sequence_runs import (
     gathering,
     scattering,
 )
-from course_lib.checks.tensor_parallel.shared import columns, own_work, total, unwritten
+from course_lib.checks.tensor_parallel.shared import (
+    columns,
+    interface,
+    own_work,
+    total,
+    unwritten,
+)
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -202,6 +208,8 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
     if case_of_it.title == sequence_dim.TITLE:
         return sequence_dim.trouble(text)
+    if said := interface(text):
+        return said
     if case_of_it.title == UNEVEN and kind != "deadlock":
         return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
     if "not contiguous" in text:

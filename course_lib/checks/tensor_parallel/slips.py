@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from course_lib.checks.engine.case import Case
 from course_lib.checks.engine.layers.lines import Mistake
+from course_lib.checks.tensor_parallel.shared import interface
 from course_lib.checks.tensor_parallel.whole import Whole
 from course_lib.ledger.operation import Operation
 
@@ -239,6 +240,8 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
     if "created in no_grad mode" in text:
         return (
             "A collective was called on a tensor with a graph, and autograd does not follow it: what arrives "

@@ -31,7 +31,7 @@ from course_lib.checks.engine.layers.runs import Run
 from course_lib.checks.tensor_parallel.loss_slips import of_gradient, of_value
 from course_lib.checks.tensor_parallel.losses import Loss, run_of
 from course_lib.checks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.tensor_parallel.shared import essential, own_work, unwritten
+from course_lib.checks.tensor_parallel.shared import essential, interface, own_work, unwritten
 from course_lib.facts import chunk_sizes, vocab_parallel_loss_bytes
 from course_lib.ledger.operation import Operation
 
@@ -143,6 +143,8 @@ def costs(run: Run, loss: Loss) -> list[Line]:
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
     if "out of bounds" in text or "out of range" in text:
         return (
             "A target that another rank has, or that is ignored (-100), is no index into the logits here: "
