@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from course_lib.checks.engine.case import Case, Draw, Line, exercise
@@ -142,8 +143,8 @@ def memory_lines(run: Run, whole: Heads) -> list[Line]:
 def parallel_heads(draw: Draw) -> Iterator[Case]:
     whole = Heads.draw(draw, 4, 8, 8, 4, (2, 3), True)
     run = attention_run("heads", whole)
-    wide = Heads.draw(draw, 4, 8, 8, 16, (2, 4), True)
-    large = attention_run("wide", wide)
+    wide = Heads.draw(draw, 4, 8, 8, 64, (2, 4), True)  # 8.4 MB: seen among the pages of a process
+    large = replace(attention_run("wide", wide), pages=True)
     yield case(
         "4 ranks", [run, large],
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -231,9 +231,14 @@ def forward_hint(ratio: float, done: list[Operation]) -> str:
     )
 
 
+def held(run: Run, table: Table) -> Line:
+    rows = [len(table.part(k, table.weight)) for k in range(table.n)]
+    most = [FLOAT * table.weight.shape[1] * one for one in rows]
+    return essential(held_line(run, most, says=WHOLE_TABLE))
+
+
 def costs(run: Run, table: Table) -> list[Line]:
     n, tokens = table.n, table.tokens.numel()
-    rows = [len(table.part(k, table.weight)) for k in range(n)]
     width = table.weight.shape[1]
     return [
         sent_line(run, "forward", [least_bytes(n, FLOAT * tokens * width)] * n, hint=forward_hint),
@@ -242,7 +247,6 @@ def costs(run: Run, table: Table) -> list[Line]:
             hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
         ),
         own_work(run),
-        essential(held_line(run, [FLOAT * width * one for one in rows], says=WHOLE_TABLE)),
         saved_line(
             run, [INDICES * tokens] * n, weight=0.5,
             says="Backward needs to know which rows were looked up, not their values, nor a row of zeros and "
@@ -275,7 +279,13 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
     table = Table.draw(draw, 3, 31, 16, 4, 10)
     run, title = run_of(table), "3 ranks, 31 tokens"
-    yield runs.case(title, [run], [*first_lines(run, table, title), *costs(run, table)])
+    broad = Table.draw(draw, 3, 1031, 1024, 4, 10)  # 8.4 MB: seen among the pages of a process
+    large = replace(run_of(broad, "broad"), pages=True)
+    yield runs.case(
+        title,
+        [run, large],
+        [*first_lines(run, table, title), *costs(run, table), held(large, broad)],
+    )
     table = Table.draw(draw, 2, 8, 3, 9)
     run, title = run_of(table), "group {1, 3}"
     yield runs.case(title, [run], [line(run, table, title)], members=(1, 3), world_size=4)

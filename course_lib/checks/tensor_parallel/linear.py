@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from course_lib.checks.engine.case import Case, Draw, Line, exercise
 from course_lib.checks.engine.layers.lines import (
@@ -116,14 +117,14 @@ def forward_hint(gather: bool) -> str:
 def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (draw.integer(5, 9), 12), (2, 3))
     run = column_run("plain", whole, False)
-    wide = Whole.draw(draw, 4, (64, 256), (2, 8))
-    large = column_run("wide", wide, False)
+    wide = Whole.draw(draw, 4, (512, 2048), (2, 8))  # 8.4 MB: seen among the pages of a process
+    large = replace(column_run("wide", wide, False), pages=True)
     yield case(
         "4 ranks", [run, large],
         [
             *column_lines(run, whole, False, "4 ranks, 12 features", 2),
             values_line(
-                large, "4 ranks, 256 features", mistakes=column_mistakes(wide, False),
+                large, "4 ranks, 2,048 features", mistakes=column_mistakes(wide, False),
                 misfit=misfit(wide, 0), weight=0.5, short=True,
             ),
             *memory_lines(large, wide, wide.x.numel(), weight=1.5),
@@ -256,18 +257,18 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
 def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 4, (8, draw.integer(5, 9)), (2, 3))
     run = row_run("plain", whole, True)
-    wide = Whole.draw(draw, 4, (256, 64), (2, 8))
-    large = row_run("wide", wide, True)
+    wide = Whole.draw(draw, 4, (2048, 512), (2, 8))
+    large = replace(row_run("wide", wide, True), pages=True)
     yield case(
         "4 ranks", [run, large],
         [
             *row_lines(run, whole, True, "4 ranks, 8 features", 2),
             own_work(run, weight=1),
             values_line(
-                large, "4 ranks, 256 features", mistakes=row_mistakes(wide, True),
+                large, "4 ranks, 2,048 features", mistakes=row_mistakes(wide, True),
                 misfit=row_misfit(wide, True), weight=0.5, short=True,
             ),
-            *memory_lines(large, wide, wide.x.numel() // 4, weight=1.5, extra=FLOAT * 64),
+            *memory_lines(large, wide, wide.x.numel() // 4, weight=1.5, extra=FLOAT * 512),
         ],
     )  # fmt: skip
     whole = Whole.draw(draw, 2, (6, draw.integer(5, 9)), (2, 4), bias=False)

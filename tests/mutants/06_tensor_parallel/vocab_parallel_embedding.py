@@ -344,10 +344,10 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tokens, weight, group):
         n = dist.get_world_size(group)
-        rows = torch.zeros(math.ceil(31 / n), weight.shape[1])
-        rows[: len(weight)] = weight
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
         dist.all_gather(sizes, torch.tensor([len(weight)]), group=group)
+        rows = torch.zeros(max(int(one) for one in sizes), weight.shape[1])
+        rows[: len(weight)] = weight
         parts = [torch.empty_like(rows) for _ in range(n)]
         dist.all_gather(parts, rows, group=group)
         ctx.start = sum(int(one) for one in sizes[: dist.get_rank(group)])
