@@ -384,7 +384,7 @@ class Unit:
     def reduce(self):
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
         mean = torch.empty_like(self.shard)
-        mean += self.line_up(gradients).chunk(self.n)[dist.get_rank(self.group)] - mean
+        mean.copy_(self.line_up(gradients).chunk(self.n)[dist.get_rank(self.group)])
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
         for p in self.params:
             p.grad = None
