@@ -210,7 +210,7 @@ _real: weakref.WeakKeyDictionary[RecordingGroup, Any] = weakref.WeakKeyDictionar
 _METHODS = {name: one for name, one in vars(ProcessGroup).items() if callable(one)}
 
 
-def real(group: RecordingGroup) -> Any:
+def real(group: Any) -> Any:
     """The process group behind the one that records; any other is itself."""
     return _real.get(group, group)
 

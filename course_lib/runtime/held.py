@@ -63,8 +63,8 @@ def held_with_children(pid: int) -> Held:
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.append(held_with_children(child))
-    *amounts, fresh = zip(*found, strict=True)
-    return Held(*map(sum, amounts), min(fresh))
+    whole, anonymous, resident, peak, fresh = zip(*found, strict=True)
+    return Held(sum(whole), sum(anonymous), sum(resident), sum(peak), min(fresh))
 
 
 def children(pid: int) -> list[int]:

@@ -1090,58 +1090,48 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: an interface without a group
 # says: take `group=None`, and hand it to every collective
-def add_up(grad, group):
-    total = grad.contiguous().clone()
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class Enter(torch.autograd.Function):
+class SumBehind(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx, grad):
-        return add_up(grad, ctx.group), None
+    def backward(ctx, gradient):
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient
 
 
-class Gather(torch.autograd.Function):
+class Joined(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, group, sizes, rank):
-        ctx.sizes, ctx.rank = sizes, rank
-        longest = max(sizes)
-        mine = y.new_zeros(longest, *y.shape[:-1])
-        mine[: sizes[rank]] = y.movedim(-1, 0)
-        received = y.new_empty(len(sizes) * longest, *y.shape[:-1])
-        dist.all_gather_into_tensor(received, mine, group=group)
-        parts = [one[:size] for one, size in zip(received.chunk(len(sizes)), sizes)]
-        return torch.cat(parts).movedim(0, -1)
+    def forward(ctx, own):
+        ctx.width = own.shape[-1]
+        pieces = [torch.empty_like(own.contiguous()) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, own.contiguous())
+        return torch.cat(pieces, -1)
 
     @staticmethod
-    def backward(ctx, grad):
-        return grad.split(ctx.sizes, -1)[ctx.rank], None, None, None
+    def backward(ctx, gradient):
+        return gradient.narrow(-1, dist.get_rank() * ctx.width, ctx.width)
 
 
 class ColumnParallelLinear(torch.nn.Module):
     def __init__(self, in_features, out_features, bias=True, gather_output=False):
         super().__init__()
-        self.rank, n = dist.get_rank(), dist.get_world_size()
-        whole = torch.nn.Linear(in_features, out_features, bias=bias)
-        rows = torch.arange(out_features).tensor_split(n)
-        self.sizes = [len(one) for one in rows]
-        self.linear = torch.nn.Linear(in_features, self.sizes[self.rank], bias=bias)
-        with torch.no_grad():
-            for mine, theirs in zip(self.linear.parameters(), whole.parameters()):
-                mine.copy_(theirs[rows[self.rank]])
-        self.gather_output, self.group = gather_output, None
+        if out_features % dist.get_world_size():
+            raise ValueError(f"{out_features} features cannot be dealt out evenly")
+        kept = out_features // dist.get_world_size()
+        start = dist.get_rank() * kept
+        layer = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(layer.weight.detach()[start : start + kept].clone())
+        self.bias = (
+            torch.nn.Parameter(layer.bias.detach()[start : start + kept].clone()) if bias else None
+        )
+        self.whole = gather_output
 
     def forward(self, x):
-        y = self.linear(Enter.apply(x, self.group))
-        if self.gather_output:
-            return Gather.apply(y, self.group, self.sizes, self.rank)
-        return y
+        own = torch.nn.functional.linear(SumBehind.apply(x), self.weight, self.bias)
+        return Joined.apply(own) if self.whole else own
 
 
 # %% right: any size, by tensor_split, gathered in equal pieces
