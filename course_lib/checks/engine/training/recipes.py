@@ -122,6 +122,8 @@ class Session:
             self.keep(kind, parameters)
 
     def told(self) -> Told:
+        """The training is over: what is run after it, beside copies that are to be told, is no peak."""
+        self.watch.memory = False
         values = {
             "passes": self.watch.passes, "begun": self.begun, "without": self.without,
         }  # fmt: skip
