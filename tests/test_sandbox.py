@@ -31,7 +31,10 @@ import torch
 import torch.distributed as dist
 
 import course_lib
+from autograder.config import assignments
 from course_lib import launch
+from course_lib.checks.engine.case import Draw
+from course_lib.checks.engine.find import find, of_assignment
 from course_lib.checks.engine.judge import judge
 from course_lib.checks.engine.masks import masked_paths
 from course_lib.runtime import pool as pools
@@ -484,6 +487,16 @@ def test_the_machinery_of_the_checks_is_not_masked() -> None:
     assert str(HERE / "collectives") in masked and str(HERE / "checks" / "collectives") in masked
     assert not any(path.startswith(str(HERE / "checks" / "engine")) for path in masked)
     assert not any(path.startswith(str(HERE / "runtime")) for path in masked)
+
+
+@pytest.mark.parametrize("name", [f"{a}/{one}" for a in assignments() for one in of_assignment(a)])
+def test_what_an_exercise_runs_in_its_ranks_is_there_in_a_sandbox(name: str, seed: int) -> None:
+    """All checks but their machinery are masked: a recipe that lies beside the cases would not be found."""
+    for case in find(name).cases(Draw(seed, hidden=True)):
+        for module in (case.recipe.partition(":")[0], *case.imports):
+            assert not module.startswith("course_lib.checks.") or module.startswith(
+                "course_lib.checks.engine."
+            ), (name, case.title)
 
 
 def test_masks_cover_compiled_files_of_a_module() -> None:

@@ -14,7 +14,6 @@ from course_lib.checks.engine.training import lines, toys
 from course_lib.checks.engine.training.single import Training, train
 from course_lib.checks.zero.runs import IN_A_GROUP
 
-RECIPE = "course_lib.checks.zero.recipes:module"
 LEFT = (
     "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
     "reduced. A unit of which no .grad is None counts as complete, and what is old would be sent again."
@@ -31,7 +30,7 @@ def module_case(training: Training, title: str, told: list[Line], **more: Any) -
         replace(side, outputs=side.outputs | outputs) if side.outputs else side
         for side in given.sides
     ]
-    return replace(given, sides=sides, recipe=RECIPE)
+    return replace(given, sides=sides)
 
 
 def faulty(seen: Observed) -> list | None:

@@ -39,7 +39,7 @@ from course_lib.checks.zero.unit_lines import (
     used_again,
 )
 
-RECIPE = "course_lib.checks.zero.recipes:unit"
+RECIPE = "course_lib.checks.engine.training.sharded:unit"
 
 
 def side(run: Run, rank: int, group: bool) -> RankSide:

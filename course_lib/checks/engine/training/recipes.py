@@ -15,10 +15,8 @@ Instructions of all of them:
 A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
 names in the model; and values: "passes" (see `watching.Watch`), "begun" (operations begun so far: after the
-model was wrapped, after each backward and each step, and of a sharded module after its last
-full_state_dict(); where memory is watched the rank is measured there, too, as "held.0" and so on),
-"without" (gradients that are None; zeros stand for them), "elements" (those that a sharded module's
-parameters() have on this rank).
+model was wrapped, after each backward and each step; where memory is watched the rank is measured there,
+too, as "held.0" and so on), "without" (gradients that are None; zeros stand for them).
 """
 
 from __future__ import annotations
@@ -188,34 +186,3 @@ def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: 
         optimizer.zero_grad()
         session.stepped(step)
     return session.told()
-
-
-def sharded_module(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
-    """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
-    if "steps" not in instructions:
-        return {}, {}
-    warm_up(instructions)
-    session = Session(instructions)
-    names = list(session.named)
-    wrapped = objects[0](session.model, **keywords(instructions, groups))
-    session.named = {}  # nothing here holds on to the whole parameters
-
-    def whole() -> list[tuple[str, torch.Tensor]]:
-        state = wrapped.full_state_dict()
-        for name in names:
-            given = state[name]
-            if isinstance(given, _Tensor) and given.untyped_storage().nbytes() < given.nbytes:
-                raise RuntimeError(f"full_state_dict() gave {name} with a storage that was freed")
-        return [(name, state[name]) for name in names]
-
-    make, defaults = session.optimizer()
-    optimizer = make([p for p in wrapped.parameters() if p.requires_grad], **defaults)
-    session.started(whole)
-    for step in range(len(instructions["steps"])):
-        session.accumulate(step, wrapped, None)
-        optimizer.step()
-        optimizer.zero_grad()
-        session.stepped(step, whole)
-    session.moment(training=False)
-    values, tensors = session.told()
-    return values | {"elements": sum(p.numel() for p in wrapped.parameters())}, tensors

@@ -11,7 +11,11 @@ from course_lib.checks.engine.training import watching
 from course_lib.checks.engine.training.single import Training
 
 OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
-RECIPES = "course_lib.checks.engine.training.recipes"
+RECIPES = {
+    "replicas": "course_lib.checks.engine.training.recipes:replicas",
+    "sharded_optimizer": "course_lib.checks.engine.training.recipes:sharded_optimizer",
+    "sharded_module": "course_lib.checks.engine.training.sharded:module",
+}
 IN_A_GROUP = (
     "Here the ranks of a group train, and not all: pass group= to every collective, and count ranks within "
     "it, dist.get_rank(group) of dist.get_world_size(group)."
@@ -43,7 +47,7 @@ def case(
     moments = 1 + 2 * len(training.steps[0]) + (recipe == "sharded_module")
     return Case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
-        recipe=f"{RECIPES}:{recipe}", imports=OPTIMIZERS, groups=[ranks] if members else [],
+        recipe=RECIPES[recipe], imports=OPTIMIZERS, groups=[ranks] if members else [],
         unrecorded=watching.settled(moments) if watched else (), **more,
     )  # fmt: skip
 
