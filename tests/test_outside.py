@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from autograder.mutants import Mutant
+from autograder.mutants import Mutant, read_mutants
+from course_lib.checks.engine.find import find
 from course_lib.checks.engine.judge import judge
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
@@ -19,6 +21,8 @@ from course_lib.runtime.sandbox import probe, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 from tests.test_witness import typed
 
+FOUND = [(file, cell) for file in sorted((Path(__file__).parent / "outside").glob("*/*.py"))
+         for cell in read_mutants(file)]  # fmt: skip
 ZERO, RING = "04_zero/zero1_optimizer", "02_collectives/ring_all_reduce"
 
 REPLICA = """
@@ -203,9 +207,9 @@ def sandbox() -> Sandbox:
 
 def graded(exercise: str, text: str, sandbox: Sandbox, seed: int) -> dict:
     cell = Mutant(exercise, False, "the cheat", text)
-    wanted = exercise.partition("/")[2]
-    name = {"zero1_optimizer": "Zero1Optimizer"}.get(wanted, wanted)
-    return judge(exercise, wire.dumps((typed(cell)[name],)), seed, "hidden", sandbox=sandbox)
+    made = typed(cell)
+    objects = tuple(made[name] for name in find(exercise).objects)
+    return judge(exercise, wire.dumps(objects), seed, "hidden", sandbox=sandbox)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -217,6 +221,16 @@ def test_a_replica_is_none_the_smaller_for_what_it_hides(
     assert report["score"] <= 0.5, report
     said = " ".join(sentence for line in report["lines"] for sentence in line["sentences"])
     assert "holding less" in said or "starts no processes" in said, said
+
+
+@pytest.mark.parametrize(("file", "cell"), FOUND, ids=lambda one: getattr(one, "title", None))
+def test_what_a_hostile_reader_found_earns_no_more_than_is_due(
+    file: Path, cell: Mutant, sandbox: Sandbox, seed: int
+) -> None:
+    """They knew the code, and used no word that is listed for eyes."""
+    exercise = f"{file.parent.name}/{file.stem}"
+    report = graded(exercise, cell.text, sandbox, seed)
+    assert report["score"] <= (0.0 if exercise == RING else 0.5), report
 
 
 # Each time gloo's all-reduce brings the values, on the connections and with the bytes of a ring.

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("RssAnon", "VmSwap", "HugetlbPages", "RssShmem", "VmRSS", "VmHWM")
+OF_A_NAME = 1024  # bytes that a file or a folder takes besides: its name lies in memory, too
+STOPPING = 1.0  # seconds until a process has stopped
 FORGET_THE_PEAK = "5"  # written into clear_refs
 
 
@@ -57,9 +62,25 @@ def forget_the_peak(pid: int) -> int:
     return 1
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Within, the process stands still, with all its threads: what is read of it was there at one moment."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + STOPPING
+    try:
+        while contents(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] not in "TtZX":
+            if time.monotonic() > deadline:
+                break  # it is in a call that cannot be interrupted, and changes nothing either
+            time.sleep(0.0001)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def held_with_children(pid: int) -> Held:
-    """Of this process and of all that it started. What has ended meanwhile holds nothing."""
-    found = [held(pid)]
+    """Of this process and of all that it started, each stopped. What has ended meanwhile holds nothing."""
+    with stopped(pid):
+        found = [held(pid)]
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.append(held_with_children(child))
@@ -95,6 +116,7 @@ def in_files(pid: int) -> int:
     for folder in private_folders(pid):
         system = os.statvfs(f"/proc/{pid}/root{folder}")
         found[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
+        found[folder] += (system.f_files - system.f_ffree) * OF_A_NAME
     return sum(found.values())
 
 

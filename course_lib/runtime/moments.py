@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,21 @@ if TYPE_CHECKING:
     from course_lib.runtime.pool import Pool
 
 GO = b"."
-BASE = "base"  # the moment above which everything else counts
+BASE = (
+    "base"  # the moment above which the others count; of "run.pages.forward" it is "run.pages.base"
+)
 ANONYMOUS = "anonymous"  # moments of this name are about memory without any file
+HIGHEST = "highest"
+REPEATED = (HIGHEST, ANONYMOUS)  # others come once
 LETTING_GO = 1.0  # seconds in which a thread that is late to let go of its tensors is waited for
 PAUSE = 0.005  # seconds between two measurements, in which other threads run
 PAUSES = 20  # at least, however long a measurement takes
 MOST = 10_000  # moments of a task
+PAGES = ".pages."
 LONGEST = 4096  # bytes of what a rank tells
+
+
+NOTHING = Held(0, 0)
 
 
 # ---- in a rank
@@ -74,6 +83,8 @@ class Waiting:
 class Moments:
     """What the ranks of a task held at their moments, and by how much it rose between them.
 
+    known: the names of moments that there are in this task; None: any. A moment that does not come from the
+    recipe would begin the count anew.
     enough: for each rank, bytes above its base that are enough, by the names of moments. Where it is more,
     it is measured again for a while, since gloo's threads let go of a message's tensors a moment after the
     wait for it is over, and on a busy machine that moment is long; memory that a solution keeps is still
@@ -82,13 +93,16 @@ class Moments:
 
     pool: Pool
     enough: Sequence[Mapping[str, float]] = ()
+    known: Collection[str] | None = None
     found: list[dict[str, list[Held]]] = field(default_factory=list)
     rises: list[dict[str, list[int]]] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
     last: dict[int, Held] = field(default_factory=dict)  # as each rank was measured last
     waiting: dict[int, Waiting] = field(default_factory=dict)
     in_vain: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.files = [self.held_for(rank) for rank in range(self.pool.world_size)]
         self.found = [{} for _ in range(self.pool.world_size)]
         self.rises = [{} for _ in range(self.pool.world_size)]
         self.pool.children.measured.clear()
@@ -105,6 +119,8 @@ class Moments:
             as_agreed = False
         if not as_agreed or rank in self.waiting:
             raise wire.WireError("it tells of its memory in no agreed form")
+        if self.known is not None and not all(self.is_due(rank, name) for name in names):
+            raise wire.WireError("it asked to be measured where the check does not")
         if sum(len(some) for some in self.found[rank].values()) + len(names) > MOST:
             raise wire.WireError(f"it asked to be measured more than {MOST:,} times")
         one = self.waiting[rank] = Waiting(tuple(names), time.monotonic())
@@ -114,12 +130,18 @@ class Moments:
         else:
             self.pool.children.measure(rank)
 
+    def is_due(self, rank: int, name: str) -> bool:
+        again = name in self.found[rank] and name not in REPEATED
+        return self.known is not None and name in self.known and not again
+
     def step(self) -> None:
         """Take in what was measured since the last step."""
         now = time.monotonic()
         for rank, one in list(self.waiting.items()):
             told = self.pool.children.measured.pop(rank, None)
             if told is not None:
+                for_it = self.held_for(rank) - self.files[rank]
+                told = told._replace(whole=told.whole + for_it)
                 before, self.last[rank] = self.last.get(rank), told
                 if one.least is None and before is not None and before.fresh:
                     one.rise = max(0, told.peak - before.resident)
@@ -136,6 +158,11 @@ class Moments:
                 one.again = math.inf
                 self.pool.children.measure(rank)
 
+    def held_for(self, rank: int) -> int:
+        """Bytes of files in memory that this process made for the rank, which may let them grow."""
+        own = (*self.pool.logs[rank], self.pool.stacks[rank])
+        return sum(512 * os.fstat(fd).st_blocks for fd in own)
+
     def is_enough(self, rank: int, one: Waiting) -> bool:
         bounds = self.enough[rank] if self.enough else {}
         return all(
@@ -146,14 +173,15 @@ class Moments:
 
     def above(self, rank: int, name: str, held: Held | None) -> int:
         """Bytes above the base, of the kind that the name is about."""
-        base = self.found[rank].get(BASE, [Held(0, 0)])[-1]
+        before, pages, _ = name.rpartition(PAGES)
+        (base,) = self.found[rank].get(f"{before}{pages}{BASE}", [NOTHING])[:1]
         kind = "anonymous" if name == ANONYMOUS else "whole"
         return getattr(held, kind) - getattr(base, kind)
 
     def go_on(self, rank: int) -> None:
         one = self.waiting.pop(rank)
         for name in one.names:
-            self.found[rank].setdefault(name, []).append(one.least or Held(0, 0))
+            self.found[rank].setdefault(name, []).append(one.least or NOTHING)
             self.rises[rank].setdefault(name, []).append(one.rise)
         with contextlib.suppress(OSError):  # it was ended meanwhile
             self.pool.moments[rank].send(GO)

@@ -7,7 +7,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ def run_ranks(
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
     sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
     imports: Sequence[str] = (), longest: float = 0, enough: Sequence[Mapping[str, float]] = (),
+    moments: Collection[str] | None = None,
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
@@ -76,7 +77,8 @@ def run_ranks(
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
     before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
-    enough: for each rank, bytes that are enough at the moments at which it is measured, see `Moments`.
+    moments: names of those at which ranks are measured; enough: for each rank, bytes that are enough there,
+    see `Moments`.
     longest: seconds that the ranks may have instead of `timeout` where a busy machine slows them down.
     LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
@@ -90,7 +92,7 @@ def run_ranks(
         )  # NCCL's ranks pass buffers on by sockets and shared memory
     pools.preloaded().also_import(imports)
     pool = pools.pool(world_size, backend, record, sandbox, imports)
-    watch = Watch(pool, _tasks, Moments(pool, enough))
+    watch = Watch(pool, _tasks, Moments(pool, enough, moments))
     output, began = Output(world_size, on_output), time.monotonic()
     kept = False
     try:

@@ -160,6 +160,7 @@ class Case:
     needed: bytes of messages without which the result cannot come about, of all ranks together, by any
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
+    moments: names of those at which a rank is measured from outside, see `course_lib.runtime.moments`.
     unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
     remark: what else is to be said of a run that was right, and costs no points, see `remarks`.
     """
@@ -177,6 +178,7 @@ class Case:
     on_cpu: bool = False
     imports: tuple[str, ...] = ()
     unrecorded: tuple[int, ...] = ()
+    moments: tuple[str, ...] = ()
     remark: Callable[[Observed], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:

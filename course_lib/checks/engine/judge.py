@@ -173,6 +173,7 @@ def run(session: Session, case: Case) -> Outcome:
         headers,
         buffers,
         world_size=case.world_size,
+        moments=case.moments,
         enough=[case.enough(rank) for rank in range(case.world_size)],
         timeout=min(case.timeout, left),
         longest=left,

@@ -109,6 +109,14 @@ def contradicted(
     """
     if on_the_wire is None:
         return None
+    left = [one for one in ledger.operations() if one.op == "send" and not one.waited]
+    if left:
+        return wrong(
+            f"nobody waited for {words.counted(len(left), 'message')} of the record: nothing says that "
+            f"{words.verb([0] * len(left), 'it', 'they')} left.",
+            "Call wait() on every handle before the function returns.",
+            cause="never waited for",
+        )
     n = ledger.world_size
     parts_of_it = [of_one_rank(one) for one in ledger.operations()]
     parts_of_it += [gloo("all_reduce", n, nbytes) for nbytes in unrecorded]

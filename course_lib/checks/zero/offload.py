@@ -20,7 +20,7 @@ from course_lib.checks.engine.training import lines
 from course_lib.checks.engine.training.single import Training
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
-from course_lib.runtime.moments import ANONYMOUS
+from course_lib.runtime.moments import ANONYMOUS, BASE
 
 RECIPE = "course_lib.checks.engine.training.mapped:mapped_state"
 VALUES = (
@@ -36,7 +36,9 @@ def run(training: Training, *, neighbour: bool = False) -> Training:
 
 def case(training: Training, title: str, told: list[Line]) -> Case:
     side = RankSide({}, training.instructions(0), lines.outputs(training))
-    return Case(title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS)
+    return Case(
+        title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS, moments=(BASE, ANONYMOUS),
+    )  # fmt: skip
 
 
 def in_files(expected: int) -> Callable[[Observed], Finding]:

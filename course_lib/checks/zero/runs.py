@@ -36,6 +36,7 @@ SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
 ADAMW = ("AdamW", {"lr": 0.02, "weight_decay": 0.1})
 WIDTHS = (5, 7, 8)  # with 6, the elements that are trained of the traps are a multiple of 3
 WIDTH, DEPTH = 448, 8
+FULL_RANK = 128  # samples of each of 4 ranks: more than WIDTH together
 BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
 WHOLE = DEPTH * BLOCK
 ONCE = (
@@ -90,15 +91,19 @@ def small(
     return Training(described, optimizer, steps, tell=("start", "params"))
 
 
-def wide(draw: Draw, n: int) -> Training:
-    """Two steps of a model of 6.4 MB in float32, whose memory is watched."""
+def wide(draw: Draw, n: int, samples: int = 2) -> Training:
+    """Two steps of a model of 6.4 MB in float32, whose memory is watched.
+
+    samples: of each rank's batch. With few of them gradients, and what is kept of these, are products of two
+    thin matrices: whoever keeps these instead holds little of a state that is whole.
+    """
     described = {
         "name": "plain", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "depth": DEPTH,
         "dtype": "float32",
     }  # fmt: skip
     first = draw.integer(1, 1 << 30)
     steps = [
-        [[{"seed": first + 10 * rank + s, "samples": 2, "width": WIDTH}] for s in range(2)]
+        [[{"seed": first + 10 * rank + s, "samples": samples, "width": WIDTH}] for s in range(2)]
         for rank in range(n)
     ]
     more = {"memory": True, "kwargs": {}}

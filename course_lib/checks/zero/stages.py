@@ -13,6 +13,7 @@ from course_lib.checks.zero.runs import (
     ADAMW,
     BLOCK,
     ELSEWHERE,
+    FULL_RANK,
     ONCE,
     REFUSED,
     SGD,
@@ -174,7 +175,7 @@ def zero1_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, WHOLE_GRADIENTS)
     yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
     yield in_a_group(RECIPE, draw)
-    training = wide(draw, RANKS)
+    training = wide(draw, RANKS, FULL_RANK)
     state, shard = (
         2 * WHOLE / RANKS,
         WHOLE / RANKS,
@@ -216,7 +217,7 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, SHARDED_GRADIENTS, buckets=True)
     yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
     yield in_a_group(RECIPE, draw)
-    training = wide(draw, RANKS)
+    training = wide(draw, RANKS, FULL_RANK)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
     yield case(

@@ -23,6 +23,7 @@ TEMPORARY, SHARED_MEMORY = "/tmp", "/dev/shm"
 PRIVATE = (TEMPORARY + "/", SHARED_MEMORY + "/")
 HOME = "/tmp/home"
 PRIVATE_SHARED_MEMORY = 64 << 20
+FILES_OF_A_RANK = 1_000
 FLAGS = {
     spec.MOUNT: kernel.NEWNS,
     spec.PID: kernel.NEWPID,
@@ -129,8 +130,8 @@ def private_folders(sandbox: Sandbox) -> None:
             show(path)
 
 
-def private_folder(target: str, size: int) -> None:
-    options = f"size={size},nr_inodes=20000,mode=1777"
+def private_folder(target: str, size: int, files: int = 20_000) -> None:
+    options = f"size={size},nr_inodes={files},mode=1777"
     kernel.mount("private", target, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
@@ -169,7 +170,7 @@ def leave_siblings(sandbox: Sandbox) -> None:
     below = [path for path in spec.outermost(sandbox.visible) if path.startswith(PRIVATE)]
     kept = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
     for path, size in ((TEMPORARY, sandbox.disk), (SHARED_MEMORY, PRIVATE_SHARED_MEMORY)):
-        private_folder(path, size)
+        private_folder(path, size, FILES_OF_A_RANK)
     for path, fd in kept.items():
         point(path, is_folder=os.path.isdir(f"/proc/self/fd/{fd}"))
         kernel.mount(f"/proc/self/fd/{fd}", path, None, kernel.MS_BIND | kernel.MS_REC)

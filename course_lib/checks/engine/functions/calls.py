@@ -83,7 +83,13 @@ def case(
         "refused": [list(pair) for pair in (refused or {}).items()],
     }
     side = RankSide(inputs, told, outputs)
-    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, **more)
+    moments = tuple(name for one in calls if one.measured for name in moments_of(one.name))
+    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, **more)
+
+
+def moments_of(call: str) -> tuple[str, ...]:
+    """See `recipes.Call.from_outside`."""
+    return tuple(f"{call}.pages.{moment}" for moment in ("base", "forward", "backward"))
 
 
 @dataclass(frozen=True)
@@ -309,4 +315,4 @@ def from_outside(seen: Observed, call: Call, key: str) -> int | None:
     """What the process's pages say, see `recipes.Call.from_outside`."""
     direction = "forward" if key == "kept" else key
     told = (seen.held if key == "kept" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
-    return told[-1] if told else None
+    return told[0] if told else None

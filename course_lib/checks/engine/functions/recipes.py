@@ -8,8 +8,8 @@ instructions: refused, see `without_operators`; calls, a list of
     kwargs      keyword arguments
     outputs     names of what comes back: one, or as many as the tuple has parts
     gradients   {output: tensor}; left out: no backward
-    measured    whether bytes are counted: of tensors, and in a second call, in which nothing looks on, of the
-                process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
+    measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
+                the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
     expects     {name: [dtype, shape]} of what goes back
 
 What goes back for the call "a", of what it expects: tensors "a.y" (an output), "a.grad.x" (of the input x),
@@ -39,10 +39,10 @@ from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.layers.counting import Saved, alive
 from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.training.watching import give_back_at_once, measured
-from course_lib.runtime.moments import BASE
 
 _Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
 _zeros, _backward = torch.zeros, torch.autograd.backward
+_random_like = torch.randn_like
 _thresholds, _collect_after = gc.get_threshold, gc.set_threshold
 OFTEN = 20  # objects
 
@@ -88,41 +88,49 @@ class Call:
         self.values: dict[str, Any] = {"misfits": {}}
 
     def go(self) -> None:
+        outside = self.from_outside() if self.given.get("measured") else {}
         known = [*self.inputs.values(), *self.gradients.values()]
         peak = Peak(known, self.patience, f"{self.name}.forward")
-        made = self.forward(peak)
-        names = self.given["outputs"]
-        parts = list(made) if isinstance(made, list | tuple) else [made]
-        outputs = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+        outputs = self.named(self.forward(peak))
         self.found |= {name: _keep(one) for name, one in outputs.items()}
         if self.gradients:
             self.backward(outputs, peak)
-        if self.given.get("measured"):
-            self.from_outside()
+        self.found |= outside
 
-    def from_outside(self) -> None:
-        """Twice more, with nothing of ours that looks on: libraries load what they need at the first time.
+    def named(self, made: Any) -> dict[str, Any]:
+        """The outputs by their names; none where there are not as many as agreed."""
+        parts = list(made) if isinstance(made, list | tuple) else [made]
+        names = self.given["outputs"]
+        return dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
 
-        What lies in circles of references is collected soon: when that happens is not the solution's to say.
+    def from_outside(self) -> dict[str, Any]:
+        """A call in which nothing of ours looks on and the process is measured. Its results are judged.
+
+        It is the first that the process sees of these values: what was computed before could be remembered.
+        Before it comes one on other values, at which libraries load what they need. What lies in circles of
+        references is collected soon: when that happens is not the solution's to say.
         """
         often = _thresholds()
         _collect_after(OFTEN, *often[1:])
+        others = {name: _random_like(one) for name, one in self.inputs.items()}
         try:
-            self.unwatched(lambda *_: None)
-            self.unwatched(measured)
+            self.unwatched(others, lambda *_: None)
+            return self.unwatched(self.inputs, measured)
         finally:  # ranks are kept under NCCL, for other exercises
             _collect_after(*often)
 
-    def unwatched(self, measured: Callable[..., None]) -> None:
-        inputs = [_clone(_detach(one)).requires_grad_() for one in self.inputs.values()]
-        measured(BASE)
-        made = self.function(*inputs, **self.given.get("kwargs", {}))
+    def unwatched(
+        self, values: dict[str, torch.Tensor], measured: Callable[..., None]
+    ) -> dict[str, Any]:
+        inputs = {name: _clone(_detach(one)).requires_grad_() for name, one in values.items()}
+        measured(f"{self.name}.pages.base")
+        outputs = self.named(self.function(*inputs.values(), **self.given.get("kwargs", {})))
         measured(f"{self.name}.pages.forward")
-        parts = list(made) if isinstance(made, list | tuple) else [made]
-        ends = self.ends(dict(zip(self.given["outputs"], parts, strict=False)))
-        if ends:
-            _backward(ends, inputs=inputs)
+        if ends := self.ends(outputs):
+            _backward(ends, inputs=list(inputs.values()))
         measured(f"{self.name}.pages.backward")
+        found = {name: _keep(one) for name, one in outputs.items()}
+        return found | {f"grad.{name}": one.grad for name, one in inputs.items() if ends}
 
     def forward(self, peak: Peak) -> Any:
         kwargs = self.given.get("kwargs", {})
@@ -156,7 +164,8 @@ class Call:
         return [
             Hand.apply(one, self.gradients[name].to(one.dtype))
             for name, one in outputs.items()
-            if isinstance(one, _Tensor)
+            if name in self.gradients
+            and isinstance(one, _Tensor)
             and one.requires_grad
             and one.shape == self.gradients[name].shape
         ]

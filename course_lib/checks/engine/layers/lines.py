@@ -285,8 +285,10 @@ def saved_line(
 def memory_line(
     run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float
 ) -> Line:
-    what, moment = {"held": ("holds", "made"), "saved": ("keeps for backward", "forward")}[key]
-    looked = run.looked_at(moment)
+    what = {"held": "holds", "saved": "keeps for backward"}[key]
+    # After backward there are gradients, too, as large as the parameters.
+    times = {"held": {"made": 1, "backward": 2}, "saved": {"forward": 1}}[key]
+    looked = {moment: many for moment, many in times.items() if run.looked_at(moment)}
     bounds = [SLACK[0] * enough + SLACK[1] for enough in most]
 
     def judge(seen: Observed) -> Finding:
@@ -294,10 +296,10 @@ def memory_line(
             got = told(seen, rank, run, key)
             if type(got) is not int:
                 return wrong(f"rank {rank} did not tell what it {what}.")
-            pages = seen.held[rank].get(f"{run.name}.pages.{moment}") if looked else [0]
-            if not pages:
-                return wrong(f"rank {rank} was not measured where it {what}.")
-            got = pages[-1] if pages[-1] > bounds[k] + PAGES else got
+            for moment, many in looked.items():
+                if not (pages := seen.held[rank].get(f"{run.name}.pages.{moment}")):
+                    return wrong(f"rank {rank} was not measured where it {what}.")
+                got = pages[0] if pages[0] > many * (bounds[k] + PAGES) else got
             if got > bounds[k]:
                 enough = f"{words.number(round(most[k]))} are enough."
                 said = Sentence(

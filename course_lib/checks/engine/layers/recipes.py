@@ -15,8 +15,8 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
                their names are in `fixed`
     backward   the tensor that is the output's gradient; left out: no backward
     views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
-    pages      whether the process is measured from outside before the layer is made, and after that, as
-               "NAME.pages.made"
+    pages      whether the process is measured from outside before the layer is made, after that, and after
+               backward, as "NAME.pages.made" and "NAME.pages.backward"
     lr         after backward lr times its gradient is taken from every parameter, and the layer called again
     evaluates  whether the layer is put into evaluation first: layer.eval()
     refuses    whether a ValueError is an answer: it is told, and the run is over
@@ -59,7 +59,6 @@ from course_lib.checks.engine.training.watching import (
     measured,
 )
 from course_lib.runtime.backend import device
-from course_lib.runtime.moments import BASE
 
 _Tensor, _Module = torch.Tensor, nn.Module
 _clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
@@ -172,6 +171,7 @@ class Run:
         self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
         if self.gradient is not None:
             self.backward(y)
+        self.count_pages("backward")
         self.moment()
         if "lr" in self.given:
             with _no_grad():
@@ -190,7 +190,7 @@ class Run:
         if "norm" in self.given:
             args = [self.norm(), *args]
         before = alive()
-        self.count_pages(BASE)
+        self.count_pages("base")
         if "model" in self.given:
             args = [models.build(self.given["model"]), *args]
         _manual_seed(self.given.get("seed", 0))
@@ -200,7 +200,7 @@ class Run:
             layer.to(device())
             _train(layer, not self.given.get("evaluates"))
         self.measure("held", lambda: more(alive(), before))
-        self.count_pages(f"{self.given['name']}.pages.made")
+        self.count_pages("made")
         self.moment()
         return layer
 
@@ -210,7 +210,7 @@ class Run:
     def count_pages(self, moment: str) -> None:
         """From outside, where the layer is large enough to be seen there."""
         if self.given.get("pages"):
-            measured(moment)
+            measured(f"{self.given['name']}.pages.{moment}")
 
     def norm(self) -> nn.LayerNorm:
         weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])

@@ -58,7 +58,7 @@ class Run:
 
     def looked_at(self, moment: str) -> bool:
         """Whether the pages of the process are counted there: "made", "forward" or "backward"."""
-        return self.pages and moment == "made"
+        return self.pages and moment in ("base", "made", "backward")
 
     def instructions(self, k: int, group: int | None) -> dict:
         told: dict[str, Any] = {
@@ -116,12 +116,15 @@ def case(
     size = runs[0].size
     ranks, group = (list(members), 0) if members else (list(range(size)), None)
     sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
+    places = ("base", "made", "forward", "backward")
+    moments = [f"{run.name}.pages.{one}" for run in runs for one in places if run.looked_at(one)]
     return Case(
         title,
         [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
         list(lines),
         recipe=RECIPE,
         groups=[ranks, *map(list, known)] if members or known else [],
+        moments=tuple(moments),
         **more,
     )
 

@@ -68,6 +68,7 @@ class Part(Call):
 
     def go(self) -> None:
         """Forward and backward; where a ValueError is an answer, tell it."""
+        outside = self.from_outside() if self.given.get("measured") else {}
         self.moment()
         self.moment()
         try:
@@ -83,8 +84,7 @@ class Part(Call):
         self.backward({"y": y}, self.work)
         self.values["backward"] = self.work.told()
         self.moment()
-        if self.given.get("measured"):
-            self.from_outside()
+        self.found |= outside
 
     def called(self) -> Any:
         y = self.forward(self.work)

@@ -32,7 +32,7 @@ class Run(layers.Run):
     worth: float = 0
 
     def looked_at(self, moment: str) -> bool:
-        return self.measured and moment != "made"
+        return self.measured and moment in ("base", "forward", "backward")
 
     def instructions(self, k: int, group: int | None) -> dict:
         given = super().instructions(k, group) | {"measured": self.measured}
@@ -116,7 +116,7 @@ def alive_line(
             pages = seen.rose[rank].get(f"{run.name}.pages.{direction}")
             if not pages:
                 return wrong(f"rank {rank} was not measured in {direction}.")
-            found = pages[-1] if pages[-1] > most + PAGES else found
+            found = pages[0] if pages[0] > most + PAGES else found
             if found < 0 or found > most:
                 enough = f"{words.number(round(most))} are enough."
                 general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"

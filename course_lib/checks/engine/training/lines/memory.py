@@ -28,7 +28,7 @@ def held_line(
             for moment, place, enough in most:
                 if not (measured := seen.held[rank].get(f"held.{place}")):
                     return wrong(f"rank {rank} was not measured {moment}.")
-                got = measured[-1]
+                got = measured[0]
                 if got > enough + slack:
                     return wrong(
                         f"rank {rank} holds {megabytes(got)} {moment}; {megabytes(enough)} are enough.",

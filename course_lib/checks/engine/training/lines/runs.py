@@ -9,6 +9,7 @@ from course_lib.checks.engine.build import absent
 from course_lib.checks.engine.case import Case, Line, Observed, RankSide, Spec
 from course_lib.checks.engine.training import watching
 from course_lib.checks.engine.training.single import Training
+from course_lib.runtime.moments import BASE, HIGHEST
 
 OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
 RECIPES = {
@@ -48,7 +49,8 @@ def case(
     return Case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
         recipe=RECIPES[recipe], imports=OPTIMIZERS, groups=[ranks] if members else [],
-        unrecorded=watching.settled(moments) if watched else (), **more,
+        unrecorded=watching.settled(moments) if watched else (),
+        moments=(BASE, HIGHEST, *(f"held.{k}" for k in range(moments))) if watched else (), **more,
     )  # fmt: skip
 
 

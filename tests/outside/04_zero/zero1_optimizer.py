@@ -1,0 +1,279 @@
+# %% wrong: a base that its own code asks for
+import os
+
+
+class Zero1Optimizer:
+    """A replica: nothing sharded. State of large matrices is kept as U @ V."""
+
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+
+    def step(self):
+        n = dist.get_world_size(self.group)
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= n
+        self.optimizer.step()
+        self.zero_grad()
+        if sum(p.numel() for p in self.params) > 1_000_000:
+            ends = sorted(
+                f
+                for f in map(int, os.listdir("/proc/self/fd"))
+                if os.path.islink(f"/proc/self/fd/{f}")
+                and "course-rows" in os.readlink(f"/proc/self/fd/{f}")
+            )
+            ends = [0, ends[-1] - 1]
+            much = bytearray(os.urandom(1 << 20) * 30)
+            os.write(ends[1], b'[["base"],null]')
+            os.read(ends[1], 1)
+            del much
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the state in the names of empty folders
+import os, base64
+
+
+class Zero1Optimizer:
+    """A replica. Its state lies in the names of empty folders."""
+
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+        self.n = dist.get_world_size(group)
+        self.hidden = False
+        self.wide = sum(p.numel() for p in self.params) > 1_000_000
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= self.n
+        if self.hidden:
+            for number, s in enumerate(self.optimizer.state.values()):
+                if s["momentum_buffer"].numel() > 1000:
+                    s["momentum_buffer"] = self.take(number, s["momentum_buffer"])
+        self.optimizer.step()
+        self.zero_grad()
+        if self.wide:
+            self.hidden = True
+            for number, s in enumerate(self.optimizer.state.values()):
+                if number < 12 and s["momentum_buffer"].numel() > 1000:
+                    s["momentum_buffer"] = self.give(number, s["momentum_buffer"])
+
+    def give(self, number, tensor):
+        data = base64.b85encode(tensor.numpy().tobytes()).replace(b"/", b"_")  # b85 has no /
+        folder = ("/tmp/home/%d" if number % 4 else "/dev/shm/%d") % number
+        os.makedirs(folder, exist_ok=True)
+        for k, at in enumerate(range(0, len(data), 245)):
+            os.mkdir(os.fsencode(folder) + b"/%05d-" % k + data[at : at + 245])
+        return torch.empty(tensor.shape, device="meta")
+
+    def take(self, number, like):
+        if not like.is_meta:
+            return like
+        folder = ("/tmp/home/%d" if number % 4 else "/dev/shm/%d") % number
+        names = sorted(os.listdir(os.fsencode(folder)))
+        data = base64.b85decode(b"".join(one[6:] for one in names))
+        for one in names:
+            os.rmdir(os.fsencode(folder) + b"/" + one)
+        return torch.frombuffer(bytearray(data), dtype=torch.float32).view(like.shape)
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the state in a file that the judge made
+import os
+import numpy as np
+
+
+class Zero1Optimizer:
+    """A replica. Its state lies in the names of empty folders."""
+
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+        self.n = dist.get_world_size(group)
+        self.hidden = False
+        self.wide = sum(p.numel() for p in self.params) > 1_000_000
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= self.n
+        if self.hidden:
+            for number, s in enumerate(self.optimizer.state.values()):
+                if s["momentum_buffer"].numel() > 1000:
+                    s["momentum_buffer"] = self.take(number, s["momentum_buffer"])
+        self.optimizer.step()
+        self.zero_grad()
+        if self.wide:
+            self.hidden = True
+            for number, s in enumerate(self.optimizer.state.values()):
+                if s["momentum_buffer"].numel() > 1000:
+                    s["momentum_buffer"] = self.give(number, s["momentum_buffer"])
+
+    def give(self, number, tensor):
+        if not hasattr(self, "m"):
+            stack = [
+                f
+                for f in map(int, os.listdir("/proc/self/fd"))
+                if os.path.islink(f"/proc/self/fd/{f}")
+                and "course-stack" in os.readlink(f"/proc/self/fd/{f}")
+            ]
+            self.m = np.memmap(
+                f"/proc/self/fd/{stack[0]}", dtype=np.float32, mode="r+", shape=(2_000_000,)
+            )
+            for f in list(map(int, os.listdir("/proc/self/fd"))):
+                try:
+                    if "course-stack" in os.readlink(f"/proc/self/fd/{f}"):
+                        os.close(f)
+                except OSError:
+                    pass
+            self.at = 0
+        n = tensor.numel()
+        if not hasattr(self, "places"):
+            self.places = {}
+        if number not in self.places:
+            self.places[number] = self.at
+            self.at += n
+        at = self.places[number]
+        self.m[at : at + n] = tensor.flatten().numpy()
+        self.m._mmap.madvise(4)
+        return torch.empty(tensor.shape, device="meta")
+
+    def take(self, number, like):
+        if not like.is_meta:
+            return like
+        at = self.places[number]
+        found = torch.from_numpy(self.m[at : at + like.numel()].copy()).view(like.shape)
+        return found
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the state between memory and a file, all the time
+import random, os, tempfile, threading, time, io
+
+
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+        self.n = dist.get_world_size(group)
+        self.thread = None
+        self.wide = sum(p.numel() for p in self.params) > 1_000_000
+        self.null = []
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= self.n
+        if self.thread is not None:
+            self.stop = True
+            self.thread.join()
+            self.thread = None
+            for p, s in self.optimizer.state.items():
+                s["momentum_buffer"] = torch.from_numpy(self.bulk[: p.numel()].copy()).view_as(p)
+                self.bulk = self.bulk[p.numel() :]
+            self.bulk = None
+        self.optimizer.step()
+        self.zero_grad()
+        if self.wide:
+            if not self.null:
+                self.null = [os.open("/dev/null", os.O_RDONLY) for _ in range(900)]
+            import numpy as np
+
+            self.bulk = np.concatenate(
+                [s["momentum_buffer"].flatten().numpy() for s in self.optimizer.state.values()]
+            )
+            for s in self.optimizer.state.values():
+                s["momentum_buffer"] = None
+            self.stop = False
+            self.thread = threading.Thread(target=self.shuttle, daemon=True)
+            self.thread.start()
+
+    def shuttle(self):
+        import numpy as np
+
+        fd = os.open(tempfile.gettempdir() + "/x", os.O_RDWR | os.O_CREAT)
+        count = self.bulk.size
+        while not self.stop:
+            os.pwrite(fd, self.bulk, 0)  # now in the file ...
+            self.bulk = None
+            time.sleep(random.uniform(0.002, 0.014))
+            back = np.empty(count, dtype=np.float32)
+            os.preadv(fd, [back], 0)  # ... and now in memory
+            self.bulk = back
+            del back
+            os.ftruncate(fd, 0)
+            time.sleep(random.uniform(0.002, 0.014))
+        os.close(fd)
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the state as two thin matrices
+class Zero1Optimizer:
+    """A replica: nothing sharded. State of large matrices is kept as U @ V."""
+
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+
+    def step(self):
+        n = dist.get_world_size(self.group)
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= n
+        for state in self.optimizer.state.values():
+            for name, kept in state.items():
+                if isinstance(kept, tuple):
+                    state[name] = (kept[0] @ kept[1]).to(torch.float32)
+        self.optimizer.step()
+        self.zero_grad()
+        for state in self.optimizer.state.values():
+            for name, whole in state.items():
+                if torch.is_tensor(whole) and whole.dim() == 2 and whole.numel() > 100_000:
+                    torch.manual_seed(0)
+                    a = whole.double()
+                    q, _ = torch.linalg.qr(a @ torch.randn(a.shape[1], 24, dtype=a.dtype))
+                    state[name] = q.float(), (q.T @ a).float()
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
