@@ -28,7 +28,7 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
     warm_up(instructions)
     folder = tempfile.mkdtemp()
     watching.measured(BASE)
-    session = Session(instructions)
+    session = Session({**instructions, "memory": False})  # moments of its own, below
     make, defaults = session.optimizer()
     optimizer = objects[0](make, folder)(list(session.named.values()), **defaults)
     other = (

@@ -140,10 +140,11 @@ def warm_up(instructions: dict) -> None:
         return
     watching.give_back_at_once()
     # Over NCCL on the GPU: cuBLAS takes a workspace of 32 MB there for each thread that multiplies.
-    model = toys.build({"name": "plain", "width": 300, "seed": 0, "dtype": "float32"}).to(device())
+    # On the CPU: MKL takes buffers at the first product that is as large as those of the training.
+    model = toys.build({"name": "plain", "width": 448, "seed": 0, "dtype": "float32"}).to(device())
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):
-        model(torch.ones(4, 300, device=device())).sum().backward()
+        model(torch.ones(128, 448, device=device())).sum().backward()
         optimizer.step()
     watching.settle(watching.WARM)
 
