@@ -217,7 +217,7 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     yield from values(draw, SHARDED_GRADIENTS, buckets=True)
     yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
     yield in_a_group(RECIPE, draw)
-    training = wide(draw, RANKS, FULL_RANK)
+    training = wide(draw, RANKS)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
     yield case(
