@@ -19,6 +19,7 @@ from course_lib.ledger.on_nccl import MOST, Remark, remarks
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.order import Held, Order
 from course_lib.ledger.recorder import recorder
+from course_lib.ledger.work import put_behind
 from course_lib.pipeline import simulate
 from course_lib.pipeline.actions import parts
 from course_lib.pipeline.generators import one_f_one_b
@@ -303,7 +304,7 @@ def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.Monk
         calls = (dist.irecv, dist.isend) if in_turns else (dist.isend, dist.irecv)
         for call in calls:
             work: Any = call(x.clone(), 1 - rank, tag=rank if call is dist.isend else 1 - rank)
-            work.inner = Still()
+            put_behind(work, Still())
             work.wait()
         time.sleep(30)
 
@@ -345,7 +346,7 @@ def test_sends_that_are_done_before_their_receives_are_long_without_news_are_not
         for call in calls:
             recorder().pending.mark = lambda work=None, over=call is dist.isend: Mark(over)
             work: Any = call(x.clone(), 1 - rank)
-            work.inner = Mark(call is dist.isend)
+            put_behind(work, Mark(call is dist.isend))
             work.wait()
         time.sleep(30)
 

@@ -346,7 +346,9 @@ def test_what_was_hidden_is_there_again_after_a_check() -> None:
     with out_of_reach():
         assert "course_lib.ledger.recorder" not in sys.modules
         assert not hasattr(sys.modules["course_lib"], "ledger")
+        from course_lib.ledger.recorder import Recorder as copy
         from course_lib.runtime.errors import RankError  # noqa: F401
     import course_lib.ledger.recorder as after
 
+    assert after.Recorder is not copy
     assert after is before and sys.modules["course_lib"].ledger.recorder is before

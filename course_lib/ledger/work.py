@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import weakref
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +40,36 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
     return value
 
 
+@dataclass
+class Handle:
+    """What a `RecordingWork` knows. It stands beside it: a program that is recorded has no name for it.
+
+    inner: the real handle; row: of the record; sent: the tensors of a message on its way out; peer: its
+    other end; device: whether it runs on a GPU's stream, where wait() does not block the host; mark: the
+    `fingerprint` of what is sent.
+    """
+
+    inner: Any
+    row: int
+    sent: list[torch.Tensor]
+    peer: int
+    device: bool
+    mark: int
+    waited: bool = False
+
+
+_handles: weakref.WeakKeyDictionary[RecordingWork, Handle] = weakref.WeakKeyDictionary()
+_wait, _is_completed = (
+    Work.wait,
+    Work.is_completed,
+)  # as they were before a program could replace them
+
+
+def put_behind(work: RecordingWork, other: Any) -> None:
+    """Have `work` ask another handle from now on, with methods of the same names."""
+    _handles[work].inner = other
+
+
 class RecordingWork(Work):
     """The handle of an operation: passes everything on to the real one, and books the waiting."""
 
@@ -44,84 +78,86 @@ class RecordingWork(Work):
         message: bool = False, peer: int = -1, device: bool = False,
     ):  # fmt: skip
         super().__init__()
-        self.device = device  # it runs on a GPU's stream: wait() does not block the host
-        self.inner, self.row, self.sent, self.peer = inner, row, sent, peer
-        self.mark = fingerprint(sent) if sent else 0
-        self.waited = False
+        _handles[self] = Handle(inner, row, sent, peer, device, fingerprint(sent) if sent else 0)
         if message or KEEPS_HALF:
             recorder().handles[row] = self
 
-    def check_untouched(self) -> None:
-        if not self.sent or self.waited:
-            return
-        if fingerprint(self.sent) != self.mark:
-            raise CommunicationError(
-                f"the tensor {describe(self.sent)} that rank {recorder().rank} sends to rank {self.peer} "
-                "was changed before wait(): what arrives may be the old values, the new ones or a mixture. "
-                "Call wait() on the handle first, or send a clone()."
-            )
-
-    def check_first(self) -> None:
-        """gloo's messages count what arrives: a second wait() would wait for one more, for ever."""
-        if self.waited and self.peer >= 0 and not self.device:
-            raise CommunicationError(
-                f"wait() was called before on this handle, of a message with rank {self.peer}: on gloo a "
-                "second wait() never returns. Wait once for each handle, where its tensor is needed."
-            )
-
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self.check_first()
-        rec = recorder()
-        before = rec.pending.mark() if self.device else None
-        since = rec.begin_wait(self.row)
+        own, rec = _handles[self], recorder()
+        check_first(own)
+        before = rec.pending.mark() if own.device else None
+        since = rec.begin_wait(own.row)
+        wait = (
+            functools.partial(_wait, own.inner) if isinstance(own.inner, Work) else own.inner.wait
+        )
         try:
-            if timeout is None or timeout <= timedelta(0):
-                done = self.inner.wait()
-            else:
-                done = self.inner.wait(timeout)
+            done = wait() if timeout is None or timeout <= timedelta(0) else wait(timeout)
         finally:
-            rec.end_wait(self.row, since, done=not self.device)
-        if self.device:
-            rec.waits_on_stream(self.row, before)
-        self.check_untouched()
-        self.waited, self.sent = True, []
-        rec.handles.pop(self.row, None)
+            rec.end_wait(own.row, since, done=not own.device)
+        if own.device:
+            rec.waits_on_stream(own.row, before)
+        check_untouched(own)
+        own.waited, own.sent = True, []
+        rec.handles.pop(own.row, None)
         return done
 
     def is_completed(self) -> bool:
-        done = self.inner.is_completed()
-        if done and not self.waited:
+        own = _handles[self]
+        real = isinstance(own.inner, Work)
+        done = _is_completed(own.inner) if real else own.inner.is_completed()
+        if done and not own.waited:
             self.wait()  # it returns at once; books the completion
         return done
 
     def get_future(self):  # the type differs between PyTorch versions
-        rec = recorder()
-        rec.log.rows.map[self.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
-        rec.handles.pop(self.row, None)
-        if self.device:
-            rec.waits_on_stream(self.row, None, self.inner)
-        return self.inner.get_future()
+        own, rec = _handles[self], recorder()
+        future = own.inner.get_future()  # gloo has none of a message, and raises
+        rec.log.rows.map[own.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
+        rec.handles.pop(own.row, None)
+        if own.device:
+            rec.waits_on_stream(own.row, None, own.inner)
+        return future
 
     def is_success(self) -> bool:
-        return self.inner.is_success()
+        return _handles[self].inner.is_success()
 
     def exception(self):
-        return self.inner.exception()
+        return _handles[self].inner.exception()
 
     def source_rank(self) -> int:
-        return self.inner.source_rank()
+        return _handles[self].inner.source_rank()
 
     def _source_rank(self) -> int:
-        return self.inner._source_rank()
+        return _handles[self].inner._source_rank()
 
     def result(self):
-        return self.inner.result()
+        return _handles[self].inner.result()
 
     def synchronize(self) -> None:
         self.wait()
 
     def abort(self) -> None:
-        self.inner.abort()  # pyright: ignore[reportAttributeAccessIssue]
+        _handles[self].inner.abort()
+
+
+def check_untouched(own: Handle) -> None:
+    if not own.sent or own.waited:
+        return
+    if fingerprint(own.sent) != own.mark:
+        raise CommunicationError(
+            f"the tensor {describe(own.sent)} that rank {recorder().rank} sends to rank {own.peer} "
+            "was changed before wait(): what arrives may be the old values, the new ones or a mixture. "
+            "Call wait() on the handle first, or send a clone()."
+        )
+
+
+def check_first(own: Handle) -> None:
+    """gloo's messages count what arrives: a second wait() would wait for one more, for ever."""
+    if own.waited and own.peer >= 0 and not own.device:
+        raise CommunicationError(
+            f"wait() was called before on this handle, of a message with rank {own.peer}: on gloo a "
+            "second wait() never returns. Wait once for each handle, where its tensor is needed."
+        )
 
 
 class Together(Work):

@@ -77,13 +77,16 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def held_with_children(pid: int) -> Held:
-    """Of this process and of all that it started, each stopped. What has ended meanwhile holds nothing."""
-    with stopped(pid):
+def held_with_children(pid: int, still: bool = False) -> Held:
+    """Of this process and of all that it started. What has ended meanwhile holds nothing.
+
+    still: each is stopped meanwhile, so that no memory is moved between two readings of one process.
+    """
+    with stopped(pid) if still else contextlib.nullcontext():
         found = [held(pid)]
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.append(held_with_children(child))
+            found.append(held_with_children(child, still))
     whole, anonymous, resident, peak, fresh = zip(*found, strict=True)
     return Held(sum(whole), sum(anonymous), sum(resident), sum(peak), min(fresh))
 

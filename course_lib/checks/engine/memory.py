@@ -12,10 +12,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from course_lib.runtime.moments import LETTING_GO, PAUSE, PAUSES
+
 _clock, _sleep, _infinity = time.monotonic, time.sleep, math.inf
-LETTING_GO = 1.0  # seconds in which a late thread is waited for
-PAUSE = 0.005  # seconds between two measurements, in which other threads run
-PAUSES = 20  # at least, however long a measurement takes
 
 
 class Patience:

@@ -109,12 +109,14 @@ def contradicted(
     """
     if on_the_wire is None:
         return None
-    left = [one for one in ledger.operations() if one.op == "send" and not one.waited]
+    alone = {id(one) for one in ledger.unmatched()}
+    sends = [one for one in ledger.operations() if one.op == "send"]
+    left = [one for one in sends if not one.waited or id(one) in alone]
     if left:
+        many = words.counted(len(left), "message")
         return wrong(
-            f"nobody waited for {words.counted(len(left), 'message')} of the record: nothing says that "
-            f"{words.verb([0] * len(left), 'it', 'they')} left.",
-            "Call wait() on every handle before the function returns.",
+            f"of {many} in the record nothing says that it left: nobody waited for it, or received it.",
+            "Call wait() on every handle before the function returns, and receive what is sent.",
             cause="never waited for",
         )
     n = ledger.world_size

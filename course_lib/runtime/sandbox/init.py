@@ -162,7 +162,7 @@ class Init:
         """Tell what a child holds; nothing when it has ended, which is told anyway."""
         for pid in [pid for pid, n in self.children.items() if n == number]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                self.tell({"measured": [number, *held.held_with_children(pid)]})
+                self.tell({"measured": [number, *held.held_with_children(pid, still=True)]})
 
     def reap(self) -> None:
         while True:

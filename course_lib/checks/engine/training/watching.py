@@ -21,6 +21,7 @@ from course_lib.ledger import rows
 from course_lib.ledger.group import real
 from course_lib.runtime import moments
 from course_lib.runtime.backend import device
+from course_lib.runtime.moments import HIGHEST
 
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 SMALL = 64 << 10  # bytes
@@ -59,11 +60,11 @@ class Watch:
             block.register_forward_hook(lambda _, __, out, k=number: self.left(out, k))
 
     def left(self, out: torch.Tensor, block: int) -> torch.Tensor:
-        self.look("highest")
+        self.look(HIGHEST)
         return _Pass.apply(out, block, self) if out.requires_grad else out  # type: ignore[return-value]
 
     def passed(self, block: int) -> None:
-        self.look("highest")
+        self.look(HIGHEST)
         if self.passes:
             self.passes[-1].append([block, *begun_and_waited()])
 
@@ -81,7 +82,7 @@ class Watch:
         """
         if self.memory:
             _collect()
-            self.look(f"held.{place}", *(["highest"] if training else []))
+            self.look(f"held.{place}", *([HIGHEST] if training else []))
 
 
 def begun_and_waited() -> tuple[int, int]:
