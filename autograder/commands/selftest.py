@@ -105,7 +105,7 @@ def run_rows(
 
 
 def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
-    """What the sandbox of this machine holds back: of FILES, NETWORK, PROCESSES, CALLS, APART.
+    """Those of FILES, NETWORK, PROCESSES, CALLS, APART that the sandbox of this machine holds back.
 
     Asked of a worker, as grading does. Raises NotReadyError as grading does.
     """

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from course_lib.checks.data_parallel.early import LEFT_EARLY, left_early
 from course_lib.checks.engine import words
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Finding, Line, Observed, usual, wrong
 from course_lib.checks.engine.training import lines
-from course_lib.checks.engine.training.single import (
-    Gradient,
-    Tensors,
-    Training,
-    gradients,
-    train,
-)
+from course_lib.checks.engine.training.single import Gradient, Training, train
 from course_lib.ledger.operation import Operation
 
 REFERENCE = ("course_lib.data_parallel",)
@@ -119,46 +114,6 @@ AGAIN = (
     "Step 1 is right, and a later one is not. What belongs to one step (handles, flat tensors, which "
     "gradients have come) has to begin anew when finish_gradient_synchronization() is over."
 )
-
-
-LEFT_EARLY = (
-    "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "
-    "parameter counts once. A hook that is registered twice fires twice, and loops over all modules and "
-    "their parameters() meet a parameter more than once."
-)
-
-
-def left_early(run: Training, seen: Observed) -> bool:
-    """Each wrong gradient of the first step is the mean without the last microbatch of some ranks."""
-    if "grads" not in run.tell:
-        return False
-    expected, steps = lines.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
-    model = run.built()
-    given = [[gradients(model, one, len(rank)) for one in rank] for rank in steps]
-    some = False
-    for rank in lines.members(seen):
-        found = {name: seen.tensors[rank][name] for name in expected}
-        differ = lines.differing(found, expected, run.dtype)
-        if len(differ) == len(expected) or not all(
-            lacking(found, expected, name, given, run.dtype) for name in differ
-        ):
-            return False
-        some = some or bool(differ)
-    return some
-
-
-def lacking(
-    found: Tensors, expected: Tensors, name: str, given: list[list[Tensors]], dtype: torch.dtype
-) -> bool:
-    """The gradient is the mean over the ranks, with some ranks' last microbatch left out."""
-    short, zeros = name.split(".", 2)[2], torch.zeros_like(expected[name])
-    early = sum((one.get(short, zeros) for rank in given for one in rank[:-1]), zeros)
-    last = [rank[-1].get(short, zeros) for rank in given]
-    for there in product((0, 1), repeat=len(last)):
-        total = sum((one for one, here in zip(last, there, strict=True) if here), early)
-        if not lines.differing(found, expected | {name: total / len(given)}, dtype).count(name):
-            return True
-    return False
 
 
 def only_later(run: Training, what: str, seen: Observed) -> bool:
