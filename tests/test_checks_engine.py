@@ -774,7 +774,8 @@ def test_what_a_rank_sends_in_a_recipes_name_is_not_deep() -> None:
 def ledger_of(*sent: int) -> Ledger:
     """A ledger of one rank that sent messages of these sizes, and one that received them."""
     sends = [operation(0, "send", 1, nbytes, k) for k, nbytes in enumerate(sent)]
-    return Ledger(2, [sends, []])
+    received = [operation(1, "recv", 0, nbytes, k) for k, nbytes in enumerate(sent)]
+    return Ledger(2, [sends, received])
 
 
 def operation(rank: int, op: str, peer: int, nbytes: int, index: int) -> Operation:
@@ -795,6 +796,15 @@ def test_a_record_that_the_network_contradicts(on_the_wire, said) -> None:
     assert (found is None) == (said is None)
     if found is not None:
         assert said in " ".join(found.sentences)
+
+
+def test_a_message_counts_when_it_was_waited_for_and_received() -> None:
+    """Whatever the network says: other bytes may have gone by in their place."""
+    sends, received = (ledger_of(4_000, 6_000).operations(rank) for rank in range(2))
+    unwaited = [sends[0], replace(sends[1], waited=False)]
+    for ledger in (Ledger(2, [sends, received[:1]]), Ledger(2, [unwaited, received])):
+        found = witness.contradicted(ledger, 10_000)
+        assert found is not None and "of 1 message in the record" in found.sentences[0]
 
 
 def test_a_function_is_evaluated_with_keyword_arguments() -> None:
