@@ -1,7 +1,8 @@
 """A hash of everything that a grade depends on: when it is the same, so is the grade.
 
-A submission is graded again when its own files have changed, or the assignment, the checks, the
-grader, a library, a limit or the secret; and not otherwise.
+A submission is graded again when its own files have changed, or the assignment, the grader, what all checks
+share, a library, a limit or the secret; and not otherwise. Where an exercise's own check has changed and
+nothing else, that exercise is judged again, and the other verdicts stay.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from autograder.config import ROOT
 from autograder.intake import HandedIn
 from autograder.limits import Limits
+from autograder.own_files import is_own, own_files
 
 PACKAGES = ("course_lib", "autograder")
 LIBRARIES = ("torch", "numpy", "ipython", "cloudpickle", "nbformat", "nbgrader")
@@ -43,11 +45,30 @@ def of_library(root: Path = ROOT) -> str:
 
     Reads every file of both packages: once for each run.
     """
+    return _of_files(root, lambda _: True)
+
+
+def of_shared(root: Path = ROOT) -> str:
+    """The same without the files that only some exercises rest on."""
+    return _of_files(root, lambda file: not is_own(file))
+
+
+def of_exercise(check: str, root: Path = ROOT) -> str:
+    """Of the files that exercise `check` rests on, beside those that all share."""
+    digest = Digest(check)
+    for file in own_files(check, root):
+        digest.add(str(file))
+        digest.add((root / file).read_bytes())
+    return digest.hex()
+
+
+def _of_files(root: Path, wanted: Callable[[Path], bool]) -> str:
     digest = Digest(platform.python_version(), *(f"{one} {version(one)}" for one in LIBRARIES))
     for package in PACKAGES:
         for path in _sources(root / package):
-            digest.add(str(path.relative_to(root)))
-            digest.add(path.read_bytes())
+            if wanted(path.relative_to(root)):
+                digest.add(str(path.relative_to(root)))
+                digest.add(path.read_bytes())
     return digest.hex()
 
 

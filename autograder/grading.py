@@ -45,6 +45,7 @@ def grade(work: Work) -> dict[str, Any]:
         replace(course, assignments={assignment.name: assignment}),
         work.limits,
         HandedIn(work.content, notes=list(work.notes)),
+        work.known,
     )
     page = page_of(result, notebook, assignment.released)
     shown = None if notebook is None else clean_notebook(notebook, assignment.released)

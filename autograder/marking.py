@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,16 @@ class Course:
 
 
 def mark(
-    submission: Submission, course: Course, limits: Limits, handed_in: HandedIn | None = None
+    submission: Submission,
+    course: Course,
+    limits: Limits,
+    handed_in: HandedIn | None = None,
+    known: Sequence[Exercise] = (),
 ) -> tuple[Result, NotebookNode | None]:
     """Grade a submission; returns its result, and the executed notebook where there is one.
 
-    handed_in: what was read of the submission, if that was done already. Never raises for what was
+    handed_in: what was read of the submission, if that was done already. known: verdicts that still hold:
+    these exercises are not judged again, though the notebook is executed as ever. Never raises for what was
     handed in, nor for a failure of the grader: that is the status `ungraded`. `fingerprint` is left empty.
     """
     began = time.monotonic()
@@ -70,7 +75,7 @@ def mark(
             handed_in = collect(submission, limits.notebook)
         notebook = parse(handed_in.content)
         result.changes = list(handed_in.notes)
-        _grade(notebook, result, course, limits)
+        _grade(notebook, result, course, limits, known)
     except UnreadableError as error:
         missing = isinstance(error, MissingError)
         result.status = status.MISSING if missing else status.UNREADABLE
@@ -87,7 +92,13 @@ def mark(
     return result, notebook
 
 
-def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limits) -> None:
+def _grade(
+    notebook: NotebookNode,
+    result: Result,
+    course: Course,
+    limits: Limits,
+    known: Sequence[Exercise],
+) -> None:
     """Restore, run and judge; `notebook` and `result` are filled in."""
     assignment = course.assignments[result.assignment]
     means = Means(
@@ -100,7 +111,7 @@ def _grade(notebook: NotebookNode, result: Result, course: Course, limits: Limit
         "nbgrader": {"student": result.student, "assignment": assignment.name}
     }
     RestoreReleased(assignment).preprocess(notebook, resources)
-    RunAndJudge(assignment, means).preprocess(notebook, resources)
+    RunAndJudge(assignment, means, known).preprocess(notebook, resources)
     events: list[Event] = resources["events"]
     restored: Restored = resources["restored"]
     result.exercises = resources["exercises"]

@@ -21,7 +21,8 @@ class Exercise:
 
     reason: empty when all points are there. limit: the name of the status of a limit that was reached here
     (see `autograder.status`), else empty. extra: the points are extra credit, on top of the maximum of the
-    assignment, in which `maximum` is not counted.
+    assignment, in which `maximum` is not counted. rests_on: a hash of the files that this exercise alone
+    rests on, see `autograder.fingerprint`.
     """
 
     grade_id: str
@@ -32,6 +33,17 @@ class Exercise:
     limit: str = ""
     report: dict | None = None
     extra: bool = False
+    rests_on: str = ""
+
+    @property
+    def check(self) -> str:
+        """The name of the check that judged it; "" where none did."""
+        return self.report["name"] if self.report is not None else ""
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether a limit was reached: where the machine is less busy it may not be."""
+        return bool(self.limit) or (self.report is not None and self.report["by_chance"])
 
     @property
     def attempted(self) -> bool:
@@ -45,8 +57,9 @@ class Result:
 
     status, reason: see `autograder.status`. exercises: in the notebook's order; empty where nothing could
     be read. changes: what had to be put back into the notebook. sandbox: the layers that held, by name.
-    eyes: why a person should look at it. fingerprint: of everything that the grade depends on. by_chance: it
-    rests on a time limit, on a process that was killed, or on a failure of the grader: see `Session.grade`.
+    eyes: why a person should look at it. fingerprint: of everything that the grade depends on, but for the
+    exercises' own checks (see `Exercise.rests_on`). by_chance: it rests on a time limit, on a process that
+    was killed, or on a failure of the grader: see `Session.grade`.
     """
 
     student: str

@@ -2,12 +2,15 @@
 
 The run may be ended at any moment, by Ctrl-C or by `kill -9`. The next one grades what has no result
 that rests on the same files, checks, limits and secret (see `autograder.fingerprint`), and enters into
-the gradebook whatever it does not hold yet (see `autograder.records`).
+the gradebook whatever it does not hold yet (see `autograder.records`). Of a submission whose grade misses
+nothing but the newest check of an exercise, that exercise is judged, and the other verdicts stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +29,7 @@ from autograder.limits import Limits
 from autograder.lock import only_one
 from autograder.progress import Progress
 from autograder.records import Records
-from autograder.result import Result
+from autograder.result import Exercise, Result
 from autograder.scores import one_line
 from autograder.table import Row
 from autograder.work import Done, Work
@@ -120,6 +123,9 @@ def grade_class(
             due = session.run(submissions, workers, stream, again, wanted)
             changes = records.changes()
     notes = [begun] if begun else []
+    if judged := Counter(name for names in session.judged_again.values() for name in names):
+        named = ", ".join(f"{name} ({judged[name]})" for name in sorted(judged))
+        notes.append(f"Judged again, since nothing but these checks has changed: {named}.")
     return Summary(list(records.rows.values()), len(due), changes, notes + records.notes)
 
 
@@ -129,9 +135,13 @@ class Session:
     def __init__(self, course: Course, records: Records, released: Path) -> None:
         self.course, self.records, self.released = course, records, released
         self.basis = fingerprint.of_course(
-            fingerprint.of_library(), course.secret, course.limits, course.sandbox
+            fingerprint.of_shared(), course.secret, course.limits, course.sandbox
         )
+        # of submissions that keep their other verdicts
+        self.judged_again: dict[tuple[str, str], list[str]] = {}
+        self._of_exercise = functools.cache(fingerprint.of_exercise)
         self._notebooks: dict[str, tuple[str, str]] = {}
+        self._earlier: dict[tuple[str, str], Result] = {}
 
     def run(
         self,
@@ -146,6 +156,7 @@ class Session:
             self.records.leave(submissions)
             submissions = [one for one in submissions if wanted(one)]
         kept = {} if again else self.kept(submissions)
+        self._earlier = {} if again else self._graded_before(submissions, kept)
         if len(kept) == len(submissions):
             return self.records.begin(submissions, kept)
         executor = workers()
@@ -176,13 +187,50 @@ class Session:
     def kept(self, submissions: list[Submission]) -> dict[tuple[str, str], tuple[Result, str]]:
         """What need not be graded again: (result, time stamp) by (student, assignment)."""
         kept: dict[tuple[str, str], tuple[Result, str]] = {}
-        store = self.records.store
         for one in submissions:
             mark, stamp = self._fingerprint(one)
-            result = store.find(one.assignment, one.student)
-            if result is not None and store.holds(one.assignment, one.student, mark):
+            result = self.records.store.find(one.assignment, one.student)
+            if result is not None and rests_on(result, mark) and not self._stale(result):
                 kept[one.student, one.assignment] = result, stamp
         return kept
+
+    def _graded_before(
+        self, submissions: list[Submission], kept: Container[tuple[str, str]]
+    ) -> dict[tuple[str, str], Result]:
+        """The earlier results of what is due: some of their verdicts may hold still.
+
+        An interrupted run has set results aside that the next one finds there.
+        """
+        earlier: dict[tuple[str, str], Result] = {}
+        store = self.records.store
+        for one in submissions:
+            key = one.student, one.assignment
+            if key not in kept:
+                found = store.find(one.assignment, one.student)
+                found = found or store.before(one.assignment, one.student)
+                if found is not None:
+                    earlier[key] = found
+        return earlier
+
+    def _stale(self, result: Result) -> list[Exercise]:
+        """The exercises whose own checks are not those that judged them."""
+        return [
+            one
+            for one in result.exercises
+            if one.check and one.rests_on != self._of_exercise(one.check)
+        ]
+
+    def _known(self, submission: Submission, mark: str) -> list[Exercise]:
+        """The verdicts of an earlier grading that hold, where no more has changed than some checks."""
+        result = self._earlier.get((submission.student, submission.assignment))
+        if result is None or not rests_on(result, mark):
+            return []
+        stale = self._stale(result)
+        known = [one for one in result.exercises if one not in stale and not one.by_chance]
+        if known:
+            names = [one.name for one in result.exercises if one not in known]
+            self.judged_again[submission.student, submission.assignment] = names
+        return known
 
     def _fingerprint(self, submission: Submission) -> tuple[str, str]:
         """(fingerprint, time stamp) of what lies there now."""
@@ -280,6 +328,7 @@ class Session:
             sandbox=course.sandbox,
             library=course.library,
             notes=handed_in.notes,
+            known=self._known(submission, mark),
         )
         return workers.submit(course.grade, work), handed_in, mark
 
@@ -296,6 +345,8 @@ class Session:
         if (result.student, result.assignment) != (submission.student, submission.assignment):
             return self._failed(submission, "the worker answered for another submission")
         result.fingerprint = mark
+        for exercise in result.exercises:
+            exercise.rests_on = self._of_exercise(exercise.check) if exercise.check else ""
         return done
 
     def _failed(self, submission: Submission, why: str) -> Done:
@@ -309,6 +360,11 @@ class Session:
         result.by_chance = status == statuses.UNGRADED
         maximum = self.records.entries.maximum(submission.assignment)
         return Done(result, page=self.course.page(result, maximum) if self.course.page else "")
+
+
+def rests_on(result: Result, mark: str) -> bool:
+    """Whether it is a grade, which a failure of the grader is not, and of just this."""
+    return result.fingerprint == mark and result.status != statuses.UNGRADED
 
 
 def nothing(error: UnreadableError) -> HandedIn:

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from autograder import status as statuses
 from autograder.result import Result, read_result, write_result
 
 LAST = ".last"
@@ -33,15 +32,6 @@ class Store:
     def find(self, assignment: str, student: str) -> Result | None:
         """The submission's result; None where there is none of the present format."""
         return read_result(self.path(assignment, student))
-
-    def holds(self, assignment: str, student: str, fingerprint: str) -> bool:
-        """Whether there is a grade that rests on just this. A failure of the grader is none."""
-        found = self.find(assignment, student)
-        return (
-            found is not None
-            and found.fingerprint == fingerprint
-            and found.status != statuses.UNGRADED
-        )
 
     def all(self) -> Iterator[Result]:
         """Every result there is, ordered by assignment and student."""

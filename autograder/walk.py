@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import nbformat
@@ -81,11 +81,13 @@ class Past:
 class Walk:
     """A pass. Give it the cells in their order, then `close` it; it never raises for what cells do.
 
-    JudgeFailureError and LaunchError are failures of grading itself.
+    JudgeFailureError and LaunchError are failures of grading itself. known: verdicts that still hold, by
+    `grade_id`: these exercises are handed in like the others, and not judged again.
     """
 
     assignment: Assignment
     means: Means
+    known: Mapping[str, Exercise] = field(default_factory=dict)
     exercises: list[Exercise] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -212,6 +214,8 @@ class Walk:
             if payload.kind in RESTART:
                 executor.close()
             return verdict.of_refusal(graded, payload.sentence, payload.kind)
+        if graded.grade_id in self.known:
+            return self.known[graded.grade_id]
         seed = self.means.seed(graded.check)
         left = max(0.0, seconds - (time.monotonic() - began))
         exercise = verdict.of_report(graded, self.means.judge(graded.check, payload, seed, left))

@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.limits import Limits
-from autograder.result import Result
+from autograder.result import Exercise, Result
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Work:
 
     content: the notebook as it was handed in. notes: remarks of the intake, for `Result.changes`.
     source, released: the assignment's notebooks, the instructor's and the students'. sandbox: "auto",
-    "require" or "off". library: a hash that the worker's own library must have; "" for any.
+    "require" or "off". library: a hash that the worker's own library must have; "" for any. known: verdicts
+    of an earlier grading that still hold.
     """
 
     student: str
@@ -36,6 +37,7 @@ class Work:
     sandbox: str = "auto"
     library: str = ""
     notes: Sequence[str] = ()
+    known: Sequence[Exercise] = ()
 
 
 @dataclass(frozen=True)

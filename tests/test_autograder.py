@@ -101,7 +101,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallClass]:
     ClassBook(made.out, made.solutions).register([NAME])
     with pytest.MonkeyPatch.context() as patch:
         # somebody may be editing the library while its tests run
-        patch.setattr("autograder.fingerprint.of_library", lambda *_: "the library")
+        patch.setattr("autograder.fingerprint.of_shared", lambda *_: "the library")
         yield made
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,16 @@ from traitlets.config import Config
 
 from autograder import status
 from autograder.commands.grade import _wanted
+from autograder.config import ROOT
 from autograder.entries import Entries
-from autograder.fingerprint import of_course, of_library, of_submission
+from autograder.fingerprint import of_course, of_exercise, of_library, of_shared, of_submission
 from autograder.gradebook import ClassBook
 from autograder.intake import HandedIn, Submission, find_submissions
 from autograder.jobs import LocalWorkers, TaskError
 from autograder.kernels import prefer_this_environment
 from autograder.limits import Limits
 from autograder.lock import BusyError, only_one
+from autograder.own_files import own_files
 from autograder.progress import Progress
 from autograder.result import Exercise, Result
 from autograder.secret import SecretError, course_secret, seed
@@ -38,6 +43,8 @@ from autograder.session import Course, NotReadyError, Summary, grade_class
 from autograder.store import Store
 from autograder.table import Row
 from autograder.twin import read_twin
+from autograder.work import Work
+from course_lib.checks.engine.find import of_assignment
 
 TOY = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"
 SECRET = b"0123456789abcdef"
@@ -158,7 +165,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     # The gradebook has been made; its own test lets it be made again.
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
     # Somebody may be editing the library while its tests run.
-    monkeypatch.setattr("autograder.session.fingerprint.of_library", lambda *_: "the library")
+    monkeypatch.setattr("autograder.session.fingerprint.of_shared", lambda *_: "the library")
     return Class(folder)
 
 
@@ -284,6 +291,187 @@ def test_the_source_makes_all_grades_due(toy: Class) -> None:
     source.write_text(source.read_text().replace("A toy assignment", "A toy"))
     toy.grade()
     assert toy.calls == 1
+
+
+def with_reports(work: Work) -> dict:
+    """The double's grading, as if a check had judged each exercise; what is known is not judged again."""
+    done = marking_double.grade(work)
+    known = {one.grade_id: asdict(one) for one in work.known}
+    for one in done["result"]["exercises"]:
+        one["report"] = {"name": one["name"], "by_chance": False}
+    done["result"]["exercises"] = [
+        known.get(one["grade_id"], one) for one in done["result"]["exercises"]
+    ]
+    return done
+
+
+def test_a_change_of_one_check_lets_that_exercise_be_judged_again(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        return with_reports(work)
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    toy.hand_in("bob", NONE, HALF)
+    before = toy.scores()
+    assert given == [[], []]
+    assert toy.scores() == before
+    assert toy.calls == 0
+    marks["00_toy/two_check"] = "c"
+    given.clear()
+    summary = toy.grade()
+    assert given == [["one_check"], ["one_check"]]
+    assert {row.student: row.score for row in summary.rows} == before
+    assert (
+        "Judged again, since nothing but these checks has changed: 00_toy/two_check (2)."
+        in summary.notes
+    )
+    given.clear()
+    toy.hand_in("bob", NONE, ALL)  # something else has changed too: everything is judged
+    marks["00_toy/one_check"] = "d"
+    toy.grade()
+    assert given == [["two_check"], []]
+    given.clear()
+    toy.grade(again=True)
+    assert given == [[], []]
+
+
+def test_verdicts_that_an_interrupted_run_set_aside_are_known(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        if len(given) == 2:
+            raise KeyboardInterrupt
+        return with_reports(work)
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    before = toy.scores()
+    marks["00_toy/one_check"] = "c"
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade()
+    assert Store(toy.out).find("00_toy", "ann") is None
+    assert toy.scores() == before
+    assert given == [[], ["two_check"], ["two_check"]]
+
+
+def test_what_rests_on_a_limit_is_judged_again_with_the_others(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        done = with_reports(work)
+        done["result"]["exercises"][0]["limit"] = status.TIMED_OUT
+        return done
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    marks["00_toy/two_check"] = "c"
+    toy.grade()
+    assert given == [[], []]
+
+
+def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path: Path) -> None:
+    checks = tmp_path / "course_lib/checks"
+    for file, text in {
+        "engine/case.py": "",
+        "toy/__init__.py": "from course_lib.checks.toy.one import first\n"
+        "from course_lib.checks.toy.two import second\n",
+        "toy/one.py": "from course_lib.checks.engine import case\n",
+        "toy/two.py": "def cases():\n    from course_lib.checks.toy import words\n",
+        "toy/words.py": "import course_lib.checks.other.deep\n",
+        "other/__init__.py": "",
+        "other/deep.py": "",
+    }.items():
+        (checks / file).parent.mkdir(parents=True, exist_ok=True)
+        (checks / file).write_text(text)
+
+    def own(check: str) -> list[str]:
+        return [str(file.relative_to("course_lib/checks")) for file in own_files(check, tmp_path)]
+
+    assert own("00_toy/first") == ["toy/one.py"]
+    assert own("00_toy/second") == ["other/deep.py", "toy/two.py", "toy/words.py"]
+    assert len(own("00_toy/third")) == 6  # cannot be found: all but the engine's
+    (tmp_path / "autograder").mkdir()
+
+    def marks() -> list[str]:
+        checks = [of_exercise(f"00_toy/{one}", tmp_path) for one in ("first", "second")]
+        return [of_shared(tmp_path), *checks]
+
+    before = marks()
+    for file, differs in {
+        "engine/case.py": [True, False, False],
+        "toy/one.py": [False, True, False],
+        "toy/words.py": [False, False, True],
+    }.items():
+        with (checks / file).open("a") as changed:
+            changed.write("# changed\n")
+        after = marks()
+        assert [one != other for one, other in zip(before, after, strict=True)] == differs
+        before = after
+
+
+LOADED = """
+import importlib, json, sys, types
+from pathlib import Path
+import course_lib.checks as checks
+from course_lib.checks.engine.find import find
+root = Path(checks.__path__[0])
+topics = [one.name for one in root.iterdir() if one.is_dir() and one.name[:2] not in ("en", "__")]
+
+def ours():
+    return [one for one in sys.modules if one.startswith(tuple(f"course_lib.checks.{t}" for t in topics))]
+
+found = {}
+for name in json.loads(sys.argv[1]):
+    for one in ours():
+        del sys.modules[one]
+    home = find(name).cases.__module__
+    for one in ours():
+        del sys.modules[one]
+    for topic in topics:  # packages that import nothing of what they hold
+        package = types.ModuleType(f"course_lib.checks.{topic}")
+        package.__path__ = [str(root / topic)]
+        sys.modules[package.__name__] = package
+    importlib.import_module(home)
+    found[name] = sorted(sys.modules[one].__file__ for one in ours() if hasattr(sys.modules[one], "__file__"))
+print(json.dumps(found))
+"""
+
+
+def test_own_files_are_those_that_are_loaded_for_an_exercise() -> None:
+    known = [
+        f"{folder.name}/{name}"
+        for folder in sorted((ROOT / "tests/mutants").iterdir())
+        if folder.is_dir()
+        for name in of_assignment(folder.name)
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(known)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    loaded = json.loads(ran.stdout)
+    assert set(loaded) == set(known)
+    for check, files in loaded.items():
+        assert set(files) <= {str(ROOT / one) for one in own_files(check, ROOT)}, check
+    everything = {one for check in known for one in own_files(check, ROOT)}
+    assert all(len(own_files(check, ROOT)) < len(everything) / 3 for check in known)
 
 
 def test_every_field_counts_in_a_fingerprint(tmp_path: Path) -> None:

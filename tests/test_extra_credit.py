@@ -207,7 +207,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     shutil.copytree(template, folder)
     (folder / "class").mkdir()
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
-    monkeypatch.setattr("autograder.session.fingerprint.of_library", lambda *_: "the library")
+    monkeypatch.setattr("autograder.session.fingerprint.of_shared", lambda *_: "the library")
     return Class(folder)
 
 

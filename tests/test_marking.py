@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from autograder.intake import HandedIn, Submission
 from autograder.limits import Limits
 from autograder.marking import Course, mark
 from autograder.restore import restore
-from autograder.result import Result
+from autograder.result import Exercise, Result
 from autograder.sandboxed import open_course
 from autograder.suspicion import suspicious
 from autograder.twin import BuildError
@@ -117,7 +117,7 @@ class Toy:
 
     def grade(
         self, notebook: NotebookNode | bytes, student: str = "ann", limits: Limits = LIMITS,
-        judge: Callable | None = None, start: Callable | None = None,
+        judge: Callable | None = None, start: Callable | None = None, known: Sequence[Exercise] = (),
     ) -> Result:  # fmt: skip
         course = Course(
             {NAME: self.assignment},
@@ -127,7 +127,7 @@ class Toy:
         )
         content = notebook if isinstance(notebook, bytes) else nbformat.writes(notebook).encode()
         submission = Submission(student, NAME, Path("nowhere"))
-        result, self.notebook = mark(submission, course, limits, HandedIn(content))
+        result, self.notebook = mark(submission, course, limits, HandedIn(content), known)
         return result
 
     def outputs(self, name: str) -> list[NotebookNode]:
@@ -173,6 +173,17 @@ def test_part_of_the_cases_is_part_of_the_points(course: Toy) -> None:
     assert "✗ order" in table.text and "More of it." in table.text
     assert "the same inputs again" not in table.text
     assert value.data["text/plain"] == "3"
+
+
+def test_a_verdict_that_is_known_stays_and_the_exercise_is_not_judged(course: Toy) -> None:
+    wrong = answers(one="def one():\n    return ['order']", two="def tow(): pass")
+    first = course.grade(wrong)
+    course.seeds.clear()
+    again = course.grade(answers(), known=first.exercises[:1])
+    assert points(again) == [3, 6]
+    assert list(course.seeds) == ["00_first_ranks/message_prediction"]
+    assert course.outputs("one_check")[1].data["text/plain"] == "3"
+    assert points(course.grade(wrong, known=again.exercises)) == [3, 0]  # nothing is handed in
 
 
 def test_nbgrader_reads_the_same_points(course: Toy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from nbformat import NotebookNode
@@ -10,6 +11,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 from autograder.exercises import Assignment
 from autograder.restore import restore
+from autograder.result import Exercise
 from autograder.walk import Means, Walk
 
 Resources = dict[str, Any]
@@ -34,15 +36,21 @@ class RunAndJudge(NbGraderPreprocessor):
 
     Graded cells get the judge's points as their value, which nbgrader's own rule reads as partial
     credit. `resources["exercises"]` and `resources["events"]` say the same as data (see `autograder.walk`).
-    JudgeFailureError and LaunchError pass through.
+    known: verdicts that still hold. JudgeFailureError and LaunchError pass through.
     """
 
-    def __init__(self, assignment: Assignment, means: Means, **options: Any) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        means: Means,
+        known: Sequence[Exercise] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        self.assignment, self.means = assignment, means
+        self.assignment, self.means, self.known = assignment, means, known
 
     def preprocess(self, nb: NotebookNode, resources: Resources) -> tuple[NotebookNode, Resources]:
-        walk = Walk(self.assignment, self.means)
+        walk = Walk(self.assignment, self.means, {one.grade_id: one for one in self.known})
         try:
             for cell in nb.cells:
                 walk.visit(cell)
