@@ -864,8 +864,14 @@ def wait_until(condition: Any, seconds: float = 20.0) -> bool:
     return condition()
 
 
-def test_memory_that_nobody_else_counts_is_bounded_and_told(bounded: Sandbox, seed: int) -> None:
-    """Files in memory belong to no process: the watcher sees nothing of them."""
+@pytest.mark.parametrize("groups", [True, False], ids=["control group", "no control group"])
+def test_memory_in_files_without_a_name_is_bounded_and_told(
+    request: pytest.FixtureRequest, groups: bool, seed: int
+) -> None:
+    """No page of a process shows such a file, unless the process maps it."""
+    name = "bounded" if groups else "full"
+    sandbox: Sandbox = request.getfixturevalue(name)
+    sandbox = sandbox if groups else sandbox.without(spec.CONTROL_GROUPS)
     pieces = random.Random(seed).randrange(300, 500)
 
     def body() -> None:
@@ -874,7 +880,7 @@ def test_memory_that_nobody_else_counts_is_bounded_and_told(bounded: Sandbox, se
             os.write(files[number % 2], bytes(1 << 20))
         time.sleep(60)
 
-    small = replace(bounded, memory=64 << 20)
+    small = replace(sandbox, memory=64 << 20)
     for _ in range(3):  # the reason comes before the exit codes, each time
         outcome = inside(small, body, world_size=2)
         assert outcome.limit == "memory"

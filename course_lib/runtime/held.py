@@ -109,18 +109,22 @@ def contents(path: str) -> str:
 
 def in_files(pid: int) -> int:
     """Bytes of files that are memory: those of a sandbox's private folders, and those without a name."""
-    found = {}
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            path = f"/proc/{pid}/fd/{fd}"
-            if os.readlink(path).startswith("/memfd:"):
-                file = os.stat(path)
-                found[file.st_dev, file.st_ino] = 512 * file.st_blocks
+    found = dict(files_without_a_name(pid))
     for folder in private_folders(pid):
         system = os.statvfs(f"/proc/{pid}/root{folder}")
         found[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
         found[folder] += (system.f_files - system.f_ffree) * OF_A_NAME
     return sum(found.values())
+
+
+def files_without_a_name(pid: int) -> Iterator[tuple[object, int]]:
+    """(which, bytes) of each file of `memfd_create` that the process has open."""
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            path = f"/proc/{pid}/fd/{fd}"
+            if os.readlink(path).startswith("/memfd:"):
+                file = os.stat(path)
+                yield (file.st_dev, file.st_ino), 512 * file.st_blocks
 
 
 def private_folders(pid: int) -> set[str]:

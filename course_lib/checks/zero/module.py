@@ -31,7 +31,6 @@ from course_lib.checks.zero.runs import (
     WHOLE,
     WORLD,
     group_run,
-    group_trouble,
     small,
     start_line,
     step_bytes,
@@ -72,7 +71,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return IN_FORWARD if "in forward" in text else IN_BACKWARD
     if kind == "died":
         return DIED
-    if said := group_trouble(case_of_it, text):
+    if said := lines.group_trouble(case_of_it, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return "All ranks gather and reduce the same units in the same order."

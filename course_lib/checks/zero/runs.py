@@ -48,10 +48,6 @@ NOT_ALIKE = (
     "If all ranks start alike in the other runs, this is what differs here: `params` is an iterator, as "
     "model.parameters() is, and a second loop over it finds nothing. Make a list of it first."
 )
-IN_A_GROUP = (
-    f"{ELSEWHERE} the ranks of a group train, and not all. Pass group= to every collective, and count ranks "
-    "within it, dist.get_rank(group) of dist.get_world_size(group)."
-)
 DEFAULTS = (
     "The inner optimizer worked with its own defaults, not with the arguments that were given: pass "
     "**defaults on to optimizer_cls."
@@ -307,12 +303,6 @@ def case(recipe: str, training: Training, title: str, told: Sequence[Line], **mo
     return lines.case(recipe, title, training, told, timeout=30.0, **more)
 
 
-def group_trouble(case_of_it: Case, text: str) -> str:
-    """The usual cause when a run of a group's ranks breaks off; "" where all ranks train."""
-    said = lines.group_trouble(case_of_it, text)
-    return IN_A_GROUP if said == lines.IN_A_GROUP else said
-
-
 def in_a_group(recipe: str, draw: Draw) -> Case:
     """Two of three ranks train, and are passed as group=."""
     training, title, line = group_run(draw)
@@ -327,4 +317,4 @@ def group_run(draw: Draw) -> tuple[Training, str, Line]:
         f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
     )
     known = [*lines.common(n), lines.whole_world(n, WORLD)]
-    return training, title, stepped(training, title, known, otherwise=IN_A_GROUP)
+    return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)

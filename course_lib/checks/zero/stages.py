@@ -20,7 +20,6 @@ from course_lib.checks.zero.runs import (
     SLACK,
     WHOLE,
     case,
-    group_trouble,
     in_a_group,
     small,
     start_line,
@@ -56,7 +55,7 @@ KEPT_ROW = (
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := group_trouble(case_of_it, text):
+    if said := lines.group_trouble(case_of_it, text):
         return said
     if "collective number" in text or "collectives" in text or kind == "deadlock":
         return (

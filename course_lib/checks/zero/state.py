@@ -12,7 +12,6 @@ from course_lib.checks.engine.case import RIGHT, Case, Finding, Line, Observed, 
 from course_lib.checks.engine.sentence import Sentence
 from course_lib.checks.engine.training import lines, toys
 from course_lib.checks.engine.training.single import Training, train
-from course_lib.checks.zero.runs import IN_A_GROUP
 
 LEFT = (
     "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
@@ -52,7 +51,7 @@ def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) ->
     def judge(seen: Observed) -> Finding:
         found = by_outputs(seen, training) if faulty(seen) else line.judge(seen)
         left = any(seen.values[rank].get("left") for rank in lines.members(seen))
-        known = found.sentences[1:] and found.sentences[1] not in (*unknown, IN_A_GROUP)
+        known = found.sentences[1:] and found.sentences[1] not in (*unknown, lines.IN_A_GROUP)
         return (
             found if found.ok or known or not left else wrong(found.sentences[0], LEFT, cause=LEFT)
         )

@@ -19,13 +19,12 @@ from course_lib.checks.engine.case import (
     exercise,
     wrong,
 )
+from course_lib.checks.engine.training import lines
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import (
-    IN_A_GROUP,
     MEMBERS,
     REFUSED,
     WORLD,
-    group_trouble,
 )
 from course_lib.checks.zero.unit_lines import (
     Run,
@@ -64,7 +63,7 @@ def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    if said := group_trouble(case_of_it, text):
+    if said := lines.group_trouble(case_of_it, text):
         return said
     if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
         return (
@@ -118,6 +117,6 @@ def in_a_group(draw: Draw) -> Case:
 
     def judge(seen: Observed) -> Finding:
         found = judged(seen)
-        return found if found.ok else wrong(found.sentences[0], IN_A_GROUP, cause=found.cause)
+        return found if found.ok else wrong(found.sentences[0], lines.IN_A_GROUP, cause=found.cause)
 
     return Case(title, sides, [Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])

@@ -18,8 +18,9 @@ RECIPES = {
     "sharded_module": "course_lib.checks.engine.training.sharded:module",
 }
 IN_A_GROUP = (
-    "Here the ranks of a group train, and not all: pass group= to every collective, and count ranks within "
-    "it, dist.get_rank(group) of dist.get_world_size(group)."
+    "If the other runs are right, this is what differs here: the ranks of a group train, and not all. Pass "
+    "group= to every collective, and count ranks within it, dist.get_rank(group) of "
+    "dist.get_world_size(group)."
 )
 KEEP_GROUP = "The ranks that hold replicas are passed as group=: keep that argument of __init__."
 
