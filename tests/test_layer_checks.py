@@ -14,8 +14,13 @@ from course_lib.checks.engine.layers.counting import Saved, alive, more
 from course_lib.checks.engine.layers.lines import close
 from course_lib.checks.engine.layers.models import build
 
-sys.meta_path.remove(own_parts._GUARD)  # the recipe's import begins to refuse, as it must in a rank
 GPT_OF = {"seed": 3, "vocab_size": 11, "context": 8, "layers": 1, "heads": 2, "width": 8}
+
+
+def test_nothing_is_refused_before_a_rank_reads_what_a_student_wrote() -> None:
+    """The process that forks ranks imports the recipes, also for other exercises and for `launch`."""
+    assert recipes.before_reading is own_parts.refuse_imports
+    assert own_parts._GUARD not in sys.meta_path
 
 
 def test_a_view_counts_as_all_that_it_keeps_alive() -> None:

@@ -337,6 +337,14 @@ def test_a_built_in_collective_is_no_ring(way: str, sandbox: Sandbox, seed: int)
     assert report["score"] == 0.0, report
 
 
+def test_modules_of_ours_are_found_without_a_look_at_all_names() -> None:
+    import course_lib.data.text  # noqa: F401  (perhaps after `reach`)
+    from course_lib.checks.engine.reach import our_modules
+
+    names = [name for name in sys.modules if name.startswith("course_lib.")]
+    assert sorted(our_modules()) == sorted(names)
+
+
 def test_what_was_hidden_is_there_again_after_a_check() -> None:
     """Ranks are kept under NCCL: the next exercise finds what it needs."""
     import course_lib.ledger.recorder as before

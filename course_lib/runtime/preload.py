@@ -21,6 +21,7 @@ import traceback
 from typing import Any, NoReturn
 
 from course_lib.runtime import endings
+from course_lib.runtime.pages import made_large
 from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
 from course_lib.runtime.sandbox.init import close_all_but, keep
 from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
@@ -28,6 +29,8 @@ from course_lib.runtime.sandbox.spec import CONTROL_GROUPS, Sandbox
 
 ENDING = 1.0  # seconds in which sandboxes end with the process that forked them
 SOON = 0.05  # seconds until it is looked again whether a control group is empty
+IDLE = 0.005  # seconds without a request after which there is time for what can wait
+OVER = object()
 
 
 def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
@@ -65,6 +68,7 @@ class Server:
         self.bounded: set[int] = set()  # keepers that have a control group
         self.emptied: set[int] = set()  # keepers that ended, whose group is still there
         self.looked_at: dict[int, tuple] = {}  # processes without a handle
+        self.left_to_do = made_large()  # while nothing else is to be done
         if kernel_pid is not None:
             try:
                 self.watch(kernel_pid, "kernel")
@@ -100,14 +104,24 @@ class Server:
         while True:
             if self.emptied:
                 self.emptied = remove_groups(self.emptied)
-            wait = endings.LOOK if self.looked_at else SOON if self.emptied else None
-            for key, _ in self.selector.select(wait):
+            ready = self.selector.select(self.patience())
+            if not ready and self.left_to_do is not None:
+                self.left_to_do = (
+                    self.left_to_do if next(self.left_to_do, OVER) is not OVER else None
+                )
+            for key, _ in ready:
                 if key.data[0] in ("kernel", "child", "keeper"):  # the handle of what has ended
                     self.selector.unregister(key.fileobj)
                     os.close(key.fd)
                 self.happened(*key.data)
             for pid in [pid for pid in self.looked_at if endings.has_ended(pid)]:
                 self.happened(*self.looked_at.pop(pid))
+
+    def patience(self) -> float | None:
+        """Seconds until something is to be done though nothing has happened."""
+        if self.left_to_do is not None:
+            return IDLE
+        return endings.LOOK if self.looked_at else SOON if self.emptied else None
 
     def happened(self, what: str, *about: Any) -> None:
         if what == "request":
@@ -133,6 +147,7 @@ class Server:
             (self.fork_sandboxed if order["sandbox"] else self.fork)(order, fds)
         elif "import" in order:
             import_more(order["import"])
+            self.left_to_do = made_large()
         elif "end" in order:
             self.groups.pop(order["end"], None)
             self.close_link(order["end"])

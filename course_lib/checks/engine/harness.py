@@ -11,7 +11,9 @@ A recipe is a function `recipe(objects, tensors, groups, instructions) -> (value
   what the recipe measures (see `memory`), so that it measures again before it tells of more;
 * values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
   described by its type). It is named "package.module:function" in the case, so that a topic with
-  its own (say, training a model) adds it without touching this file.
+  its own (say, training a model) adds it without touching this file. Its module may have a function
+  `before_reading`, which is called before the objects are read. The process that forks the ranks imports it,
+  so that nothing else may happen when it is imported.
 """
 
 from __future__ import annotations
@@ -60,8 +62,10 @@ Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[
 
 def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
     """The entry point in the rank."""
-    module, _, name = header["recipe"].partition(":")
-    recipe: Recipe = getattr(_import(module), name)
+    path, _, name = header["recipe"].partition(":")
+    module = _import(path)
+    recipe: Recipe = getattr(module, name)
+    before_reading: Callable[[], None] = getattr(module, "before_reading", nothing)
     count = header["payload"]
     received = _unpack(header["tensors"], buffers[count:])
     alone = not dist.is_initialized()
@@ -73,12 +77,17 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     if header["filtered"]:
         only_what_checks_need()
     with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
+        before_reading()
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
     others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
     meta, raw = _pack(kept)
     return {"values": values, "tensors": meta, "others": others}, raw
+
+
+def nothing() -> None:
+    """For recipes that have nothing to do before objects are read."""
 
 
 def only_what_checks_need() -> None:

@@ -181,7 +181,11 @@ def run(session: Session, case: Case) -> Outcome:
         spare=following is None and session.sandbox is None,
         ahead=following.world_size if following and not following.alone else None,
         sandbox=session.sandbox,
-        imports=(*case.imports, *refusing.modules(session.exercise.refused)),
+        imports=(
+            *(entry.partition(":")[0] for entry in (ENTRY, case.recipe)),
+            *case.imports,
+            *refusing.modules(session.exercise.refused),
+        ),
         reply_limit=MOST_REPLY if session.sandbox is None else expected_reply(case),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.abc
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,13 +15,33 @@ HIDDEN = ("course_lib.checks", "course_lib.ledger", "course_lib.runtime")
 SEEN = ("course_lib.runtime.backend", "course_lib.runtime.errors", "course_lib.runtime.gpus")
 
 
+OURS = tuple(name for name in sys.modules if name.startswith("course_lib."))
+# of the others the newest whose import is over: at its end a module moves behind all that it imported
+LAST = next(
+    name
+    for name, module in reversed(sys.modules.items())
+    if name not in OURS and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+)
+
+
+def our_modules() -> list[str]:
+    """Names of the modules of this library that are imported now.
+
+    What had been imported before this module is known, and not gone through: a look at the names of a
+    thousand modules would copy the pages that they stand on into every rank.
+    """
+    later = itertools.takewhile(lambda name: name != LAST, reversed(sys.modules))
+    found = [*OURS, *(name for name in later if name.startswith("course_lib."))]
+    return [name for name in dict.fromkeys(found) if name in sys.modules]
+
+
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
     """Within, no name leads to the modules that record and measure: neither an import nor an attribute.
 
     Who searches all objects, frames or the globals of functions finds them: such code is listed for eyes.
     """
-    names = [name for name in sys.modules if is_hidden(name)]
+    names = [name for name in our_modules() if is_hidden(name)]
     modules = {name: sys.modules.pop(name) for name in names}
     package = sys.modules["course_lib"]
     for name in HIDDEN:
@@ -28,7 +49,7 @@ def out_of_reach() -> Iterator[None]:
     try:
         yield
     finally:  # ranks are kept under NCCL, for other exercises: the copies go
-        for name in [name for name in sys.modules if is_hidden(name)]:
+        for name in [name for name in our_modules() if is_hidden(name)]:
             del sys.modules[name]
         sys.modules.update(modules)
         for name in {*HIDDEN} & {*modules}:
@@ -59,7 +80,8 @@ class _OwnWork(importlib.abc.MetaPathFinder):
 @contextlib.contextmanager
 def own_work(names: Sequence[str]) -> Iterator[None]:
     """Within, an import of these modules is an ImportError that says why."""
-    for name in [n for n in sys.modules if any(n == m or n.startswith(f"{m}.") for m in names)]:
+    ours = our_modules() if names else []
+    for name in [n for n in ours if any(n == m or n.startswith(f"{m}.") for m in names)]:
         del sys.modules[name]
     for name in names:
         package, _, leaf = name.rpartition(".")
