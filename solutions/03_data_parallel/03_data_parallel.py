@@ -264,8 +264,8 @@ def shard_indices(
 ) -> list[int]:
     """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
 
-    Every rank gets ceil(n / world_size); what is short is filled up from the beginning of the order,
-    over and over if n is smaller than what is short (3 samples, 8 ranks).
+    Every rank gets ceil(n / world_size); places that are missing are filled from the beginning of the
+    order, over and over if n is smaller than their number (3 samples, 8 ranks).
     drop_last: every rank gets floor(n / world_size), and none is seen twice.
     shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
     Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
@@ -282,7 +282,7 @@ def shard_indices(
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Think of a pack of cards: shuffled once, dealt round the table.
-# All ranks shuffle alike, so nobody needs to be told.</details>
+# All ranks shuffle alike, so nothing has to be sent.</details>
 # <details><summary>Hint: the step</summary>Places <code>rank, rank + N, ...</code> below
 # <code>each * N</code>; place p holds <code>order[p % n]</code>.</details>
 #
@@ -328,7 +328,7 @@ try_it(uneven)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks
-# that have finished. On a cluster nobody tells you: NCCL waits ten minutes, at the end of an
+# that have finished. On a cluster no sentence says so: NCCL waits ten minutes, at the end of an
 # epoch.</details>
 #
 # **In production.** `torch.utils.data.DistributedSampler`. Its epoch is set from outside, by
@@ -412,7 +412,7 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 
 # %% [markdown]
 # First forward and backward. Then twelve all-reduces, one after the other (in three lines, to tell them apart),
-# while nobody computes. A long first one is a rank that came early and waits for the others.
+# while no rank computes. A long first one is a rank that came early and waits for the others.
 #
 # **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the first K − 1 of them
 # only add up on their ranks, and the total is sent once; without it each is sent.
@@ -648,7 +648,7 @@ one_step_drawn(
 
 # %% [markdown]
 # A bar begins when its bucket is handed over, below the orange, and ends when it has been waited for, which is
-# after backward in any case: when the sum really arrived is not known. What sticks out to the right of orange
+# after backward in any case: when the sum really arrived is not known. The part to the right of orange
 # is exposed. (On a laptop ranks and messages share the cores, so that little time is won, and backward itself
 # takes longer. What is hidden in earnest is a GPU's network.)
 #
@@ -741,8 +741,8 @@ figure
 # start the same all-reduces in the same order*, but gradients need not become ready in one order on all
 # ranks: so a full bucket waits for those before it. Keep the handle; do not wait.
 #
-# In `finish_gradient_synchronization()`: send what has not left (parameters without a gradient count as
-# zeros), wait for each handle, divide, copy back.
+# In `finish_gradient_synchronization()`: send the buckets that have not been sent yet (parameters without a
+# gradient count as zeros), wait for each handle, divide, copy back.
 #
 # Under `no_sync()` hooks do nothing: gradients of several microbatches add up in `.grad`. The backward
 # outside sends the total.
@@ -944,7 +944,7 @@ figure
 # `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` is your machine as it is. Run it twice: grey may
 # be shorter with buckets and orange longer, since the same two cores do both.
 #
-# **Break it, twice.** First: *only the last microbatch is synchronised*. Somebody resets the gradients
+# **Break it, twice.** First: *only the last microbatch is synchronised*. This class resets the gradients
 # around `no_sync()`, keeps what the rank had, and adds it afterwards. Before you run it: which lines of the
 # check will notice?
 
@@ -1002,7 +1002,7 @@ if run is not None:
     print(*(f"rank {rank} {said}" for rank, said in enumerate(run)), sep="\n")
 
 # %% [markdown]
-# The sum is 6. Whoever divides or copies before `wait()` trains on whatever was there. No exception, and on
+# The sum is 6. A rank that divides or copies before `wait()` trains on whatever was there. No exception, and on
 # another day another value.
 #
 # **In production.** DDP does what you have built, in C++, and a little more. Its first step has one bucket: it
@@ -1119,7 +1119,7 @@ figure
 # is small but points the same way in every step adds up until it is sent. That is *error feedback*.
 #
 # Ranks pick different elements. So there is no vector to add up on the way: an element travels as a pair of
-# index and value, and everybody gets everybody's pairs, by all-gather.
+# index and value, and every rank gets the pairs of all ranks, by all-gather.
 #
 # **Predict.** k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes.
 
@@ -1620,8 +1620,8 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# What they say of 7B parameters in bf16, forward and backward and step in 1.5 s, of which backward is 1 s, in
-# 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, 3.1 GB/s one of 25 Gb/s:
+# Their numbers for 7B parameters in bf16: forward, backward and step take 1.5 s together, of which backward is
+# 1 s, in 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, 3.1 GB/s one of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -1737,7 +1737,7 @@ figure
 # two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816:
 # still 512 times less, where top-k is long beaten.</details>
 #
-# **Build.** What is no matrix (a bias) travels whole.
+# **Build.** A gradient that is not a matrix (a bias's) travels whole.
 
 
 # %% nbgrader={"grade_id": "powersgd", "solution": true}
@@ -1838,7 +1838,7 @@ curves(
 #
 # (Lecture 002 says that it quantises gradient updates.)
 #
-# As in §6 there is a server for each shard: rank r gets everybody's signs of shard r, averages, and sends
+# As in §6 there is a server for each shard: rank r gets all ranks' signs of shard r, averages, and sends
 # signs of the mean to all. Both steps miss something, and both keep it: a rank `error`, of the whole tensor;
 # a server `server_error`, of its shard.
 #
