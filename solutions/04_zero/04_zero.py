@@ -789,12 +789,13 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower: m and v are 8/4 bytes now. The stairs of backward have become a plateau, since the library
-# keeps one row for all gradients from step to step: 4 + 4 + 8/4 = 10 bytes throughout. (An optimizer that makes
-# its row anew in each step climbs from 6 to 10.) Either way all gradients stay until the step, though each rank
-# will read 1/N of them. So send them off while backward produces them: when the gradients of some neighbouring
-# parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest. The full gradient
-# never exists.
+# The floor is lower: m and v are 8/4 bytes now. The stairs of backward have become a plateau, since the
+# library keeps one row for all gradients from step to step: 4 + 4 + 8/4 = 10 bytes throughout. (An optimizer
+# that makes its row anew in each step climbs from 6 to 10. Yours has 4/4 more all the time: its shard is a
+# copy, the library's is a part of the weights' row.) Either way all gradients stay until the step, though
+# each rank will read 1/N of them. So send them off while backward produces them: when the gradients of some
+# neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest.
+# The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
@@ -946,8 +947,8 @@ def in_order_of_arrival():
 try_it(in_order_of_arrival, world_size=2)
 
 # %% [markdown]
-# With buckets of *equal* size nobody could have told you: gradients of one layer would be added to those
-# of another, without an error. That is why the order is fixed, in DDP and FSDP as well.
+# With buckets of *equal* size there would be no error: gradients of one layer would be added to those of
+# another. That is why the order is fixed, in DDP and FSDP as well.
 #
 # **In production.** `"stage": 2` in DeepSpeed; in FSDP it is `reshard_after_forward=False` (weights are
 # gathered once and stay for backward; FSDP1 called it `SHARD_GRAD_OP`): there the weights between steps
@@ -982,9 +983,10 @@ memory_picture(drawn)
 # | backward: reduce-scatter its gradients, keep the own shard | partial | sharded | 1 |
 # | step: on the shards. Nothing is gathered afterwards: the next forward will | sharded | sharded | 0 |
 #
-# **Predict.** 3 instead of 2: half as much again, for 16P/N bytes instead of 16P. On 64 GPUs a model of
-# 7B needs 1.75 GB, and besides that one block at a time. How large is a block of the 32? (7B / 32 · 2
-# bytes = 0.44 GB.)
+# That is 3 instead of 2: half as much again, for 16P/N bytes instead of 16P.
+#
+# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and besides that one block at a time. How large is a
+# block of the 32? (7B / 32 · 2 bytes = 0.44 GB.)
 #
 # The hard part is to *free*. A tensor is a view of a *storage*, which is the memory itself, and autograd has
 # kept views of the weights for the backward. If you give `param.data` another tensor, autograd still holds
@@ -1017,7 +1019,7 @@ print("again:", view)
 class Unit:
     """Parameters that are gathered, freed and reduced together, and this rank's `shard` of them.
 
-    params: tensors that are all frozen or all trained. From the constructor on they have no memory, but
+    params: tensors that are all frozen or all trained. From the constructor on they have no memory, except
     between gather() and free(). gather() and reduce() send (N-1)/N of the parameters each.
     """
 
@@ -1065,10 +1067,12 @@ class Unit:
 # %% [markdown]
 # <details><summary>Hint: one flat tensor</summary>Keep one flat tensor, of which the parameters are views,
 # <code>param.data = flat[...].view(shape)</code>, once, in the constructor. The shard is a copy of 1/N of
-# it. <code>gather()</code> and <code>free()</code> resize the storage of the flat tensor and leave the views
-# alone.</details>
+# it, <code>.clone()</code>: a view would be empty after <code>free()</code>. <code>gather()</code> and
+# <code>free()</code> resize the storage of the flat tensor and leave the views alone.</details>
 # <details><summary>Hint: reduce</summary>It is ZeRO-2's bucket: a row of the gradients, a reduce-scatter, and
-# the mean added to <code>shard.grad</code>. It reads no parameter.</details>
+# the mean added to <code>shard.grad</code>. It reads no parameter. Write <code>@torch.no_grad()</code> above
+# <code>gather()</code> and <code>reduce()</code>: the shard requires a gradient, and they belong to no
+# graph.</details>
 #
 # **Check.** One unit, without a model: its shard, its memory after every call, and what autograd finds after a
 # `free()` and a `gather()`.
@@ -1089,7 +1093,8 @@ report.points(7)
 # - `parameters()` gives this rank's flat shards, on which any torch optimizer is made. A unit is frozen or
 #   trained as a whole: a block with both kinds has two.
 # - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
-#   without a gradient counts as zeros.
+#   for which no rank has a gradient counts as zeros. (If some ranks had one, units would be reduced in different
+#   orders, as in §4: the check does not try that.)
 # - `full_state_dict()`, called by all ranks at any time between steps: a copy of every parameter, whole,
 #   frozen and unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
 # - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
@@ -1297,7 +1302,7 @@ try_it(read_after_free, world_size=2)
 
 # %% [markdown]
 # The first was lucky: backward makes a view of the weight before it computes, and a view is checked
-# against its storage. A kernel checks nothing: the second went on with a number that nobody has computed,
+# against its storage. A kernel checks nothing: the second went on with a number that no rank has computed,
 # or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends with "an
 # illegal memory access", after which the rank cannot use its GPU any more. The library's `Zero3Module` shows
 # NaN in the weights between uses, so that a mistake can be seen.
@@ -1353,7 +1358,7 @@ if ours and theirs:
 # memory is cheap. ZeRO-Offload does it in the host's memory, on the host's processor: gradients go down,
 # weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
 #
-# **Predict.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
+# **In numbers.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
 # of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. Lecture 001 speaks of 0.1
 # to 0.2 tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at
 # 10B: at 6P FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second.
@@ -1410,7 +1415,7 @@ if run:
 # | rests on | all of it |
 # | time | 5 minutes |
 #
-# Lecture 001 shows this configuration. You have met every line of it.
+# Lecture 001 shows this configuration. Most of its lines you have met; the table below says what each is here.
 
 # %%
 config = json.loads("""
@@ -1563,7 +1568,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
 # both go on at once. Ten times 28 s is 280 s, of which 252 s compute: 252 · 0.4 · 312e12 / (6 · 7e9), 750,000
-# tokens. Nobody does that on one GPU. On 64 GPUs, each with its own disk and shard, it is 0.44 s, and
+# tokens. One GPU is not used so. On 64 GPUs, each with its own disk and shard, it is 0.44 s, and
 # about 12,000 tokens a GPU: ZeRO-Infinity lives on *sharded* states.</details>
 #
 # **Build.** A class of optimizers that moves its states into files in its first step, which makes them, and then
@@ -1613,8 +1618,8 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 # <code>super().step(closure)</code> and then goes through <code>self.state</code>: a dict for each parameter,
 # with tensors under names. Replacing the entry is all that it takes, since the optimizer updates what it
 # finds there in place.</details>
-# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file whose name
-# nobody else has. A tensor that is mapped already says so: <code>value.untyped_storage().filename</code>.</details>
+# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
+# name of its own. A tensor that is mapped already says so: <code>value.untyped_storage().filename</code>.</details>
 #
 # **Check.**
 
