@@ -263,8 +263,8 @@ print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 #
 # <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not see an
 # in-place collective. In place of all_reduce_identity the gradient would come out right by luck, with a warning from
-# PyTorch that this may end one day. In place of identity_all_reduce there is nothing to call: nobody would add up the
-# gradients of x.</details>
+# PyTorch that this may end one day. In place of identity_all_reduce there is nothing to call: the gradients of x
+# would not be added up.</details>
 #
 # **Build.** Two `torch.autograd.Function`s, and two functions that apply them.
 #
@@ -392,7 +392,7 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 #
 # `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a **row**
 # of `weight`. (Lectures 003 and 004 cut "the weight matrix W" and do not say which; `ColwiseParallel` of PyTorch
-# cuts dimension 0.) Whoever cuts dimension 1 builds the other layer, that of §3.
+# cuts dimension 0.) A layer that is cut along dimension 1 is the other one, that of §3.
 #
 # **Predict.** 1,024 features to 4,096, four ranks: which shapes have a rank's weight and bias? What is sent, of
 # which tensor, in which direction?
@@ -545,7 +545,7 @@ if wrong:
         print(f"{key:12}", "the same" if off < 1e-5 else f"off by {off:.2g} of the largest number")
 
 # %% [markdown]
-# Only the gradient of x: rank 0 has its own columns' share of it. Where this layer is the model's first, nobody notices.
+# Only the gradient of x: rank 0 has its own columns' share of it. If this layer is the model's first, nothing shows it.
 # Anywhere else, all that lies before it learns from another gradient on each rank.
 #
 # **In production.** `ColwiseParallel()` in PyTorch, `ColumnParallelLinear` in Megatron-LM. The latter does not stand idle
@@ -810,7 +810,7 @@ draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
 # One sum for two layers, and nothing in between. Backward is the mirror image: nothing to be said until the gradient
-# of x, and then one sum. Lecture 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer. Nobody
+# of x, and then one sum. Lecture 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer. No rank
 # concatenates: that would be the all-gather which this order avoids. (It also says "one All-Reduce per layer". It
 # is one for the MLP and one for attention, forward, and the same again backward: four for a layer.)
 #
@@ -953,7 +953,7 @@ if theirs_run:
 # - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
 #   names).
 # - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
-# - A rank has one run of heads, the same of all four matrices.
+# - A rank has heads that lie side by side, and the same ones of all four matrices.
 # - No backward is to be written here: your functions of §1 have one, and autograd does the rest.
 # - N must divide `heads`; else raise a ValueError that says both numbers.
 
@@ -1002,9 +1002,10 @@ class ParallelHeads(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint</summary><code>query</code>, <code>key</code>, <code>value</code> are
-# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward
-# <code>x = identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code>
-# and so on. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of features.</details>
+# <code>ColumnParallelLinear</code>, <code>out</code> is <code>RowParallelLinear</code>. In forward <code>x =
+# identity_all_reduce(x, group)</code>, then <code>F.linear(x, self.query.weight, self.query.bias)</code> and so on:
+# <code>self.query(x)</code> would let x in once more. <code>.unflatten(-1, (-1, head_dim))</code> makes heads of
+# features.</details>
 #
 # **Check the heads.**
 
@@ -1596,7 +1597,7 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
 # Tokens are sharded outside, features inside, and at the edges a tensor turns from one into the other. 1 M forward and 1 M
-# backward, as in §4; what backward sends besides are the gradients of the norm's weight and bias.
+# backward, as in §4. The picture has 1.1 M backward: the gradients of the norm's weight and bias are summed, too.
 #
 # One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence: is that kept,
 # replicated? Then it is what it was. Or is the part kept, and backward gathers once more?
@@ -1867,7 +1868,7 @@ report.points(5)
 # A layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond, two cases: every GPU has its
 # own port of 50 GB/s, and the all-reduce is made in two levels (notebook 02 §7), inside the node and then across; or the
 # node has one port for all, and a flat ring goes through it. Rounds cost α as NCCL's own model has it, 3.4 µs by NVLink, 14
-# over a network. FLOP/s and bytes/s are those of the data sheets, which nobody reaches.
+# over a network. FLOP/s and bytes/s are those of the data sheets, which no program reaches.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -2120,7 +2121,7 @@ figure
 #    (0 to 1) of the layer's forward is communication?
 # 3. Rows first, then columns: what forbids that the sum waits until after the second matrix: `"the activation function"`,
 #    `"the bias"` or `"the size of the weights"`?
-# 4. Eight ranks. Somebody ends the MLP with `torch.distributed.nn.functional.all_reduce`. How many **times** too large are
+# 4. Eight ranks. An MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too large are
 #    the gradients of the MLP's matrices?
 # 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send, in a forward and a
 #    backward together?
@@ -2247,13 +2248,14 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %; the others share
-# it. (Norms and activation functions are not counted: without sequence parallelism every rank has all norms.) *Memory*:
-# replicas hold 4 M of weights, gradients, m and v; ZeRO-3 a quarter of them, and the layer that it is at; tensor parallelism
-# a quarter, and never a whole layer. *Bytes*: here is the difference of kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the
-# *parameters*, however many tokens there are. Tensor parallelism sends *activations*: little for these 128 tokens, as much
-# as replicas with 5 or 6 times as many, and little of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and
-# for 4,096 tokens an activation of 67 MB.
+# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %; the others
+# share it. (Norms and activation functions are not counted: without sequence parallelism every rank has all norms.)
+# *Memory*: replicas hold 4 M of weights, gradients, m and v; ZeRO-3 a quarter of them, and of the layer that it is at
+# weights, gradients and the row in which these are sent; tensor parallelism a quarter, and never a whole layer. *Bytes*:
+# here is the difference of kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there
+# are. Tensor parallelism sends *activations*: little for these 128 tokens, as much as replicas with 5 or 6 times as many,
+# and little of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and for 4,096 tokens an activation of
+# 67 MB.
 #
 # **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism. You can say
 # what each layer sends in each direction, and up to how many ranks it pays.
