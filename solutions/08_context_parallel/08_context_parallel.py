@@ -383,7 +383,7 @@ for size in (12, 6, 3, 1):
 #
 # - `tiles(spans, block)` cuts ranges of positions into tiles, and says of each where it lies in the tensor (a slice)
 #   and where it stands in the sequence (a range). Here there is one span, `[range(seq)]`; a rank of §4 may have two.
-# - Under a causal mask: `queries[-1] < keys[0]` means that nobody sees anything. Go on to the next tile.
+# - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
 # - Sums are in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
 # - `save_for_backward` the five tensors, and nothing of a tile.
@@ -636,7 +636,7 @@ for name, (seconds, apart) in zip(
 # | 2 | 2 | 3 | 0 | 1 |
 # | 3 | 1 | 2 | 3 | 0 |
 #
-# Four steps, three transfers: after the last one nobody needs the keys. (Lecture 004 numbers its four iterations 0, 1,
+# Four steps, three transfers: after the last one no rank needs the keys. (Lecture 004 numbers its four iterations 0, 1,
 # 3, 4. There are N of them, 0 to N − 1.)
 #
 # **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain function, and
@@ -820,10 +820,10 @@ def hiding_block(
 
 
 # %% [markdown]
-# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward is `ring_forward`; you decide what it saves.
+# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward is `ring_forward`, and saves what backward needs.
 # For backward the table of §3 is given as `block_gradients`, which does it for one block.
 #
-# - Keep q, k, v, out and lse, and nothing that came by.
+# - It saves q, k, v, out and lse, and nothing that came by.
 # - δ is known before the first step, from out and its gradient: one number for each query and head.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys travels
 #   meanwhile, too: add your share when it has come, and pass it on.
@@ -1001,7 +1001,7 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask changes nothing in what is sent: keys that nobody on a rank sees have to pass it all the same.
+# The mask changes nothing in what is sent: keys that no query of a rank sees have to pass it all the same.
 #
 # The lecture's picture, from your own two runs. Rows are ranks with their queries, columns the keys by the rank that
 # they belong to. The run without a mask tells which keys a rank had in which step, the masked one which of them it
@@ -1079,7 +1079,7 @@ step_by_step(full, masked) if noted else None
 # mask rank r has work in r + 1 of the N iterations.)
 #
 # **Break it.** A mask by *local* positions: every rank numbers its queries and the keys that have come from 0, as code
-# for one rank does. Your function does it, if it is told that all ranks hold the same positions. 16 tokens on 4 ranks.
+# for one rank does. Your function does it, if `layout` says that all ranks hold the same positions. 16 tokens on 4 ranks.
 # Before you run it: for how many of them will the output be right, and for which?
 
 
@@ -1139,7 +1139,7 @@ if run:
 # | striped | 0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3 |
 # | zigzag | 0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 |
 #
-# *Striped* (Brandon et al. 2023) gives everybody some of everything: in each iteration every block is half masked. Only
+# *Striped* (Brandon et al. 2023) gives every rank some of everything: in each iteration every block is half masked. Only
 # a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2) pairs a chunk from the
 # beginning, which sees little, with one from the end, which sees much. With another rank's keys there are four pairs of
 # chunks: two are seen whole, two not at all. Always, for all ranks.
@@ -1259,8 +1259,8 @@ idle_picture(table, 16 * 16) if table else None
 #
 # And in seconds? Two ranks, a core each, 2,048 tokens, forward and backward. Your blocks are computed whole also on the
 # diagonal, so "computed" is counted like that: the scores of the busiest rank in each step. And the ledger tells how long
-# each rank was blocked, in messages or at the end until the other one was done. Before you run it: how long, in
-# succession, is rank 0?
+# each rank was blocked, in messages or at the end until the other one was done. Before you run it: with tokens in
+# succession, which share of the time is rank 0 blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1527,7 +1527,7 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries Ulysses sends far less. With grouped queries a ring carries few keys round,
+# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries a ring carries few keys round,
 # while q and the output, which Ulysses has to exchange, stay as large: up to 8 ranks the ring sends less forward.
 # Backward its sums in float32 make it more. (And what a ring sends can hide behind computing. An all-to-all stands
 # between two operations that wait for it.)
@@ -1726,7 +1726,7 @@ needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
 print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
-# At the data sheet's speed; a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
+# That is at the data sheet's speed: a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
 # where tensor parallelism (notebook 06) could not: c is in its favour, and the longer the sequence the more. Keep
 # NVLink, inside the node, for traffic that cannot overlap.
 
@@ -1790,7 +1790,7 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# Two of the lines rise by N, one by √N. Memory, then, is no limit any more: whoever has the machines has the sequence.
+# Two of the lines rise by N, one by √N. Memory, then, is no limit any more: more machines hold a longer sequence.
 # What grows with the square is attention's computing: s²/N for each rank. On a sequence eight times as long, with eight
 # times the ranks, attention takes eight times as long.
 
@@ -2018,10 +2018,11 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
 # *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the scores again,
-# and blocks on the diagonal are computed whole. *Memory*: weights, gradients, m and v
-# are whole on every rank (ZeRO or tensor parallelism divides them, and goes together with it); activations are divided,
-# which for 128 tokens is little, and for 131,072 everything. *Bytes*: the sum of gradients, 2 (N−1)/N of M, and what
-# attention sends. The card cannot see what zigzag is for: idle time.
+# and blocks on the diagonal are computed whole. (Ulysses computes most: your `tiled_attention` has these 128 tokens in
+# one tile, and masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor
+# parallelism divides them, and goes together with it); activations are divided, which for 128 tokens is little, and for
+# 131,072 everything. *Bytes*: the sum of gradients, 2 (N−1)/N of M, and what attention sends. The card cannot see what
+# zigzag is for: idle time.
 #
 # **You have built** attention that never has its matrix, on one rank and on many; a ring forward and backward; the layout
 # that keeps all of its ranks busy; and the exchange of tokens for heads. You can say what each sends, when that hides,
