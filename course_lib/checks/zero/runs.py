@@ -230,7 +230,7 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
     if share == 1:
         return unchanged(seen, training)
     if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
-        return f"Some parameters did not change on any rank: their gradients never left. {NEVER_FULL[unit]}"
+        return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
         return (
             "The last elements never change: round the shard's size up, or they belong to nobody."
@@ -246,13 +246,18 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
     )
 
 
+FREE_AFTER_REDUCE = (
+    "Free every unit after its reduce(): a unit that is still whole keeps its old weights, because the next "
+    "gather() does nothing."
+)
 NEVER_FULL = {
     True: (
-        "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over."
+        "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over. "
+        f"{FREE_AFTER_REDUCE}"
     ),
     False: (
-        "A bucket with a parameter that gets no gradient is never full: when backward is over, send the "
-        "buckets that have not been sent."
+        "Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
+        "backward is over, send the buckets that have not been sent."
     ),
 }
 
@@ -263,6 +268,11 @@ def unchanged(seen: Observed, training: Training) -> str:
     names = {one.op for one in sent if one.op != "broadcast"}
     if not names and training.more.get("once"):
         return f"The step changed nothing. {ONCE}"
+    if seen.case.recipe.endswith(":module"):
+        return (
+            "The step changed nothing there: the next gather() has to bring what the step made of the "
+            f"shards. {FREE_AFTER_REDUCE}"
+        )
     if any("all_gather" in name for name in names):
         return (
             "The step changed nothing there, although shards were gathered: gather them after the inner "

@@ -143,6 +143,8 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
                 for k, p in enumerate(run.params[0]):
                     found = seen.tensors[rank][f"{when}.{k}"]
                     if not close(found, factor * p):
+                        if not (shards := own_shard(run)(seen)).ok:
+                            return shards
                         return wrong(
                             f"after gather() parameter {k} on rank {rank} is not what the shards hold.",
                             why_not_gathered(run, when, found, k),
@@ -218,6 +220,8 @@ def used_again(run: Run) -> Callable[[Observed], Finding]:
                     cause="another storage",
                 )
             if not close(found, weight.grad):
+                if not (shards := own_shard(run)(seen)).ok:
+                    return shards
                 return wrong(
                     f"a backward after free() and gather() gives another gradient on rank {rank}.",
                     "The parameter's .grad belongs to its backward: neither free() nor gather() changes it.",

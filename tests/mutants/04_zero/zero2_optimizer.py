@@ -477,7 +477,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: a bucket with an unused parameter is never sent
-# says: their gradients never left
+# says: [Tt]heir gradients never left
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
         params = list(params)

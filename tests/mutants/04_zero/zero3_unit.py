@@ -741,6 +741,50 @@ class Unit:
             p.grad = None
 
 
+# %% wrong: the shard is a view of the row
+# says: The shard is a copy
+class Unit:
+    def __init__(self, params, *, group=None):
+        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
+        self.numels = [p.numel() for p in self.params]
+        self.row = self.line_up([p.detach() for p in self.params])
+        dist.broadcast(self.row, group_src=0, group=group)
+        own = self.row.chunk(self.n)[dist.get_rank(group)]
+        self.shard = torch.nn.Parameter(own, requires_grad=self.params[0].requires_grad)
+        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+            p.data = piece.view(p.shape)
+        self.there = True
+        self.free()
+
+    def pad(self):
+        return -sum(self.numels) % self.n
+
+    def line_up(self, tensors):
+        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
+
+    @torch.no_grad()
+    def gather(self):
+        if self.there:
+            return
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
+        self.there = True
+
+    def free(self):
+        self.row.untyped_storage().resize_(0)
+        self.there = False
+
+    @torch.no_grad()
+    def reduce(self):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+
+
 # %% wrong: a missing gradient is not thought of
 # says: A parameter without a gradient counts as zeros
 class Unit:
