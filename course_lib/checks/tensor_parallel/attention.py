@@ -32,6 +32,16 @@ UNKNOWN = (
     "key, value, out: compare it there first."
 )
 
+WRONG = "The gradients of the parameters are not right."
+FEWER_HEADS = (
+    "With fewer key and value heads than ranks, a rank has one of these, whole: cut key and value over the "
+    "group `across`."
+)
+COPIES = (
+    "Several ranks hold a copy of the same key and value head: sum the gradients of its weight and of its "
+    "bias over the group `same`, and over no other ranks."
+)
+
 ODD = "6 heads, 4 ranks"
 ODD_KEYS = "12 heads, 6 of keys and values, 4 ranks"
 POINT = "heads of which each rank has its part alone, with one sum behind them"
@@ -44,7 +54,8 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
     if case_of_it.title in (ODD, ODD_KEYS) and kind == "error" and not interface(text):
         return UNEVEN
     if "is invalid for input of size" in text or "unflatten" in text:
-        return "A rank has heads / n heads, each of head_dim = width / heads features."
+        more = f" {FEWER_HEADS}" if "of keys" in case_of_it.title else ""
+        return f"A rank has heads / n heads, each of head_dim = width / heads features.{more}"
     return broken_off(case_of_it, kind, text)
 
 
@@ -77,7 +88,7 @@ def lines_of(
 
     after_step: how much the output after a step weighs, as a share of `weight`.
     """
-    mistakes, n = head_mistakes(whole), whole.n
+    mistakes, n, copied = head_mistakes(whole), whole.n, whole.copies > 1
     volume = 2 * (n - 1) * FLOAT * whole.x.numel() / n
     found = [
         values_line(
@@ -85,9 +96,9 @@ def lines_of(
             otherwise=otherwise,
         )
         for name, what, share, otherwise in (
-            ("y", "output", 1, UNKNOWN),
+            ("y", "output", 1, f"{UNKNOWN} {FEWER_HEADS}" if copied else UNKNOWN),
             ("grad.x", "gradient of x", 0.5, ""),
-            ("again", "output after a step", after_step, "The gradients of the parameters are not right."),
+            ("again", "output after a step", after_step, f"{WRONG} {COPIES}" if copied else WRONG),
         )
     ]  # fmt: skip
     if not sent:

@@ -265,7 +265,8 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
         ),
         Mistake(
             f"{n} times too large: a sum hands its gradient on as it is; after an all-reduce forward none is "
-            "due backward.",
+            "due backward. Or x entered twice: a ColumnParallelLinear that is called lets x in once more. "
+            "Use F.linear with its weight and bias.",
             lambda k: {"grad.x": n * whole.gradients()[0]},
         ),
         Mistake(
