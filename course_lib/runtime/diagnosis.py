@@ -226,7 +226,7 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
     elif code == -signal.SIGKILL:
         how += " (usually the system, out of memory; or a kill from outside)"
     if code in (-signal.SIGSEGV, -signal.SIGABRT):
-        how += " (C code crashed; what it said stands in the output above)"
+        how += " (C code crashed; its own words are in the ranks' output)"
     row = snap.blocked_in(rank)
     log = snap.logs[rank]
     last = row or (log[-1] if log else None)

@@ -49,7 +49,10 @@ SHAPES = (
     "lse and delta have one number for each query and head, (batch, tokens, heads): delta is "
     "(out * grad).sum(-1)."
 )
-LENGTHS = "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges."
+LENGTHS = (
+    "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges. And each step "
+    "sends on what came in the step before."
+)
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
@@ -77,6 +80,8 @@ def trouble_behind(case: Case, kind: str, text: str) -> str:
         return (
             "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
         )
+    if "incorrect number of gradients" in text:
+        return "backward returns one value for each argument of forward: None for those that are not tensors."
     if "inplace operation" in text:
         return NO_GRAPH
     if "returned an invalid gradient" in text:

@@ -24,12 +24,13 @@ MERGED = "Each block's out and lse are merged with what came before: out by its 
 FORWARD_FIRST = "The output of forward is not right yet: look there first."
 LSE = (
     "Return lse after the last block: log of the sum of exp(score) over all keys that a query sees on any "
-    "rank. It is the second of what online_softmax_merge returns."
+    "rank. It is the second of what online_softmax_merge returns. If out is wrong, too, begin with out."
 )
 PAIR = "ring_forward returns a pair: out in q's shape and dtype, and lse, (batch, tokens, heads)."
 BACKWARD_STEP = (
     "Autograd knows nothing of messages: a Function's backward adds for each block p = exp(s - lse), "
-    "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays, dk and dv go on."
+    "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays. dk and dv are added to the "
+    "sum that has come for these keys, and the sum goes on."
 )
 GROSS = 20  # times what is allowed: no rounding any more
 ROUNDING = 0.004  # of partial results of some 8; one rounding of these to bfloat16 is 0.009

@@ -31,7 +31,8 @@ def forward_mistakes(spread: Spread) -> list[Mistake]:
         ),
         *attention_mistakes(spread),
         spread.masked(
-            "Only the rank's own keys were seen: the others' have to come by.",
+            "Only the rank's own keys were seen. Those of the other ranks have to come by: compute each step "
+            "with what came in the step before.",
             spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
         ),
     ]  # fmt: skip

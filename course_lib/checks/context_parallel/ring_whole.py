@@ -208,6 +208,13 @@ def mask_mistakes(spread: Spread) -> list[Mistake]:
     starts = torch.tensor([spans[0].start for spans in whole])
     table = torch.nn.utils.rnn.pad_sequence(spread.places, batch_first=True)
 
+    begins, ends = (
+        spread.marks(
+            [torch.tensor([span[at] for span in spans for _ in span]) for spans in spread.layout]
+        )
+        for at in (0, -1)
+    )
+
     def backwards(r: Tensor, i: Tensor, o: Tensor, j: Tensor) -> Tensor:
         other = (2 * r - o) % n
         return table[r, i] >= table[other, j]
@@ -218,6 +225,11 @@ def mask_mistakes(spread: Spread) -> list[Mistake]:
             "The mask was laid by places within the parts: a query at place i of its part saw the keys at "
             "places 0 .. i of every part. What counts is where the tokens stand in the whole sequence.",
             spread.from_marks(lambda r, i, o, j: i >= j),
+        ),
+        spread.masked(
+            "Blocks were skipped by the tokens' positions, but within a block the mask was laid by places "
+            "within the parts. Give what masks the same ranges, which tiles(...) has from the layout.",
+            lambda q, k: (spread.local[q] >= spread.local[k]) & (ends[q] >= begins[k]),
         ),
         spread.masked(
             "The keys of step i were taken for those of rank r + i: what comes from rank r - 1 in step i "

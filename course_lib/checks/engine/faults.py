@@ -33,9 +33,14 @@ NOT_HERE = (
 )
 COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
+WITHIN = re.compile(r"Group rank \d+ is not part of group")
 WORLD_RANKS = (
     "In torch.distributed `src` and `dst` are ranks of the whole world, also in a group: translate "
     "with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= of a dist.P2POp)."
+)
+GROUP_RANKS = (
+    "A rank's number within a group is one of 0 .. size - 1: take dist.get_rank(group) and "
+    "dist.get_world_size(group), which count the group's ranks. Without `group` they count all ranks."
 )
 RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
     (
@@ -114,6 +119,8 @@ def by_chance(failure: Failure) -> bool:
 
 def peer_hint(case: Case, text: str) -> str:
     """A peer outside the group, or the rank itself: within a group both come of the wrong count."""
+    if WITHIN.search(text):
+        return GROUP_RANKS
     if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):
         return WORLD_RANKS
     return COPY if TO_ITSELF.search(text) else ""
