@@ -59,7 +59,7 @@ RING: Mapping[str, Formula] = {
     "Nothing is sent in the last of N steps: the keys are where they were then. N - 1 transfers.": (
         rounds(same, less, same)
     ),
-    "Backward, too, nobody needs the keys after the last step: N - 1 times. Their gradients go N times.": (
+    "Backward, too, no rank needs the keys after the last step: N - 1 times. Their gradients go N times.": (
         rounds(less, same, same)
     ),
     "N times for keys in each direction is once too often: the last step sends none.": (

@@ -22,7 +22,7 @@ TIMES = {
     "(N - 1/2) over N/2.",
 }  # fmt: skip
 TRANSFERS = {
-    16: "N steps, and nothing is sent after the last: nobody needs the keys any more.",
+    16: "N steps, and nothing is sent after the last: no rank needs the keys any more.",
     30: "Keys and values go in one message, or count as one transfer; forward alone is asked for.",
     31: "That is backward, keys and gradients; forward the keys alone.",
     14: "Count again: rank r must see the keys of all 15 others.",

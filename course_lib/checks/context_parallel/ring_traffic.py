@@ -24,7 +24,7 @@ FOLLOWS = (
     "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
     "while the present ones are used."
 )
-TOO_MANY = "N steps need N - 1 transfers: after the last step nobody needs the keys any more."
+TOO_MANY = "N steps need N - 1 transfers: after the last step no rank needs the keys any more."
 ONE_EACH = "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
 WIDE = (
     "Keys and values travel in the inputs' dtype: what is computed in float32 is made so when it has come, "

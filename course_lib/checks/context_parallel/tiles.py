@@ -43,7 +43,7 @@ ON_OR_BELOW = TILES * (TILES + 1) // 2  # tiles of which anything is seen under 
 PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
 FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
 SKIP = (
-    "A tile that lies wholly above the diagonal is computed and masked: nobody sees anything of it. Where "
+    "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. Where "
     "queries[-1] < keys[0], go on to the next one, forward and backward."
 )
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta

@@ -37,7 +37,7 @@ NOT_FOLLOWED = (
     "`own_features` takes the rank's features of x, and its backward gathers their gradient."
 )
 UNEVEN = (
-    "The last features belong to nobody: cut as torch.tensor_split does, where the first parts are longer, "
+    "The last features belong to no rank: cut as torch.tensor_split does, where the first parts are longer, "
     "or raise a ValueError that says which numbers do not fit."
 )
 

@@ -161,9 +161,7 @@ def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
     elif len(set(sizes)) > 1:
         hint = "A collective wants equal shards: fill up with zeros until n divides the length."
     elif sizes[0] * cut.n < cut.total:
-        hint = (
-            "Rounded down: the last elements would belong to nobody. Round up, and fill with zeros."
-        )
+        hint = "Rounded down: the last elements would belong to no rank. Round up, and fill with zeros."
     elif sizes[0] == sum(-(-math.prod(shape) // cut.n) for shape in cut.shapes):
         hint = "Each tensor was filled up by itself: put all in a row first, then fill up once."
     else:

@@ -233,7 +233,7 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
         return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
     if n > 1 and stale <= 2 * n:
         return (
-            "The last elements never change: round the shard's size up, or they belong to nobody."
+            "The last elements never change: round the shard's size up, or they belong to no rank."
         )
     if n > 2 and share < 0.5:
         return (

@@ -811,7 +811,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the remainder is lost
-# says: The last features belong to nobody
+# says: The last features belong to no rank
 class Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):

@@ -785,7 +785,7 @@ class RowParallelLinear(torch.nn.Module):
 
 
 # %% wrong: the remainder is lost
-# says: The last features belong to nobody
+# says: The last features belong to no rank
 class Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, group):

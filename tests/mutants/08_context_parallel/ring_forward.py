@@ -435,7 +435,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: a transfer after the last step
-# says: after the last step nobody needs the keys
+# says: after the last step no rank needs the keys
 def layout_of(layout, tokens, n):
     return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
 
