@@ -1311,9 +1311,10 @@ for i, name in enumerate(LAYOUTS if run else ()):
 # %% [markdown]
 # 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. The blocks are counted, the
 # milliseconds are measured: another program on the machine changes the milliseconds, and with them the waiting. In
-# succession rank 0 has one block and rank 1 has two. Rank 0 waits for less than half of the time: laying a mask takes a
-# CPU about as long as the rest of the block, both ranks begin with a masked block, and rank 1's extra block is unmasked,
-# hence faster. Striped computes as many blocks as in succession, since our blocks are computed whole. It can even be
+# succession rank 0 has one block and rank 1 has two. On a quiet machine rank 0 waits for less than half of the time:
+# forward, laying a mask takes a CPU about as long as the rest of the block, both ranks begin with a masked block, and
+# rank 1's extra block is unmasked, hence faster. (On a busy one it waited for 5 % of the time in one run, and for half of
+# it in another.) Striped computes as many blocks as in succession, since our blocks are computed whole. It can even be
 # slower: all of its blocks are half masked, in succession only those on the diagonal are.
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for its
