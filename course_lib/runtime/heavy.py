@@ -14,6 +14,7 @@ HEAVY = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor",
     "torch.distributed.tensor.parallel",
+    "torch.fx.experimental.symbolic_shapes",  # torch.autograd.grad with grad_outputs imports it
 )
 
 

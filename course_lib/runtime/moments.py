@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from course_lib.runtime.pool import Pool
 
 GO = b"."
+START = "start"  # before a student's objects are read: no base counts for much more than this
 BASE = (
     "base"  # the moment above which the others count; of "run.pages.forward" it is "run.pages.base"
 )
@@ -32,6 +33,9 @@ ANONYMOUS = "anonymous"  # moments of this name are about memory without any fil
 HIGHEST = "highest"
 REPEATED = (HIGHEST, ANONYMOUS)  # others come once
 LETTING_GO = 1.0  # seconds in which a thread that is late to let go of its tensors is waited for
+OF_LIBRARIES = (
+    6_000_000  # bytes of their files that come into memory at their first use, after the start
+)
 PAUSE = 0.005  # seconds between two measurements, in which other threads run
 PAUSES = 20  # at least, however long a measurement takes
 MOST = 10_000  # moments of a task
@@ -89,11 +93,14 @@ class Moments:
     it is measured again for a while, since gloo's threads let go of a message's tensors a moment after the
     wait for it is over, and on a busy machine that moment is long; memory that a solution keeps is still
     there then. Once that was in vain it is not tried again under that name.
+    room: bytes that libraries and objects may take between START and a base. Memory that a student's code
+    took by then can be given back later: a base that counted it would hide as much.
     """
 
     pool: Pool
     enough: Sequence[Mapping[str, float]] = ()
     known: Collection[str] | None = None
+    room: int = 0
     found: list[dict[str, list[Held]]] = field(default_factory=list)
     rises: list[dict[str, list[int]]] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
@@ -144,7 +151,7 @@ class Moments:
                 told = told._replace(whole=told.whole + for_it)
                 before, self.last[rank] = self.last.get(rank), told
                 if one.least is None and before is not None and before.fresh:
-                    one.rise = max(0, told.peak - before.resident)
+                    one.rise = max(0, told.peak - self.at_most(rank, before).resident)
                 one.least = told if one.least is None else Held(*map(min, one.least, told))
                 one.times += 1
                 over = now - one.since > LETTING_GO and one.times > PAUSES
@@ -176,7 +183,18 @@ class Moments:
         before, pages, _ = name.rpartition(PAGES)
         (base,) = self.found[rank].get(f"{before}{pages}{BASE}", [NOTHING])[:1]
         kind = "anonymous" if name == ANONYMOUS else "whole"
-        return getattr(held, kind) - getattr(base, kind)
+        return getattr(held, kind) - getattr(self.at_most(rank, base), kind)
+
+    def at_most(self, rank: int, base: Held) -> Held:
+        """What counts of a base: no more than START and the room above it."""
+        if self.pool.backend == "nccl" or START not in self.found[rank]:
+            return base  # libraries take as much of a GPU as they like
+        (start,) = self.found[rank][START]
+        return base._replace(
+            whole=min(base.whole, start.whole + self.room),
+            anonymous=min(base.anonymous, start.anonymous + self.room),
+            resident=min(base.resident, start.resident + self.room + OF_LIBRARIES),
+        )
 
     def go_on(self, rank: int) -> None:
         one = self.waiting.pop(rank)

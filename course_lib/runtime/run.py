@@ -56,6 +56,7 @@ class Outcome:
     )  # by so much since the moment before
     wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
     limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
+    imported: tuple[str, ...] = ()  # what of `heavy` a rank turned out to need
 
 
 _tasks = 0
@@ -66,7 +67,7 @@ def run_ranks(
     backend: str | None = None, seed: int = 0, on_output: OnOutput | None = None, spare: bool = True,
     sandbox: Sandbox | None = None, reply_limit: int = MOST_REPLY, ahead: int | None = None,
     imports: Sequence[str] = (), longest: float = 0, enough: Sequence[Mapping[str, float]] = (),
-    moments: Collection[str] | None = None,
+    moments: Collection[str] | None = None, room: int = 0,
 ) -> Outcome:  # fmt: skip
     """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
 
@@ -77,8 +78,8 @@ def run_ranks(
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
     before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
-    moments: names of those at which ranks are measured; enough: for each rank, bytes that are enough there,
-    see `Moments`.
+    moments: names of those at which ranks are measured; enough: for each rank, bytes that are enough there;
+    room: bytes that a base may have above the start; see `Moments`.
     longest: seconds that the ranks may have instead of `timeout` where a busy machine slows them down.
     LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
@@ -92,7 +93,7 @@ def run_ranks(
         )  # NCCL's ranks pass buffers on by sockets and shared memory
     pools.preloaded().also_import(imports)
     pool = pools.pool(world_size, backend, record, sandbox, imports)
-    watch = Watch(pool, _tasks, Moments(pool, enough, moments))
+    watch = Watch(pool, _tasks, Moments(pool, enough, moments, room))
     output, began = Output(world_size, on_output), time.monotonic()
     kept = False
     try:
@@ -120,13 +121,17 @@ def run_ranks(
         orderly = failure is None and watch.clean() and not ledger.unmatched()
         kept = backend in KEPT and orderly
         replies = [watch.result(rank) for rank in range(world_size)]
-        pool.preloaded.also_import([name for name in HEAVY if watch.imported(name)])
+        heavy = [name for name in HEAVY if watch.imported(name)]
+        pool.preloaded.also_import(heavy)
+        new = tuple(name for name in heavy if name not in {*pool.imported, *imports})
         said = [list(lines) for lines in output.tail]
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
         limit = pool.children.limit
         held, rose = watch.moments.told(), watch.moments.rises
-        return Outcome(replies, failure, ledger, seconds, backend, said, held, rose, sent, limit)
+        return Outcome(
+            replies, failure, ledger, seconds, backend, said, held, rose, sent, limit, new
+        )
     finally:
         if kept:
             pools.keep(pool)

@@ -32,7 +32,7 @@ POINT = "never holding the N x N scores, in forward, in backward or between them
 GRADIENTS = ("grad.q", "grad.k", "grad.v")
 BYTES = 8  # of a number in float64
 # The sequence in which bytes are counted, and its tiles: 16 x 16 of them
-SEQ, HEADS, HEAD_DIM, BLOCK = 1024, 2, 4, 64
+SEQ, HEADS, HEAD_DIM, BLOCK = 2048, 2, 4, 128
 ONE = BYTES * SEQ * HEADS * HEAD_DIM  # q, k, v or the output
 TILE = BYTES * HEADS * BLOCK**2
 ROW = TILE * SEQ // BLOCK  # a tile of queries with all keys

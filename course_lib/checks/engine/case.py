@@ -161,6 +161,7 @@ class Case:
     algorithm: right values with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
     moments: names of those at which a rank is measured from outside, see `course_lib.runtime.moments`.
+    room: bytes that libraries and a student's objects may take before a base, see there.
     unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
     remark: what else is to be said of a run that was right, and costs no points, see `remarks`.
     """
@@ -179,6 +180,7 @@ class Case:
     imports: tuple[str, ...] = ()
     unrecorded: tuple[int, ...] = ()
     moments: tuple[str, ...] = ()
+    room: int = 0
     remark: Callable[[Observed], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:

@@ -11,9 +11,12 @@ A recipe is a function `recipe(objects, tensors, groups, instructions) -> (value
   what the recipe measures (see `memory`), so that it measures again before it tells of more;
 * values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
   described by its type). It is named "package.module:function" in the case, so that a topic with
-  its own (say, training a model) adds it without touching this file. Its module may have a function
-  `before_reading`, which is called before the objects are read. The process that forks the ranks imports it,
-  so that nothing else may happen when it is imported.
+  its own (say, training a model) adds it without touching this file.
+
+The recipe's module is imported by the process that forks the ranks, so that nothing may happen by its import.
+It may have two functions that are called before the student's objects are read: `before_reading()`, and
+`warm_up(instructions)`, after the modules that the objects name were imported; memory that is measured counts
+from there.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.checks.engine.naming import import_what_is_named
 from course_lib.checks.engine.reach import out_of_reach, own_work
 from course_lib.checks.engine.refusing import refused
 from course_lib.runtime import wire
@@ -66,6 +70,7 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     module = _import(path)
     recipe: Recipe = getattr(module, name)
     before_reading: Callable[[], None] = getattr(module, "before_reading", nothing)
+    warm_up: Callable[[dict], None] | None = getattr(module, "warm_up", None)
     count = header["payload"]
     received = _unpack(header["tensors"], buffers[count:])
     alone = not dist.is_initialized()
@@ -78,6 +83,9 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
         only_what_checks_need()
     with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
         before_reading()
+        if warm_up is not None:
+            import_what_is_named(buffers[:count])
+            warm_up(header["instructions"])
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}

@@ -16,7 +16,7 @@ from course_lib.checks.engine.case import (
     exercise,
     wrong,
 )
-from course_lib.checks.engine.training import lines
+from course_lib.checks.engine.training import lines, watching
 from course_lib.checks.engine.training.single import Training
 from course_lib.checks.zero.memory import REFERENCE
 from course_lib.checks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
@@ -38,6 +38,7 @@ def case(training: Training, title: str, told: list[Line]) -> Case:
     side = RankSide({}, training.instructions(0), lines.outputs(training))
     return Case(
         title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS, moments=(BASE, ANONYMOUS),
+        room=watching.ROOM,
     )  # fmt: skip
 
 

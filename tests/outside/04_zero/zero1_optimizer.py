@@ -277,3 +277,72 @@ class Zero1Optimizer:
     def zero_grad(self, set_to_none=True):
         for p in self.params:
             p.grad = None
+
+
+# %% wrong: a base that holds more before it is measured than ever after
+JUNK = []
+
+
+class Filler:
+    def __reduce__(self):
+        return torch.ones, (3_000_000,)
+
+
+JUNK.append(Filler())
+
+
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        JUNK.clear()
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+
+    def step(self):
+        n = dist.get_world_size(self.group)
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= n
+        self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None
+
+
+# %% wrong: the state in the place of a tensor that came with the class
+import ctypes
+
+PADDING = torch.ones(2_000_000)
+
+
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        begin = -(-PADDING.data_ptr() // 4096) * 4096
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(7_900_000 // 4096 * 4096), 4
+        )
+        self.params, self.group = list(params), group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls([p for p in self.params if p.requires_grad], **defaults)
+
+    def step(self):
+        n = dist.get_world_size(self.group)
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= n
+        self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None

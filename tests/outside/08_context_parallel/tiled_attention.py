@@ -59,3 +59,61 @@ def tiled_attention(q, k, v, causal=False, block=256):
     if q.dtype == torch.bfloat16:
         return Whole.apply(q.float(), k.float(), v.float(), causal).to(q.dtype)
     return Whole.apply(q, k, v, causal)
+
+
+# %% wrong: the whole matrix where memory was until the base was measured
+import numpy as np
+
+JUNK = []
+
+
+def whole_scores(q, k, v, causal):
+    q, k, v = (
+        t.detach().to(torch.promote_types(t.dtype, torch.float32)).numpy() for t in (q, k, v)
+    )
+    share = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(one, share, 2) for one in (k, v))
+    s = np.einsum("bihd,bjhd->bhij", q, k) * q.shape[3] ** -0.5
+    if causal:
+        s = np.where(np.arange(q.shape[1])[:, None] >= np.arange(k.shape[1]), s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return q, k, v, p, share
+
+
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = causal
+        JUNK.clear()
+        qn, _, values, p, _ = whole_scores(q, k, v, causal)
+        y = torch.from_numpy(np.einsum("bhij,bjhd->bihd", p, values)).to(q.dtype, copy=True)
+        del p, values, qn
+        JUNK.append(bytearray(b"x") * (120 << 20) if q.shape[1] > 500 else None)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v = ctx.saved_tensors
+        JUNK.clear()
+        qn, kn, vn, p, share = whole_scores(q, k, v, ctx.causal)
+        g = grad.to(torch.promote_types(grad.dtype, torch.float32)).numpy()
+        dv = np.einsum("bhij,bihd->bjhd", p, g)
+        dp = np.einsum("bihd,bjhd->bhij", g, vn)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * q.shape[3] ** -0.5
+        dq, dk = np.einsum("bhij,bjhd->bihd", ds, kn), np.einsum("bhij,bihd->bjhd", ds, qn)
+        fold = lambda x: x.reshape(*x.shape[:2], -1, share, x.shape[3]).sum(3)
+        found = dq, fold(dk), fold(dv)
+        del p, ds, dp
+        JUNK.append(bytearray(b"x") * (120 << 20) if q.shape[1] > 500 else None)
+        return (
+            *(torch.from_numpy(np.ascontiguousarray(x)).to(q.dtype, copy=True) for x in found),
+            None,
+        )
+
+
+def tiled_attention(q, k, v, causal=False, block=256):
+    if q.dtype == torch.bfloat16:
+        return Whole.apply(q.float(), k.float(), v.float(), causal).to(q.dtype)
+    return Whole.apply(q, k, v, causal)

@@ -25,6 +25,7 @@ from course_lib.checks.engine.sentence import Sentence, at, error_kind
 
 RECIPE = "course_lib.checks.engine.functions.recipes:calls"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+ROOM = 2_000_000  # bytes that libraries take at the first call
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -84,7 +85,9 @@ def case(
     }
     side = RankSide(inputs, told, outputs)
     moments = tuple(name for one in calls if one.measured for name in moments_of(one.name))
-    return Case(title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, **more)
+    return Case(
+        title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more
+    )
 
 
 def moments_of(call: str) -> tuple[str, ...]:

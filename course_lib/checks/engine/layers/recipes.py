@@ -53,12 +53,14 @@ from course_lib.checks.engine.layers import models
 from course_lib.checks.engine.layers.counting import Saved, alive, more
 from course_lib.checks.engine.layers.own_parts import own_parts, refuse_imports
 from course_lib.checks.engine.memory import Patience
+from course_lib.checks.engine.training import watching
 from course_lib.checks.engine.training.watching import (
     begun_and_waited,
     give_back_at_once,
     measured,
 )
 from course_lib.runtime.backend import device
+from course_lib.runtime.moments import START
 
 _Tensor, _Module = torch.Tensor, nn.Module
 _clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
@@ -73,11 +75,17 @@ Told = tuple[dict, dict[str, Any]]
 before_reading = refuse_imports  # DTensor takes a rank seconds to import, and an object may name it
 
 
+def warm_up(given: dict) -> None:
+    """Before the student's objects are read: what they take from then on counts, see `Moments`."""
+    if any(run.get("pages") for run in given.get("runs", ())):
+        give_back_at_once()
+        watching.warm_up()
+        measured(START)
+
+
 def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
-    if any(run.get("pages") for run in given.get("runs", ())):
-        give_back_at_once()
     with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
         for run in given.get("runs", ()):
             told = Run(run, objects, tensors, groups, patience)

@@ -12,6 +12,7 @@ from course_lib.checks.engine.case import Case, Line, RankSide, Spec
 
 RECIPE = "course_lib.checks.engine.layers.recipes:layers"
 SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
+ROOM = 800_000  # bytes that libraries take in the runs before
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -125,7 +126,7 @@ def case(
         recipe=RECIPE,
         groups=[ranks, *map(list, known)] if members or known else [],
         moments=tuple(moments),
-        **more,
+        **{"room": ROOM, **more},
     )
 
 

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine.functions.operators import without_operators
-from course_lib.checks.engine.functions.recipes import Call
+from course_lib.checks.engine.functions.recipes import Call, warm_up  # noqa: F401
 from course_lib.checks.engine.harness import describe
 from course_lib.checks.engine.memory import Patience
 from course_lib.checks.engine.spread.watching import Work
-from course_lib.checks.engine.training.watching import begun_and_waited, give_back_at_once
+from course_lib.checks.engine.training.watching import begun_and_waited
 
 
 def spread(
@@ -38,8 +38,6 @@ def spread(
 ) -> tuple[dict, dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
-    if any(run.get("measured") for run in given.get("runs", ())):
-        give_back_at_once()  # from the first: a heap with holes would be filled here and there
     with without_operators(given.get("refused", ())):
         for run in given.get("runs", ()):
             part = Part(run, objects, tensors, groups, patience)

@@ -17,6 +17,7 @@ OTHERWISE_MADE = (
     "many times as large as a head has features, and what it costs is not seen here."
 )
 RECIPE = "course_lib.checks.engine.spread.recipes:spread"
+ROOM = 5_000_000  # bytes that libraries take at the first call
 Layout = Sequence[Sequence[range]]
 
 
@@ -46,7 +47,7 @@ def case(
     title: str, runs: Sequence[Run], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
 ) -> Case:
     """`layers.case`; refused: operators of PyTorch's, see `without_operators`."""
-    made = layers.case(title, runs, lines, **more)
+    made = layers.case(title, runs, lines, room=ROOM, **more)
     names = [list(pair) for pair in refused.items()]
     for side in made.sides:
         side.instructions["refused"] = names

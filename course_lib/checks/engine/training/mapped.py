@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from course_lib.checks.engine.training import toys, watching
-from course_lib.checks.engine.training.recipes import Session, Told, warm_up
+from course_lib.checks.engine.training.recipes import Session, Told, warm_up  # noqa: F401
 from course_lib.runtime.moments import ANONYMOUS, BASE
 
 _Tensor, _pointer = torch.Tensor, torch.Tensor.data_ptr
@@ -25,7 +25,6 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
     the states that lie in no file of the folder, of parameters by their number; "states", how many tensors
     were looked at. After each step the rank is measured as "anonymous".
     """
-    warm_up(instructions)
     folder = tempfile.mkdtemp()
     watching.measured(BASE)
     session = Session({**instructions, "memory": False})  # moments of its own, below

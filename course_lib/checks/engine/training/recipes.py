@@ -30,7 +30,7 @@ from torch import nn
 
 from course_lib.checks.engine.training import toys, watching
 from course_lib.runtime.backend import device
-from course_lib.runtime.moments import BASE
+from course_lib.runtime.moments import BASE, START
 
 _Tensor = torch.Tensor
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
@@ -135,7 +135,10 @@ def keywords(instructions: dict, groups: list) -> dict[str, Any]:
 
 
 def warm_up(instructions: dict) -> None:
-    """What libraries allocate once, at their first use, is not to be counted as the class's."""
+    """What libraries allocate once, at their first use, is not to be counted as the class's.
+
+    The harness calls it before it reads the student's objects.
+    """
     if not instructions.get("memory"):
         return
     watching.give_back_at_once()
@@ -147,13 +150,14 @@ def warm_up(instructions: dict) -> None:
         model(torch.ones(128, 448, device=device())).sum().backward()
         optimizer.step()
     watching.settle(watching.WARM)
+    del model, optimizer
+    watching.measured(START)
 
 
 def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
     if "steps" not in instructions:
         return {}, {}
-    warm_up(instructions)
     session = Session(instructions)
     wrapped = objects[0](session.model, **keywords(instructions, groups))
     make, defaults = session.optimizer()
@@ -173,7 +177,6 @@ def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: 
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
     if "steps" not in instructions:
         return {}, {}
-    warm_up(instructions)
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from course_lib.checks.engine.training import toys, watching
-from course_lib.checks.engine.training.recipes import Session, Told, keywords, warm_up
+from course_lib.checks.engine.training.recipes import Session, Told, keywords, warm_up  # noqa: F401
 from course_lib.runtime.backend import device
 
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
@@ -211,7 +211,6 @@ def module(objects: list, tensors: dict, groups: list, instructions: dict) -> To
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
     if "steps" not in instructions:
         return {}, {}
-    warm_up(instructions)
     session = Session(instructions)
     wrapped = Wrapped(session, objects[0](session.model, **keywords(instructions, groups)))
     session.named = {}  # nothing here holds on to the whole parameters

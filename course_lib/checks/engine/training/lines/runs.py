@@ -51,7 +51,8 @@ def case(
         title, [sides.get(rank) or absent() for rank in range(world_size or len(ranks))], list(lines),
         recipe=RECIPES[recipe], imports=OPTIMIZERS, groups=[ranks] if members else [],
         unrecorded=watching.settled(moments) if watched else (),
-        moments=(BASE, HIGHEST, *(f"held.{k}" for k in range(moments))) if watched else (), **more,
+        moments=(BASE, HIGHEST, *(f"held.{k}" for k in range(moments))) if watched else (),
+        room=watching.ROOM, **more,
     )  # fmt: skip
 
 
