@@ -125,7 +125,7 @@ def test_gloo_sends_what_is_expected_of_it(name: str, n: int, sandbox: Sandbox) 
         sent = [witness.of_one_rank(one) for one in outcome.ledger.operations()]
         least, most, messages = (math.fsum(column) for column in zip(*sent, strict=True))
         counted = outcome.wire_bytes
-        assert counted is not None and least <= counted <= 1.05 * most + 600 * messages, numel
+        assert counted is not None and least <= counted <= 1.05 * most + 160 * messages + 100, numel
 
 
 def typed(cell: Mutant) -> dict:

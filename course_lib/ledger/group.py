@@ -25,6 +25,7 @@ from course_lib.ledger import recorder as recording
 from course_lib.ledger.recorder import CommunicationError, flatten
 from course_lib.ledger.work import RecordingWork, Together
 
+_coalesce, _nonzeros = torch.Tensor.coalesce, torch.Tensor._nnz
 _numel, _element_size = torch.Tensor.numel, torch.Tensor.element_size
 _as_base = torch._C.DisableTorchFunctionSubclass
 
@@ -125,7 +126,7 @@ class RecordingGroup(ProcessGroup):
 
     def allreduce(self, x, *args, **kwargs):
         call = _method_of(self, "allreduce", x, *args, **kwargs)
-        return _record(self, "all_reduce", call, x, size(x), agree=reduction(args))
+        return _record(self, "all_reduce", call, x, size(x), tag=count(x), agree=reduction(args))
 
     def allreduce_coalesced(self, x, *args, **kwargs):
         call = _method_of(self, "allreduce_coalesced", x, *args, **kwargs)
@@ -169,8 +170,10 @@ class RecordingGroup(ProcessGroup):
 
     def scattering(self, method: str, out, x, *args, **kwargs):
         call = _method_of(self, method, out, x, *args, **kwargs)
-        agree = reduction(args)
-        return _record(self, "reduce_scatter", call, out, size(x), agree=agree, everything=[out, x])
+        agree, tag = reduction(args), count(x)
+        return _record(
+            self, "reduce_scatter", call, out, size(x), tag=tag, agree=agree, everything=[out, x]
+        )
 
     def exchanging(self, method: str, out, x, *args, **kwargs):
         call = _method_of(self, method, out, x, *args, **kwargs)
@@ -245,16 +248,17 @@ def _record(
     tag = 0 if group.on_device(involved) else tag  # NCCL has none
     listed = flatten(tensors)
     recorder = recording.recorder()
-    row = recorder.add(op, listed, nbytes, group, peer, tag, agree)
     on_device = group.on_device(involved)
-    if on_device and group.first_together is not None:
-        # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
-        # none here, which is not to be taken for a call that has waited.
-        call()
-        return None
-    before = recorder.pending.mark() if on_device else None
-    with recorder.calling(row) if on_device else contextlib.nullcontext():
-        work = call()
+    with recorder.marking_refused():
+        row = recorder.add(op, listed, nbytes, group, peer, tag, agree)
+        if on_device and group.first_together is not None:
+            # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
+            # none here, which is not to be taken for a call that has waited.
+            call()
+            return None
+        before = recorder.pending.mark() if on_device else None
+        with recorder.calling(row) if on_device else contextlib.nullcontext():
+            work = call()
     if work is None:  # synchronous, from PyTorch 2.8 on: C++ has waited, on a GPU with its stream
         recorder.waited_in_backend(row, before)
         return None
@@ -287,6 +291,15 @@ def size(tensors: Any) -> int:
     """Bytes, as PyTorch's own class has them: a subclass may say of itself that it has others."""
     with _as_base():
         return sum(_numel(t) * _element_size(t) for t in flatten(tensors))
+
+
+def count(tensors: Any) -> int:
+    """How many tensors a collective has; of sparse ones, how many elements are there."""
+    listed = flatten(tensors)
+    if not any(tensor.layout == torch.sparse_coo for tensor in listed):
+        return len(listed)
+    with _as_base(), torch.no_grad():
+        return sum(_nonzeros(_coalesce(tensor)) for tensor in listed)
 
 
 def reduction(args: tuple) -> str:

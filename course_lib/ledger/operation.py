@@ -18,7 +18,7 @@ class Operation:
     op: str  # "send", "recv", "all_reduce", ..., "barrier", "new_group"
     peer: int | None  # global rank of the other end, or the root of a rooted collective
     group: tuple[int, ...]  # global ranks of the group
-    tag: int
+    tag: int  # of a message; of a collective see `group.count` and `rows.REFUSED`
     dtype: str  # "float32"
     shape: tuple[int, ...]
     nbytes: int  # of the message, or of the full tensor of a collective

@@ -170,6 +170,18 @@ class Recorder:
         for observer in self.observers:
             observer("done", row, None)
 
+    @contextlib.contextmanager
+    def marking_refused(self) -> Iterator[None]:
+        """Within, a collective is written down and begun. If it raises, the row says so."""
+        row = self.state.rows
+        try:
+            yield
+        except BaseException:
+            at, log = row * rows.ROW.size, self.log.rows.map
+            if row < self.state.rows and log[at] > 1:
+                rows.struct.pack_into("<i", log, at + rows.TAG_AT, rows.REFUSED)
+            raise
+
     def never_waited(self) -> list[int]:
         """Rows of messages that the student's own line began and never waited for."""
         size, log = rows.ROW.size, self.log.rows.map

@@ -33,9 +33,10 @@ OP_NUMBER = {name: number for number, name in enumerate(OPS)}
 # op, flags, peer, tag, group, tensor, line, turn, wait line | nbytes |
 # bytes sent, issued, blocked, done, waited
 ROW = struct.Struct("<BBxxiiIIIIIQddddd")
-LINE_AT, WAIT_LINE_AT, BLOCKED_AT, DONE_AT, WAITED_AT, FLAGS_AT = 20, 28, 56, 64, 72, 1
+TAG_AT, LINE_AT, WAIT_LINE_AT, BLOCKED_AT, DONE_AT, WAITED_AT, FLAGS_AT = 8, 20, 28, 56, 64, 72, 1
 WAITED, DONE, DIRECT = 1, 2, 4  # flags; DIRECT: called by the student's line, not inside a library
 JOINED = 8  # flag: of one batch with the row before
+REFUSED = -1  # in place of a collective's tag: the backend did not begin it
 STREAM = 16  # flag: a GPU's stream waits for it; the host has gone on
 GROWTH = 1 << 20  # bytes by which a log grows
 MOST_NUMBERS = 64  # dimensions of a tensor, members of a group

@@ -117,7 +117,7 @@ class Children:
             os.kill(self.pids[number], signum)
 
     def loopback(self, wait: float = 5) -> int | None:
-        """Bytes sent on the sandbox's own loopback interface until now, counted by the kernel.
+        """Bytes sent on the sandbox's own loopback until now, without headers, counted by the kernel.
 
         None where the network is the machine's, or the sandbox is gone.
         """

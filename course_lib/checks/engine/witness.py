@@ -20,13 +20,14 @@ from course_lib.checks.engine import words
 from course_lib.checks.engine.case import Finding, wrong
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
+from course_lib.ledger.rows import REFUSED
 
-# Bytes of a message beside its own: gloo's header, TCP's, the acknowledgements. Between 320 and 460 were
-# seen, and up to 500 more for the members of a group that is made; allowed is twice that.
-BESIDE_A_MESSAGE, BESIDE_A_RANK = 900, 1_000
-SPARE = 1.1  # of the bytes themselves; 1.03 was seen
-# Tensors allowed for in one call with several, of which the record names the first.
-UNKNOWN_PARTS = 64
+# Bytes of a message beside its own, gloo's three headers, without TCP's. Whatever is allowed beyond them is
+# room for messages that nobody recorded, however many small ones stand in the record.
+BESIDE_A_MESSAGE, BESIDE_A_RANK = 144, 1_000
+SPARE = 1.1  # of the bytes themselves: TCP may send again what found no room
+SEGMENT = 1 << 20  # bytes of an all-reduce that are sent in one message at most
+OF_A_SPARSE_ONE = 72  # bytes that tell of a sparse tensor's shape
 TAMPERED = "tampered record"
 
 
@@ -38,34 +39,39 @@ class Sent(NamedTuple):
     messages: float
 
 
-def gloo(op: str, n: int, nbytes: float) -> Sent:
+def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> Sent:
     """What the built-in `op` on a full tensor of `nbytes` bytes sends, all `n` ranks together.
+
+    count: of as many tensors in one call, which are sent one after the other.
 
     gloo's algorithms: rings in 2 n segments for all-reduce, all-gather and reduce (which collects the
     reduced segments at the root), a binomial tree for broadcast, pairs for all-to-all, dissemination for
-    the barrier. reduce-scatter is an all-reduce of everything, n of them where it is given a list. Source:
+    the barrier. Segments without elements are not sent. reduce-scatter is an all-reduce of everything, n of
+    them where it is given a list. Source:
     gloo's `allreduce.cc`, `allgather.cc`, `reduce.cc`, `broadcast.cc`, `alltoall.cc`, `barrier.cc`, and
     PyTorch's `ProcessGroupGloo.cpp`. Measured with PyTorch 2.13 in the sandbox, from 4 bytes to 4 MB on 2,
-    3, 4, 5 and 8 ranks: these bytes within 1 %, and 320 to 360 more for each of these messages.
+    3, 4, 5 and 8 ranks: these bytes, and 144 more for each of these messages.
 
     Raises ValueError for an operation that is none of gloo's.
     """
     whole, share = (n - 1) * nbytes, (n - 1) / n * nbytes
+    elements = nbytes / itemsize / max(count, 1)
+    segments = count * (min(2 * n, elements) + nbytes // SEGMENT)
     if n == 1 or op in ("recv", "new_group"):
         return Sent(0, 0, 0)
     if op == "all_reduce":
-        return Sent(2 * whole, 2 * whole, 4 * n * (n - 1))
+        return Sent(2 * whole, 2 * whole, 2 * (n - 1) * segments)
     if op == "reduce_scatter":  # half of it, should gloo ever have one of its own
-        return Sent(whole, 2 * whole, 4 * n * n * (n - 1))
+        return Sent(whole, 2 * whole, 2 * (n - 1) * segments)
     if op == "all_gather":
-        return Sent(whole, whole, 2 * n * (n - 1))
+        return Sent(whole, whole, 2 * n * (n - 1) if nbytes else 0)
     if op == "all_to_all":
         # What a rank keeps for itself is not sent: of unequal parts it may be all.
         return Sent(0, n * nbytes, n * (n - 1))
     if op == "broadcast":
         return Sent(whole, whole, n - 1)
     if op == "reduce":
-        return Sent(whole + share, whole + share, (2 * n + 1) * (n - 1))
+        return Sent(whole + share, whole + share, (n - 1) * segments + min(n - 1, elements // 2))
     if op in ("gather", "scatter"):
         return Sent(share, share, n - 1)
     if op == "barrier":
@@ -81,22 +87,28 @@ def of_one_rank(one: Operation) -> Sent:
     if one.op == "send":
         sent = Sent(one.nbytes, one.nbytes, 1)
     else:
-        n = len(one.group)
-        least, most, messages = gloo(one.op, n, one.nbytes)
-        if one.dtype.startswith("sparse"):  # indices and values that are there, to all others
-            least, most = 0, n * (n - 1) * one.nbytes * (1 + 8 * len(one.shape))
-        sent = Sent(least / n, most / n, messages * parts(one) / n)
+        n, kind, sparse = len(one.group), one.dtype.removeprefix("sparse "), "sparse" in one.dtype
+        dtype = getattr(torch, kind, None)
+        itemsize = dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+        if sparse:  # indices and values that are there, to all others
+            each = OF_A_SPARSE_ONE + one.tag * (itemsize + 8 * len(one.shape))
+            return Sent(0, (n - 1) * each, 4 * (n - 1))
+        # gloo lays the tensors of others side by side
+        count = one.tag if one.op == "reduce_scatter" else 1
+        sent = Sent(*(part / n for part in gloo(one.op, n, one.nbytes, itemsize, count)))
     return sent if one.waited else sent._replace(least=0)
 
 
-def parts(one: Operation) -> int:
-    """How many tensors a call may have had: one, or UNKNOWN_PARTS where its bytes are not the first's."""
-    if one.op not in ("all_gather", "reduce_scatter"):
-        return 1  # gloo lays the tensors of an all-reduce side by side
-    dtype = getattr(torch, one.dtype, None)
-    itemsize = dtype.itemsize if isinstance(dtype, torch.dtype) else 0
-    first = math.prod(one.shape) * itemsize * len(one.group)
-    return 1 if first == one.nbytes else UNKNOWN_PARTS
+def begun(ledger: Ledger) -> list[Operation]:
+    """Operations that can have sent something: all but collectives that some member did not begin."""
+    refused = {id(one) for one in ledger.operations() if one.op != "send" and one.tag == REFUSED}
+    alone = {
+        id(call)
+        for one in ledger.collectives()
+        for call in one.calls.values()
+        if len(one.calls) < len(one.group) or refused & {*map(id, one.calls.values())}
+    }
+    return [one for one in ledger.operations() if id(one) not in alone | refused]
 
 
 def contradicted(
@@ -120,7 +132,7 @@ def contradicted(
             cause="never waited for",
         )
     n = ledger.world_size
-    parts_of_it = [of_one_rank(one) for one in ledger.operations()]
+    parts_of_it = [of_one_rank(one) for one in begun(ledger)]
     parts_of_it += [gloo("all_reduce", n, nbytes) for nbytes in unrecorded]
     least, most, messages = (
         sum(column) for column in zip(Sent(0, 0, 0), *parts_of_it, strict=True)
