@@ -436,6 +436,8 @@ def every_store_of_the_kernel() -> dict[str, str]:
         "pipe": os.pipe,
         "socket pair": socket.socketpair,
         "memory file": lambda: os.memfd_create("kept"),
+        "set of descriptors": select.epoll,
+        "counter": lambda: os.eventfd(1),
         "shared pages": lambda: mmap.mmap(-1, 1 << 20),
         "segment": lambda: kernel.check(kernel.libc.shmget(0, 1 << 20, 0o1600), "shmget"),
         "messages": lambda: kernel.check(kernel.libc.msgget(0, 0o1600), "msgget"),

@@ -8,7 +8,8 @@ connections that there are, and files of one's own need, and nothing else. A nam
 processes and memory of others, but the network is common to the ranks, and so are the files of Python: a
 socket's name, a lock on a file, an attribute are messages that nobody counts. And what a rank holds is
 counted as the pages of this one process (`course_lib.runtime.held`): so there is no other process, no pipe,
-no segment of shared memory in which it could be held instead.
+no segment of shared memory in which it could be held instead, nor a set of descriptors (epoll), of which each
+entry has eight bytes of the caller's.
 
 These calls fail with EPERM, in all threads and for good. Sources: seccomp(2), the kernel's
 userspace-api/seccomp_filter; numbers: its asm/unistd_64.h and asm-generic/unistd.h.
@@ -67,10 +68,9 @@ ALLOWED: dict[str, Numbers] = {
     # the connections that there are
     "sendto": (44, 206), "sendmsg": (46, 211), "recvfrom": (45, 207), "recvmsg": (47, 212),
     "sendmmsg": (307, 269), "recvmmsg": (299, 243), "shutdown": (48, 210), "getsockname": (51, 204),
-    "getpeername": (52, 205), "getsockopt": (55, 209), "epoll_create": (213, None),
-    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
-    "epoll_pwait2": (441, 441), "poll": (7, None), "ppoll": (271, 73), "select": (23, None),
-    "pselect6": (270, 72), "eventfd": (284, None), "eventfd2": (290, 19),
+    "getpeername": (52, 205), "getsockopt": (55, 209), "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
 }  # fmt: skip
 # What no process of a sandbox may call.
 NOWHERE: dict[str, Numbers] = {
