@@ -38,7 +38,7 @@ grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
 
 # Compiled once: where Python may not write it (PYTHONDONTWRITEBYTECODE), every rank would compile what it imports.
-COMPILED := $(PY) -m compileall -q course_lib autograder tests
+COMPILED := $(PY) -m compileall -q -x tests/mutants course_lib autograder tests
 
 test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
 	@$(COMPILED)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import jupytext
 
+from autograder.mutants import Mutant, read_mutants
 from course_lib.checks.engine.find import of_assignment
-from tests.test_mutants import FILES, Mutant, mutants
+from tests.test_mutants import FILES
 
 ROOT = Path(__file__).resolve().parent.parent
 TWINS = sorted(twin for twin in ROOT.glob("solutions/*/*.py") if twin.stem == twin.parent.name)
@@ -22,10 +23,13 @@ def right_solutions() -> dict[str, list[Mutant]]:
     for twin in TWINS:
         exercises = of_assignment(twin.stem)
         judged = {name for one in exercises.values() for name in one.objects}
-        own = Mutant(True, "the notebook's own", "", solution_of(twin, judged))
-        found |= {f"{twin.stem}/{name}": [own] for name in exercises}
+        text = solution_of(twin, judged)
+        found |= {
+            f"{twin.stem}/{name}": [Mutant(name, True, "the notebook's own", text)]
+            for name in exercises
+        }
     for file in FILES:
-        found[f"{file.parent.name}/{file.stem}"] += [one for one in mutants(file) if one.right]
+        found[f"{file.parent.name}/{file.stem}"] += [one for one in read_mutants(file) if one.right]
     return found
 
 

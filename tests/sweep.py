@@ -23,10 +23,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from autograder.mutants import Mutant
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.find import find
 from tests.right_solutions import right_solutions
-from tests.test_mutants import Mutant, drawing_once, judged
+from tests.test_mutants import drawing_once, judged
 
 CORES = os.cpu_count() or 1
 BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1_000_000))\n"

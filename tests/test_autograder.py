@@ -28,7 +28,6 @@ from autograder.intake import find_submissions
 from autograder.jobs import LocalWorkers
 from autograder.kernels import prefer_this_environment
 from autograder.limits import Limits
-from autograder.mutants import read_mutants
 from autograder.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, without_markers
 from autograder.scores import score_cell
 from autograder.secret import seed
@@ -337,17 +336,6 @@ def test_a_spreadsheet_computes_nothing_of_the_csv(name: str, tmp_path: Path) ->
         row = next(csv.DictReader(file))
     assert row["student"] == row["reason"] == f"'{name}"
     assert row["score"] == "-0.5"  # a number stays one
-
-
-def test_mutants_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "ring.py"
-    path.write_text(
-        "# %% wrong: twice the bytes\n# says: twice\ndef ring(): ...\n\n# %% right: other\nring = 1\n"
-    )
-    wrong, right = read_mutants(path)
-    assert (wrong.exercise, wrong.right, wrong.title) == ("ring", False, "twice the bytes")
-    assert wrong.text == "def ring(): ..."
-    assert (right.right, right.text) == (True, "ring = 1")
 
 
 # --- the command, on the sample class ------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autograder.mutants import read_mutants
 from course_lib import facts
 from course_lib.checks.context_parallel import layout as layouts
 from course_lib.checks.context_parallel import merge, prediction, tiles, whole
@@ -27,7 +28,6 @@ from course_lib.context_parallel.softmax import online_softmax_merge
 from course_lib.context_parallel.tiles import tiled_attention
 from course_lib.runtime import wire
 from tests.test_mutants import judged as judged_mutant
-from tests.test_mutants import mutants
 
 ASSIGNMENT = "08_context_parallel"
 MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
@@ -56,7 +56,7 @@ def test_right_values_with_all_scores_at_once_are_half_at_most(
     title: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
-    (mutant,) = (one for one in mutants(MUTANTS / "tiled_attention.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / "tiled_attention.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
     assert 0 < report.score <= 0.5, printed
 
@@ -67,7 +67,7 @@ def test_pytorchs_kernel_earns_nothing_by_whatever_name(
     """Its operator is refused in every call, not only where bytes are counted."""
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")
     title = "PyTorch's kernel, by the operator within it"
-    (mutant,) = (one for one in mutants(MUTANTS / "tiled_attention.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / "tiled_attention.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/tiled_attention", mutant, seed)
     assert report.score == 0, printed
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from autograder.mutants import read_mutants
 from course_lib import launch
 from course_lib.checks.context_parallel.ring_slips import (
     backward_mistakes,
@@ -30,7 +31,6 @@ from course_lib.context_parallel.ring import ring_attention
 from course_lib.context_parallel.ulysses import ulysses_attention
 from course_lib.runtime import wire
 from tests.test_mutants import judged as judged_mutant
-from tests.test_mutants import mutants
 
 ASSIGNMENT = "08_context_parallel"
 MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
@@ -61,7 +61,7 @@ def test_right_values_that_miss_the_point_are_half_at_most(
     exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
-    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     assert 0 < report.score <= 0.5, printed
 
@@ -71,7 +71,7 @@ def test_right_values_that_miss_the_point_are_half_at_most(
 
 def messages(exercise: str, title: str, seed: int) -> str:
     """All that is said of a wrong solution."""
-    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     return " ".join(judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)[0].messages)
 
 
@@ -97,7 +97,7 @@ def test_a_mistake_is_told_of_its_own_direction(
     exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")
-    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     ways = {line.title.rpartition(": ")[2]: line.passed for line in report.lines}
     assert ways.get("forward", True) and not ways["backward"], printed

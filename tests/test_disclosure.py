@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autograder.mutants import read_mutants
 from autograder.report.disclosure import told
 from course_lib.checks.engine import faults
 from course_lib.checks.engine.answers import Answer, judge_answer
@@ -30,7 +31,7 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import wire
 from course_lib.runtime.diagnosis import Failure, RankReport
-from tests.test_mutants import FILES, mutants
+from tests.test_mutants import FILES
 from tests.test_mutants import judged as judged_mutant
 
 
@@ -250,9 +251,9 @@ def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:
     """Of those that need one process all, of the others a few."""
     chance = random.Random(seed)
     cheap = [file for file in FILES if "prediction" in file.stem]
-    picked = [(file, one) for file in cheap for one in mutants(file) if not one.right]
+    picked = [(file, one) for file in cheap for one in read_mutants(file) if not one.right]
     for file in chance.sample([one for one in FILES if one not in cheap], 3):
-        picked.append((file, chance.choice([one for one in mutants(file) if not one.right])))
+        picked.append((file, chance.choice([one for one in read_mutants(file) if not one.right])))
     for file, mutant in picked:
         name = f"{file.parent.name}/{file.stem}"
         report = judged_mutant(name, replace(mutant, right=True), seed)[0]  # right: on hidden cases

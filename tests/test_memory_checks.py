@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autograder.mutants import Mutant
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine import memory
 from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, RankSide
@@ -23,7 +24,7 @@ from course_lib.checks.engine.layers.counting import alive, dense_parts, more, p
 from course_lib.checks.engine.memory import Patience
 from tests.right_solutions import right_solutions
 from tests.sweep import busy, drawn_seeds, sweep
-from tests.test_mutants import Mutant, judged
+from tests.test_mutants import judged
 
 KIB = 1024
 
@@ -207,7 +208,7 @@ def right(exercise: str, title: str) -> Mutant:
 
 def late(mutant: Mutant, seconds: float) -> Mutant:
     given = f"OPERATIONS, SECONDS = {OPERATIONS!r}, {seconds}"
-    return replace(mutant, code=f"{mutant.code}\n{given}\n{LATE}")
+    return replace(mutant, text=f"{mutant.text}\n{given}\n{LATE}")
 
 
 def where_memory_counts(exercise: Exercise) -> Exercise:

@@ -1,12 +1,13 @@
 """Every exercise against solutions that are wrong in the ways in which students are wrong.
 
-`tests/mutants/<assignment>/<exercise>.py` holds them in the percent format. A cell titled `# %% wrong: ...`
-must lose points, and one of the check's messages must match its `# says:` pattern, that is, name the
-mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in the
-hidden cases either. What the check remarks of NCCL must match its `# on NCCL:` pattern; without one the check
-may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and must go
-through there, or come to a stop if the check says that they can. Of an exercise that is about something, one
-of the wrong solutions misses it, and is told that it keeps half of the points at most.
+`tests/mutants/<assignment>/<exercise>.py` holds them (see `autograder.mutants`). A cell titled
+`# %% wrong: ...` must lose points, and one of the check's messages must match its `# says:` pattern, that is,
+name the mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in
+the hidden cases either. Nor may a cell titled `# %% base: ...`, which others are patches on, unless it says
+what it leaves out. What the check remarks of NCCL must match a right cell's `# on NCCL:` pattern; without one
+the check may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and
+must go through there, or come to a stop if the check says that they can. Of an exercise that is about
+something, one of the wrong solutions misses it, and is told that it keeps half of the points at most.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
 With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
@@ -21,7 +22,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
+from autograder.mutants import MUTANTS, Mutant, read_mutants
 from course_lib.checks import check
 from course_lib.checks.engine import case
 from course_lib.checks.engine import judge as judging
@@ -40,45 +42,8 @@ from course_lib.checks.engine.remarks import TITLE
 from course_lib.checks.engine.report import Report
 from tests import nccl_like
 
-MUTANTS = Path(__file__).parent / "mutants"
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())
 FILES = sorted(MUTANTS.glob("*/*.py"))
-CELL = re.compile(r"^# %%[ \t]*(wrong|right):[ \t]*(.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One cell of a mutants file."""
-
-    right: bool
-    title: str
-    says: str
-    code: str
-    on_nccl: str = ""
-
-
-def mutants(file: Path) -> list[Mutant]:
-    """The cells of a mutants file; ValueError where one is not as agreed."""
-    text = file.read_text()
-    heads = list(CELL.finditer(text))
-    if len(heads) != text.count("# %%"):
-        raise ValueError(
-            f"{file}: every cell begins with `# %% wrong: title` or `# %% right: title`"
-        )
-    found = []
-    for head, following in zip(heads, [*heads[1:], None], strict=True):
-        code = text[head.end() : following.start() if following else None]
-        says = re.search(r"^# says:[ \t]*(.+)$", code, re.MULTILINE)
-        if (says is None) != (head[1] == "right"):
-            raise ValueError(
-                f"{file}: {head[2]!r}: wrong cells, and only they, have a `# says:` line"
-            )
-        on_nccl = re.search(r"^# on NCCL:[ \t]*(.+)$", code, re.MULTILINE)
-        if on_nccl and head[1] == "wrong":
-            raise ValueError(f"{file}: {head[2]!r}: only right cells have an `# on NCCL:` line")
-        said, remark = (match[1] if match else "" for match in (says, on_nccl))
-        found.append(Mutant(head[1] == "right", head[2], said, code, remark))
-    return found
 
 
 def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
@@ -86,8 +51,8 @@ def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
     main = ModuleType("__main__")
     vars(main).update(torch=torch, dist=dist, math=math, device=course_lib.device)
     source = f"<mutant {mutant.title}>"
-    linecache.cache[source] = (len(mutant.code), None, mutant.code.splitlines(True), source)
-    exec(compile(mutant.code, source, "exec"), vars(main))
+    linecache.cache[source] = (len(mutant.text), None, mutant.text.splitlines(True), source)
+    exec(compile(mutant.text, source, "exec"), vars(main))
     objects = [vars(main)[wanted] for wanted in find(name).objects]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), until_told(mutant):
@@ -154,7 +119,7 @@ def test_the_check_tells_right_from_wrong(
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)
     failures, missed = [], False
-    for mutant in mutants(file):
+    for mutant in read_mutants(file, bases=True):
         report, printed = judged(name, mutant, seed)
         missed |= any("The exercise is about" in said for said in report.messages)
         if mutant.right and report.score < 1:
@@ -183,7 +148,7 @@ def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwis
     name = f"{file.parent.name}/{file.stem}"
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)
-    for mutant in mutants(file):
+    for mutant in read_mutants(file):
         if mutant.right:
             with nccl_like.offered(checks=True):
                 report, printed = judged(name, mutant, seed)
@@ -202,7 +167,7 @@ def test_every_exercise_has_mutants(assignment: str) -> None:
     files = {file.stem: file for file in FILES if file.parent.name == assignment}
     assert set(files) == set(known)
     for name, file in files.items():
-        cells = mutants(file)
+        cells = read_mutants(file)
         assert sum(not cell.right for cell in cells) >= 6, (
             f"{name} has fewer than six wrong solutions"
         )

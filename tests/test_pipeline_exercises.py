@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autograder.mutants import read_mutants
 from course_lib.checks.engine import case as cases
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Case, Draw, Finding, Observed
@@ -29,7 +30,6 @@ from course_lib.pipeline import Action, Durations, Pair, generators, peak_activa
 from course_lib.pipeline import violation as violated
 from course_lib.pipeline.actions import flat
 from course_lib.runtime import wire
-from tests.test_mutants import mutants
 
 ASSIGNMENT = "07_pipeline"
 MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
@@ -284,11 +284,11 @@ def test_of_hidden_cases_nothing_is_told_that_only_they_have(
 ) -> None:
     """No arguments, no actions: a function could make its schedule of what it was asked for."""
     monkeypatch.setattr(cases, "hints_may_fail", False)
-    for mutant in mutants(MUTANTS / f"{name}.py"):
+    for mutant in read_mutants(MUTANTS / f"{name}.py"):
         if mutant.right or mutant.title == "PyTorch's":  # what refuses PyTorch's is in the ranks
             continue
         scope: dict[str, Any] = {}
-        exec(mutant.code, scope)
+        exec(mutant.text, scope)
         found = [one for one in findings(name, scope[name], seed, hidden=True) if not one.ok]
         assert found, mutant.title
         for said in (general(sentence) for one in found for sentence in one.sentences):

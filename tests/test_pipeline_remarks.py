@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from autograder.mutants import read_mutants
 from course_lib import facts, launch
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.remarks import TITLE
 from course_lib.checks.engine.report import Report
 from course_lib.checks.pipeline.running_early import takes_turns
 from course_lib.runtime import wire
-from tests.test_mutants import judged, mutants
+from tests.test_mutants import judged
 
 MUTANTS = Path(__file__).parent / "mutants" / "07_pipeline"
 
@@ -169,7 +170,7 @@ REMARKS = {
 def test_a_right_run_is_told_what_nccl_would_do_and_keeps_all_its_points(
     title: str, seed: int
 ) -> None:
-    (mutant,) = (one for one in mutants(MUTANTS / "run_schedule.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / "run_schedule.py") if one.title == title)
     report, printed = judged("07_pipeline/run_schedule", mutant, seed)
     assert report.score == 1 and report.messages == []
     lines = [line for line in report.lines if line.title == TITLE]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autograder.mutants import read_mutants
 from course_lib import facts, launch
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Draw, Observed
@@ -27,7 +28,6 @@ from course_lib.pipeline.run import run_schedule
 from course_lib.pipeline.stash import Versioned
 from course_lib.runtime import wire
 from tests.test_mutants import judged as judged_mutant
-from tests.test_mutants import mutants
 
 ASSIGNMENT = "07_pipeline"
 MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
@@ -122,7 +122,7 @@ def test_what_misses_the_point_is_half_at_most(
     exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
-    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     assert 0 < report.score <= 0.5, printed
 

@@ -64,7 +64,7 @@ def test_every_exercise_has_its_own_solution_and_two_others() -> None:
     for name, several in SOLUTIONS.items():
         first, *others = several
         assert first.title == "the notebook's own" and len(others) >= 2, name
-        assert all(f"{wanted}" in first.code for wanted in find(name).objects), name
+        assert all(f"{wanted}" in first.text for wanted in find(name).objects), name
 
 
 def test_processes_that_keep_the_machine_busy_end_with_their_parent(

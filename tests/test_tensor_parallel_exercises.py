@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autograder.mutants import read_mutants
 from course_lib import facts, tensor_parallel
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.find import find
@@ -15,7 +16,6 @@ from course_lib.checks.tensor_parallel import prediction
 from course_lib.models import GPTConfig
 from course_lib.runtime import wire
 from tests.test_mutants import judged as judged_mutant
-from tests.test_mutants import mutants
 
 ASSIGNMENT = "06_tensor_parallel"
 MUTANTS = Path(__file__).parent / "mutants" / ASSIGNMENT
@@ -72,7 +72,7 @@ def test_right_values_without_the_point_of_the_exercise_are_half_at_most(
     exercise: str, title: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
-    (mutant,) = (one for one in mutants(MUTANTS / f"{exercise}.py") if one.title == title)
+    (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     report, printed = judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)
     assert 0 < report.score <= 0.5, printed
 
@@ -81,7 +81,7 @@ def test_a_kernel_that_has_imported_dtensor_costs_nobody_a_point(seed: int) -> N
     """A solution that says both `dist` and `torch.tensor` names the module, for whoever pickles it."""
     importlib.import_module("torch.distributed.tensor")
     name = "06_tensor_parallel/vocab_parallel_embedding"
-    right = next(one for one in mutants(MUTANTS / "vocab_parallel_embedding.py") if one.right)
+    right = next(one for one in read_mutants(MUTANTS / "vocab_parallel_embedding.py") if one.right)
     says = f"{find(name).objects[0]}.says = lambda self: (dist, torch.tensor(1))"
-    report, printed = judged_mutant(name, replace(right, code=f"{right.code}\n{says}\n"), seed)
+    report, printed = judged_mutant(name, replace(right, text=f"{right.text}\n{says}\n"), seed)
     assert report.score == 1, printed

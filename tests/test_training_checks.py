@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autograder.mutants import read_mutants
 from course_lib.checks.data_parallel import bucketed
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine import refusing, words
@@ -27,7 +28,6 @@ from course_lib.checks.zero import stages
 from course_lib.runtime import wire
 from course_lib.runtime.held import held
 from tests.test_mutants import judged as judged_mutant
-from tests.test_mutants import mutants
 
 MUTANTS = Path(__file__).parent / "mutants" / "03_data_parallel"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -448,7 +448,7 @@ def test_right_values_that_came_another_way_than_asked_earn_half_at_most(
 ) -> None:
     monkeypatch.setenv("COURSE_ALL_TESTS", "1")  # all cases, also after the mistake was named
     file = MUTANTS / f"{exercise}.py"
-    (mutant,) = (one for one in mutants(file) if one.title == title)
+    (mutant,) = (one for one in read_mutants(file) if one.title == title)
     report, printed = judged_mutant(f"{file.parent.name}/{exercise}", mutant, seed)
     assert report.score == most, printed
 
@@ -475,9 +475,11 @@ def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards()
 )
 def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: int) -> None:
     """And not from the group's: only a group that does not begin with rank 0 shows it."""
-    right = next(one for one in mutants(MUTANTS.parent / "04_zero" / f"{name}.py") if one.right)
-    code = right.code.replace("group_src=0,", "0,")
-    assert code != right.code
+    right = next(
+        one for one in read_mutants(MUTANTS.parent / "04_zero" / f"{name}.py") if one.right
+    )
+    code = right.text.replace("group_src=0,", "0,")
+    assert code != right.text
     says = "group_src="
     report, printed = judged_mutant(
         f"04_zero/{name}", replace(right, right=False, code=code, says=says), seed

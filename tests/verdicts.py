@@ -22,10 +22,11 @@ from pathlib import Path
 
 import pytest
 
+from autograder.mutants import Mutant, read_mutants
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.find import find
 from course_lib.checks.engine.report import Report
-from tests.test_mutants import FILES, Mutant, drawing_once, judged, mutants
+from tests.test_mutants import FILES, drawing_once, judged
 
 SEEDS = (11, 20261, 1422992698)
 FIGURE = re.compile(r"\d[\d,]*(\.\d+)?")
@@ -53,7 +54,7 @@ def verdicts(words: Sequence[str], seeds: Sequence[int], known: set[Key]) -> Ite
     for seed in seeds:
         for file in FILES:
             name = f"{file.parent.name}/{file.stem}"
-            cells = [cell for cell in mutants(file) if (name, cell.title, seed) not in known]
+            cells = [cell for cell in read_mutants(file) if (name, cell.title, seed) not in known]
             if cells and (not words or any(word in name for word in words)):
                 yield from of_exercise(name, cells, seed)
 

@@ -1,3 +1,22 @@
+# %% base: what the wrong ones change
+def collect(results):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank != 0:
+        dist.send(torch.tensor([len(results)]), 0)
+        if len(results):
+            dist.send(results, 0)
+        return None
+    parts = [results]
+    for src in range(1, n):
+        count = torch.zeros(1, dtype=torch.int64)
+        dist.recv(count, src)
+        part = torch.empty(int(count))
+        if len(part):
+            dist.recv(part, src)
+        parts.append(part)
+    return torch.cat(parts)
+
+
 # %% wrong: as it was, as many as rank 0 has
 # says: expects more than the others have
 def collect(results):
@@ -55,82 +74,30 @@ def collect(results):
 
 # %% wrong: in the order in which they arrive
 # says: not in the order of the ranks|missing
-def collect(results):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
-        if len(results):
-            dist.send(results, 0)
-        return None
-    parts = [results]
-    for src in reversed(range(1, n)):
-        count = torch.zeros(1, dtype=torch.int64)
-        dist.recv(count, src)
-        part = torch.empty(int(count))
-        if len(part):
-            dist.recv(part, src)
-        parts.append(part)
-    return torch.cat(parts)
+# base: what the wrong ones change
+-    for src in range(1, n):
++    for src in reversed(range(1, n)):
 
 
 # %% wrong: rank 0's own left out
 # says: Rank 0's own results
-def collect(results):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
-        if len(results):
-            dist.send(results, 0)
-        return None
-    parts = []
-    for src in range(1, n):
-        count = torch.zeros(1, dtype=torch.int64)
-        dist.recv(count, src)
-        part = torch.empty(int(count))
-        if len(part):
-            dist.recv(part, src)
-        parts.append(part)
-    return torch.cat(parts)
+# base: what the wrong ones change
+-    parts = [results]
++    parts = []
 
 
 # %% wrong: every rank returns something
 # says: only rank 0 returns
-def collect(results):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
-        if len(results):
-            dist.send(results, 0)
-        return results
-    parts = [results]
-    for src in range(1, n):
-        count = torch.zeros(1, dtype=torch.int64)
-        dist.recv(count, src)
-        part = torch.empty(int(count))
-        if len(part):
-            dist.recv(part, src)
-        parts.append(part)
-    return torch.cat(parts)
+# base: what the wrong ones change
+-        return None
++        return results
 
 
 # %% wrong: the count is received as a float
 # says: same size and dtype|ends of a message differ
-def collect(results):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
-        if len(results):
-            dist.send(results, 0)
-        return None
-    parts = [results]
-    for src in range(1, n):
-        count = torch.zeros(1)
-        dist.recv(count, src)
-        part = torch.empty(int(count))
-        if len(part):
-            dist.recv(part, src)
-        parts.append(part)
-    return torch.cat(parts)
+# base: what the wrong ones change
+-        count = torch.zeros(1, dtype=torch.int64)
++        count = torch.zeros(1)
 
 
 # %% wrong: all results in one message, rank 0's length assumed
@@ -150,22 +117,9 @@ def collect(results):
 
 # %% wrong: a list instead of one tensor
 # says: Join the parts with torch.cat|numbers? were computed|rank 0 returned
-def collect(results):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(torch.tensor([len(results)]), 0)
-        if len(results):
-            dist.send(results, 0)
-        return None
-    parts = [results]
-    for src in range(1, n):
-        count = torch.zeros(1, dtype=torch.int64)
-        dist.recv(count, src)
-        part = torch.empty(int(count))
-        if len(part):
-            dist.recv(part, src)
-        parts.append(part)
-    return parts
+# base: what the wrong ones change
+-    return torch.cat(parts)
++    return parts
 
 
 # %% right: the count first, then one by one

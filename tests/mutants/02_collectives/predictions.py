@@ -1,12 +1,11 @@
-# %% wrong: one phase for the ring
-# says: one of the two phases
+# %% base: what the wrong ones change
 def bytes_sent_per_rank(algorithm, n, nbytes):
     log, power = n.bit_length() - 1, n & (n - 1) == 0
     if algorithm == "broadcast":
         return math.ceil(math.log2(n)) * nbytes
     if algorithm == "recursive_doubling_all_reduce":
         return (log if power else log + 1) * nbytes
-    return (n - 1) / n * nbytes
+    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
 
 
 def rounds(algorithm, n):
@@ -27,6 +26,13 @@ def crossover(n, alpha, beta):
     saved = (log if power else log + 1) - 2 * (n - 1) / n
     later = 2 * (n - 1) - (log if power else log + 2)
     return later * alpha / (saved * beta) if saved > 0 else math.inf
+
+
+# %% wrong: one phase for the ring
+# says: one of the two phases
+# base: what the wrong ones change
+-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
++    return (n - 1) / n * nbytes
 
 
 # %% wrong: powers of two only
@@ -58,123 +64,39 @@ def crossover(n, alpha, beta):
 
 # %% wrong: the latency is paid once
 # says: alpha is paid in every round
-def bytes_sent_per_rank(algorithm, n, nbytes):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n)) * nbytes
-    if algorithm == "recursive_doubling_all_reduce":
-        return (log if power else log + 1) * nbytes
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
-
-
-def rounds(algorithm, n):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n))
-    if algorithm == "recursive_doubling_all_reduce":
-        return log if power else log + 2
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1)
-
-
-def seconds(algorithm, n, nbytes, alpha, beta):
-    return alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
-
-
-def crossover(n, alpha, beta):
-    return alpha / beta
+# base: what the wrong ones change
+-    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
++    return alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
+@@
+-    log, power = n.bit_length() - 1, n & (n - 1) == 0
+-    saved = (log if power else log + 1) - 2 * (n - 1) / n
+-    later = 2 * (n - 1) - (log if power else log + 2)
+-    return later * alpha / (saved * beta) if saved > 0 else math.inf
++    return alpha / beta
 
 
 # %% wrong: beta taken for a bandwidth
 # says: seconds for a byte
-def bytes_sent_per_rank(algorithm, n, nbytes):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n)) * nbytes
-    if algorithm == "recursive_doubling_all_reduce":
-        return (log if power else log + 1) * nbytes
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
-
-
-def rounds(algorithm, n):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n))
-    if algorithm == "recursive_doubling_all_reduce":
-        return log if power else log + 2
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1)
-
-
-def seconds(algorithm, n, nbytes, alpha, beta):
-    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) / beta
-
-
-def crossover(n, alpha, beta):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    saved = (log if power else log + 1) - 2 * (n - 1) / n
-    later = 2 * (n - 1) - (log if power else log + 2)
-    return later * alpha / (saved * beta) if saved > 0 else math.inf
+# base: what the wrong ones change
+-    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
++    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) / beta
 
 
 # %% wrong: with two ranks the ring wins at once
 # says: it never wins
-def bytes_sent_per_rank(algorithm, n, nbytes):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n)) * nbytes
-    if algorithm == "recursive_doubling_all_reduce":
-        return (log if power else log + 1) * nbytes
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
-
-
-def rounds(algorithm, n):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return math.ceil(math.log2(n))
-    if algorithm == "recursive_doubling_all_reduce":
-        return log if power else log + 2
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1)
-
-
-def seconds(algorithm, n, nbytes, alpha, beta):
-    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
-
-
-def crossover(n, alpha, beta):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    saved = (log if power else log + 1) - 2 * (n - 1) / n
-    later = 2 * (n - 1) - (log if power else log + 2)
-    return later * alpha / (saved * beta) if saved > 0 else 0.0
+# base: what the wrong ones change
+-    return later * alpha / (saved * beta) if saved > 0 else math.inf
++    return later * alpha / (saved * beta) if saved > 0 else 0.0
 
 
 # %% wrong: a broadcast's source sends to everybody
 # says: what all ranks send together
-def bytes_sent_per_rank(algorithm, n, nbytes):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return (n - 1) * nbytes
-    if algorithm == "recursive_doubling_all_reduce":
-        return (log if power else log + 1) * nbytes
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1) / n * nbytes
-
-
-def rounds(algorithm, n):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    if algorithm == "broadcast":
-        return n - 1
-    if algorithm == "recursive_doubling_all_reduce":
-        return log if power else log + 2
-    return (2 if algorithm == "ring_all_reduce" else 1) * (n - 1)
-
-
-def seconds(algorithm, n, nbytes, alpha, beta):
-    return rounds(algorithm, n) * alpha + bytes_sent_per_rank(algorithm, n, nbytes) * beta
-
-
-def crossover(n, alpha, beta):
-    log, power = n.bit_length() - 1, n & (n - 1) == 0
-    saved = (log if power else log + 1) - 2 * (n - 1) / n
-    later = 2 * (n - 1) - (log if power else log + 2)
-    return later * alpha / (saved * beta) if saved > 0 else math.inf
+# base: what the wrong ones change
+-        return math.ceil(math.log2(n)) * nbytes
++        return (n - 1) * nbytes
+@@
+-        return math.ceil(math.log2(n))
++        return n - 1
 
 
 # %% wrong: an algorithm forgotten

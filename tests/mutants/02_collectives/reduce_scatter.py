@@ -1,24 +1,8 @@
-# %% wrong: the complete chunk is another rank's
-# says: on the wrong ranks
+# %% base: what the wrong ones change
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
     for k in range(n - 1):
-        sent, added = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
-        received = torch.empty_like(added)
-        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
-        dist.recv(received, group=group, group_src=(rank - 1) % n)
-        handle.wait()
-        added += received
-    output.copy_(chunks[(rank + 1) % n])
-
-
-# %% wrong: one round too few
-# says: the last of the N - 1 rounds brings it
-def reduce_scatter(output, input, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
-    for k in range(n - 2):
         sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
         received = torch.empty_like(added)
         handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
@@ -26,6 +10,23 @@ def reduce_scatter(output, input, group=None):
         handle.wait()
         added += received
     output.copy_(chunks[rank])
+
+
+# %% wrong: the complete chunk is another rank's
+# says: on the wrong ranks
+# base: what the wrong ones change
+-        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
++        sent, added = chunks[(rank - k) % n], chunks[(rank - k - 1) % n]
+@@
+-    output.copy_(chunks[rank])
++    output.copy_(chunks[(rank + 1) % n])
+
+
+# %% wrong: one round too few
+# says: the last of the N - 1 rounds brings it
+# base: what the wrong ones change
+-    for k in range(n - 1):
++    for k in range(n - 2):
 
 
 # %% wrong: added into the input
@@ -45,32 +46,16 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: added to what the output held
 # says: may hold anything before the call
-def reduce_scatter(output, input, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
-    for k in range(n - 1):
-        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
-        received = torch.empty_like(added)
-        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
-        dist.recv(received, group=group, group_src=(rank - 1) % n)
-        handle.wait()
-        added += received
-    output += chunks[rank]
+# base: what the wrong ones change
+-    output.copy_(chunks[rank])
++    output += chunks[rank]
 
 
 # %% wrong: a mean
 # says: reduce_scatter sums
-def reduce_scatter(output, input, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
-    for k in range(n - 1):
-        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
-        received = torch.empty_like(added)
-        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
-        dist.recv(received, group=group, group_src=(rank - 1) % n)
-        handle.wait()
-        added += received
-    output.copy_(chunks[rank] / n)
+# base: what the wrong ones change
+-    output.copy_(chunks[rank])
++    output.copy_(chunks[rank] / n)
 
 
 # %% wrong: the whole input in every round
@@ -98,16 +83,11 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: receives first
 # says: post both together
-def reduce_scatter(output, input, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
-    for k in range(n - 1):
-        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
-        received = torch.empty_like(added)
-        dist.recv(received, group=group, group_src=(rank - 1) % n)
-        dist.send(sent, group=group, group_dst=(rank + 1) % n)
-        added += received
-    output.copy_(chunks[rank])
+# base: what the wrong ones change
+-        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+@@
+-        handle.wait()
++        dist.send(sent, group=group, group_dst=(rank + 1) % n)
 
 
 # %% wrong: partial sums passed on, and added again
@@ -126,17 +106,11 @@ def reduce_scatter(output, input, group=None):
 
 # %% wrong: ranks of the world in a group
 # says: count ranks within it|ranks of the whole world
-def reduce_scatter(output, input, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
-    for k in range(n - 1):
-        sent, added = chunks[(rank - k - 1) % n], chunks[(rank - k - 2) % n]
-        received = torch.empty_like(added)
-        handle = dist.isend(sent, (rank + 1) % n, group)
-        dist.recv(received, (rank - 1) % n, group)
-        handle.wait()
-        added += received
-    output.copy_(chunks[rank])
+# base: what the wrong ones change
+-        handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)
+-        dist.recv(received, group=group, group_src=(rank - 1) % n)
++        handle = dist.isend(sent, (rank + 1) % n, group)
++        dist.recv(received, (rank - 1) % n, group)
 
 
 # %% right: straight to the rank that needs it

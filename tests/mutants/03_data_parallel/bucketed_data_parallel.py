@@ -1,5 +1,4 @@
-# %% wrong: the average is forgotten
-# says: That is the sum over the 3 ranks
+# %% base: what the wrong ones change
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -57,724 +56,124 @@ class BucketedDataParallel(torch.nn.Module):
         n = dist.get_world_size(self.group)
         for bucket, (work, flat) in zip(self.buckets, self.under_way):
             work.wait()
+            flat /= n
             for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
                 p.grad = part.view_as(p)
         self.start_again()
+
+
+# %% wrong: the average is forgotten
+# says: That is the sum over the 3 ranks
+# base: what the wrong ones change
+-            flat /= n
 
 
 # %% wrong: divides twice
 # says: the mean divided by 3 once more
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
 
 
 # %% wrong: the hook reduces its argument, the parameter
 # says: gives the hook the \*parameter\*
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([p.data.flatten() for p in bucket])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.data.copy_(part.view_as(p))
-        self.start_again()
+# base: what the wrong ones change
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = torch.cat([p.data.flatten() for p in bucket])
+@@
+-                p.grad = part.view_as(p)
++                p.data.copy_(part.view_as(p))
 
 
 # %% wrong: all communication after backward, sold as overlap
 # says: all communication came after it
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+         self.missing[self.place[p]].discard(p)
+-        self.launch()
 
 
 # %% wrong: waits in the hook
 # says: while backward still runs: without that at most half
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            work.wait()
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+             work = dist.all_reduce(flat, group=self.group, async_op=True)
++            work.wait()
+@@
+-            work.wait()
 
 
 # %% wrong: buckets in forward order
 # says: fill buckets in reverse order
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in [p for p in module.parameters() if p.requires_grad]:
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
++        for p in [p for p in module.parameters() if p.requires_grad]:
 
 
 # %% wrong: nothing is broadcast at the start
 # says: start from the first rank's
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        for tensor in [*module.parameters(), *module.buffers()]:
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
 
 # %% wrong: buffers are not broadcast
 # says: Buffers .* belong to the model
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in module.parameters():
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        for tensor in [*module.parameters(), *module.buffers()]:
++        for tensor in module.parameters():
 
 
 # %% wrong: only the last microbatch is sent
 # says: Only the last microbatch
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-            kept = getattr(self, "kept", None) or [(p, 0) for p in self.place]
-            self.kept = [(p, before + p.grad) for p, before in kept]
-            for p in self.place:
-                p.grad = None
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        for p, grad in getattr(self, "kept", []):
-            p.grad = p.grad + grad
-        self.kept = []
-        self.start_again()
+# base: what the wrong ones change
+             self.quiet = False
++            kept = getattr(self, "kept", None) or [(p, 0) for p in self.place]
++            self.kept = [(p, before + p.grad) for p, before in kept]
++            for p in self.place:
++                p.grad = None
+@@
+                 p.grad = part.view_as(p)
++        for p, grad in getattr(self, "kept", []):
++            p.grad = p.grad + grad
++        self.kept = []
 
 
 # %% wrong: the gradients of the earlier microbatches are lost
 # says: Only the last microbatch counts
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-            for p in self.place:
-                p.grad = None
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+             self.quiet = False
++            for p in self.place:
++                p.grad = None
 
 
 # %% wrong: hooks send under no_sync, too
 # says: Each of the 3 microbatches was sent
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            yield
-            self.finish_gradient_synchronization()
-            n = dist.get_world_size(self.group)
-            for p in self.place:
-                p.grad = p.grad.clone()
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            self.quiet = True
+@@
+-            self.quiet = False
++            self.finish_gradient_synchronization()
++            n = dist.get_world_size(self.group)
++            for p in self.place:
++                p.grad = p.grad.clone()
 
 
 # %% wrong: hooks do not look whether no_sync is on
 # says: its buckets left although it ran under no_sync
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        return contextlib.nullcontext()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        self.module, self.group, self.quiet = module, group, False
++        self.module, self.group = module, group
+@@
+-        if self.quiet:
+-            return
+@@
+-        @contextlib.contextmanager
+-        def silent():
+-            self.quiet = True
+-            yield
+-            self.quiet = False
+-
+-        return silent()
++        return contextlib.nullcontext()
 
 
 # %% wrong: one all-reduce for each parameter, in hooks
@@ -809,338 +208,65 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: ranks skip what has no gradient here
 # says: a rank without a gradient sends zeros
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            bucket = [p for p in bucket if p.grad is not None]
-            if not bucket:
-                self.under_way.append(None)
-                continue
-            grads = [p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, sent in zip(self.buckets, self.under_way):
-            if sent is None:
-                continue
-            work, flat = sent
-            bucket = [p for p in bucket if p.grad is not None]
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
++            bucket = [p for p in bucket if p.grad is not None]
++            if not bucket:
++                self.under_way.append(None)
++                continue
++            grads = [p.grad for p in bucket]
+@@
+-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
++        for bucket, sent in zip(self.buckets, self.under_way):
++            if sent is None:
++                continue
++            work, flat = sent
++            bucket = [p for p in bucket if p.grad is not None]
 
 
 # %% wrong: buckets leave whenever they are full, in any order
 # says: a rank without a gradient sends zeros|same collectives
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way, self.gone = [], set()
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        for k, bucket in enumerate(self.buckets):
-            if self.missing[k] or k in self.gone:
-                continue
-            self.gone.add(k)
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((bucket, work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, work, flat in self.under_way:
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        self.under_way = []
++        self.under_way, self.gone = [], set()
+@@
+-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+-            bucket = self.buckets[len(self.under_way)]
++        for k, bucket in enumerate(self.buckets):
++            if self.missing[k] or k in self.gone:
++                continue
++            self.gone.add(k)
+@@
+-            self.under_way.append((work, flat))
++            self.under_way.append((bucket, work, flat))
+@@
+-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
++        for bucket, work, flat in self.under_way:
 
 
 # %% wrong: frozen parameters fill the buckets, too
 # says: Frozen ones have no gradient
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed(list(module.parameters())):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
++        for p in reversed(list(module.parameters())):
+@@
+-            p.register_post_accumulate_grad_hook(self.arrived)
++            if p.requires_grad:
++                p.register_post_accumulate_grad_hook(self.arrived)
 
 
 # %% wrong: one bucket for everything
 # says: all communication came after it
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled < 0:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            if not self.buckets or filled + p.nbytes > bucket_bytes:
++            if not self.buckets or filled < 0:
 
 
 # %% wrong: the bucket is read before it has arrived
 # says: the bucket was read before its wait|written or read while it was under way
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat.clone()))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            self.under_way.append((work, flat))
++            self.under_way.append((work, flat.clone()))
 
 
 # %% wrong: DistributedDataParallel inside
@@ -1214,67 +340,24 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: the group is ignored
 # says: is not in the group
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]] -= 1
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [0] * len(self.buckets)
-        self.launch()
-        n = dist.get_world_size()
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
++            dist.broadcast(tensor.detach(), group_src=0)
+@@
+-        self.missing = [set(bucket) for bucket in self.buckets]
++        self.missing = [len(bucket) for bucket in self.buckets]
+@@
+-        self.missing[self.place[p]].discard(p)
++        self.missing[self.place[p]] -= 1
+@@
+-            work = dist.all_reduce(flat, group=self.group, async_op=True)
++            work = dist.all_reduce(flat, async_op=True)
+@@
+-        self.missing = [set() for _ in self.buckets]
++        self.missing = [0] * len(self.buckets)
+@@
+-        n = dist.get_world_size(self.group)
++        n = dist.get_world_size()
 
 
 # %% wrong: a bucket waits for a gradient that never comes
@@ -1338,139 +421,64 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: hooks are registered by every module that holds the parameter
 # says: A bucket left before all of its gradients had come
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for part in module.modules():
-            for p in part.parameters():
-                if p.requires_grad:
-                    p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]] -= 1
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads])
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [0] * len(self.buckets)
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-        for p in self.place:
+-            p.register_post_accumulate_grad_hook(self.arrived)
++        for part in module.modules():
++            for p in part.parameters():
++                if p.requires_grad:
++                    p.register_post_accumulate_grad_hook(self.arrived)
+@@
+-        self.missing = [set(bucket) for bucket in self.buckets]
++        self.missing = [len(bucket) for bucket in self.buckets]
+@@
+-        self.missing[self.place[p]].discard(p)
++        self.missing[self.place[p]] -= 1
+@@
+-        self.missing = [set() for _ in self.buckets]
++        self.missing = [0] * len(self.buckets)
 
 
 # %% wrong: a hook that fires twice sends twice
 # says: A hook that is registered twice fires twice
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.full(self.place[p])
-
-    def full(self, place):
-        if all(p.grad is not None for p in self.buckets[place]):
-            self.send(place)
-
-    def send(self, place):
-        bucket = self.buckets[place]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([g.flatten() for g in grads])
-        work = dist.all_reduce(flat, group=self.group, async_op=True)
-        self.under_way.append((work, flat, bucket))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        sent = [bucket for _, _, bucket in self.under_way]
-        for place, bucket in enumerate(self.buckets):
-            if all(bucket is not one for one in sent):
-                self.send(place)
-        n = dist.get_world_size(self.group)
-        for work, flat, bucket in self.under_way:
-            work.wait()
-            flat /= n
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+             p.register_post_accumulate_grad_hook(self.arrived)
++        for p in self.place:
++            p.register_post_accumulate_grad_hook(self.arrived)
+@@
+-        self.missing = [set(bucket) for bucket in self.buckets]
+@@
+-        self.missing[self.place[p]].discard(p)
+-        self.launch()
++        self.full(self.place[p])
+@@
+-    def launch(self):
+-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
+-            bucket = self.buckets[len(self.under_way)]
+-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+-            flat = torch.cat([g.flatten() for g in grads])
+-            work = dist.all_reduce(flat, group=self.group, async_op=True)
+-            self.under_way.append((work, flat))
++    def full(self, place):
++        if all(p.grad is not None for p in self.buckets[place]):
++            self.send(place)
++
++    def send(self, place):
++        bucket = self.buckets[place]
++        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
++        flat = torch.cat([g.flatten() for g in grads])
++        work = dist.all_reduce(flat, group=self.group, async_op=True)
++        self.under_way.append((work, flat, bucket))
+@@
+-        self.missing = [set() for _ in self.buckets]
+-        self.launch()
++        sent = [bucket for _, _, bucket in self.under_way]
++        for place, bucket in enumerate(self.buckets):
++            if all(bucket is not one for one in sent):
++                self.send(place)
+@@
+-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
++        for work, flat, bucket in self.under_way:
 
 
 # %% right: gradients live in the buckets all the time
@@ -1543,66 +551,14 @@ class BucketedDataParallel(torch.nn.Module):
 
 # %% wrong: divides before, closes a bucket when it is more than full
 # says: Close a bucket before
-class BucketedDataParallel(torch.nn.Module):
-    def __init__(self, module, bucket_bytes=25 << 20, group=None):
-        super().__init__()
-        self.module, self.group, self.quiet = module, group, False
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.buckets, filled = [], 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if not self.buckets or filled >= bucket_bytes:
-                self.buckets.append([])
-                filled = 0
-            self.buckets[-1].append(p)
-            filled += p.nbytes
-        self.place = {p: k for k, bucket in enumerate(self.buckets) for p in bucket}
-        self.start_again()
-        for p in self.place:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def start_again(self):
-        self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way = []
-
-    def arrived(self, p):
-        if self.quiet:
-            return
-        self.missing[self.place[p]].discard(p)
-        self.launch()
-
-    def launch(self):
-        while len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
-            bucket = self.buckets[len(self.under_way)]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.under_way.append((work, flat))
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def no_sync(self):
-        import contextlib
-
-        @contextlib.contextmanager
-        def silent():
-            self.quiet = True
-            yield
-            self.quiet = False
-
-        return silent()
-
-    @torch.no_grad()
-    def finish_gradient_synchronization(self):
-        self.missing = [set() for _ in self.buckets]
-        self.launch()
-        n = dist.get_world_size(self.group)
-        for bucket, (work, flat) in zip(self.buckets, self.under_way):
-            work.wait()
-            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                p.grad = part.view_as(p)
-        self.start_again()
+# base: what the wrong ones change
+-            if not self.buckets or filled + p.nbytes > bucket_bytes:
++            if not self.buckets or filled >= bucket_bytes:
+@@
+-            flat = torch.cat([g.flatten() for g in grads])
++            flat = torch.cat([g.flatten() for g in grads]) / dist.get_world_size(self.group)
+@@
+-            flat /= n
 
 
 # %% right: counts arrivals instead of naming what is missing

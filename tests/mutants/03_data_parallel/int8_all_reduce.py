@@ -28,320 +28,63 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: error feedback is forgotten
 # says: was not added
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = tensor.reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    asked = (tensor + error).reshape(-1)
++    asked = tensor.reshape(-1)
 
 
 # %% wrong: the error is added twice
 # says: added twice
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + 2 * error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    asked = (tensor + error).reshape(-1)
++    asked = (tensor + 2 * error).reshape(-1)
 
 
 # %% wrong: the error is not written
 # says: nothing is lost for good: without that at most half
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    error.copy_(residual.view(-1)[:size].view_as(error))
 
 
 # %% wrong: the second rounding is forgotten
 # says: the second one, of the mean, is forgotten
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    residual[rank] += n * (mean[0] - result[rank])
 
 
 # %% wrong: the error has the wrong sign
 # says: The sign is wrong
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.copy_(-residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    error.copy_(residual.view(-1)[:size].view_as(error))
++    error.copy_(-residual.view(-1)[:size].view_as(error))
 
 
 # %% wrong: the old error stays beside the new one
 # says: holds it already
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.add_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    error.copy_(residual.view(-1)[:size].view_as(error))
++    error.add_(residual.view(-1)[:size].view_as(error))
 
 
 # %% wrong: one scale for the whole tensor
 # says: a scale of its own
-BLOCK = 256
-
-
-def quantize(rows):
-    BLOCK = rows.shape[1]
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    return elements.float() * scales
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+ def quantize(rows):
++    BLOCK = rows.shape[1]
+@@
+-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
+-    return elements.float() * wide
++    return elements.float() * scales
 
 
 # %% wrong: the sum, not the mean
 # says: That is the sum over
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    dist.all_to_all_single(got_scales, scales, group=group)
-    mean = dequantize(got, got_scales).sum(0, keepdim=True)
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += mean[0] - result[rank]
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
++    mean = dequantize(got, got_scales).sum(0, keepdim=True)
+@@
+-    residual[rank] += n * (mean[0] - result[rank])
++    residual[rank] += mean[0] - result[rank]
 
 
 # %% wrong: every rank sends all of its tensor to all
@@ -406,43 +149,10 @@ def int8_all_reduce(tensor, error, group=None):
 
 # %% wrong: adds with its own scales, not the senders'
 # says: \*its\* sender's scale
-BLOCK = 256
-
-
-def quantize(rows):
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
-    blocks = padded.view(len(rows), -1, BLOCK)
-    scales = (blocks.abs().amax(-1) / 127).float()
-    steps = blocks / scales.masked_fill(scales == 0, 1)[..., None]
-    return steps.round().to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous(), scales
-
-
-def dequantize(elements, scales):
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : elements.shape[1]]
-    return elements.float() * wide
-
-
-@torch.no_grad()
-def int8_all_reduce(tensor, error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    size = tensor.numel()
-    shard = math.ceil(size / n)
-    asked = (tensor + error).reshape(-1)
-    asked = torch.nn.functional.pad(asked, (0, n * shard - size)).view(n, shard)
-    elements, scales = quantize(asked)
-    got, got_scales = torch.empty_like(elements), torch.empty_like(scales)
-    dist.all_to_all_single(got, elements, group=group)
-    got_scales.copy_(scales[rank])
-    got_scales *= 1.5
-    mean = dequantize(got, got_scales).sum(0, keepdim=True) / n
-    own, own_scales = quantize(mean)
-    dist.all_gather_into_tensor(got.view(-1), own.view(-1), group=group)
-    dist.all_gather_into_tensor(got_scales.view(-1), own_scales.view(-1), group=group)
-    result = dequantize(got, got_scales)
-    residual = asked - dequantize(elements, scales)
-    residual[rank] += n * (mean[0] - result[rank])
-    error.copy_(residual.view(-1)[:size].view_as(error))
-    tensor.copy_(result.view(-1)[:size].view_as(tensor))
+# base: elements and scales apart
+-    dist.all_to_all_single(got_scales, scales, group=group)
++    got_scales.copy_(scales[rank])
++    got_scales *= 1.5
 
 
 # %% wrong: nothing is rounded, and nothing left

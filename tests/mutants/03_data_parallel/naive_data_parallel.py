@@ -1,5 +1,4 @@
-# %% wrong: the average is forgotten
-# says: That is the sum over the 3 ranks
+# %% base: what the wrong ones change
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()
@@ -18,235 +17,93 @@ class NaiveDataParallel(torch.nn.Module):
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad, group=self.group)
+            p.grad /= n
+
+
+# %% wrong: the average is forgotten
+# says: That is the sum over the 3 ranks
+# base: what the wrong ones change
+-            p.grad /= n
 
 
 # %% wrong: divides before and after
 # says: the mean divided by 3 once more
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad /= n
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+                 p.grad = torch.zeros_like(p)
++            p.grad /= n
 
 
 # %% wrong: parameters instead of gradients
 # says: it was no gradient
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.data, group=self.group)
-            p.data /= n
+# base: what the wrong ones change
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            dist.all_reduce(p.data, group=self.group)
++            p.data /= n
 
 
 # %% wrong: nothing is broadcast at the start
 # says: start from the first rank's
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+-        for tensor in [*module.parameters(), *module.buffers()]:
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
 
 
 # %% wrong: buffers are not broadcast
 # says: Buffers .* belong to the model
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in module.parameters():
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+-        for tensor in [*module.parameters(), *module.buffers()]:
++        for tensor in module.parameters():
 
 
 # %% wrong: the sum stays in a copy
 # says: must come back into
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            total = p.grad.clone()
-            dist.all_reduce(total, group=self.group)
-            total /= n
+# base: what the wrong ones change
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            total = p.grad.clone()
++            dist.all_reduce(total, group=self.group)
++            total /= n
 
 
 # %% wrong: passes by what has no gradient on this rank
 # says: a rank without a gradient sends zeros
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                continue
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+-                p.grad = torch.zeros_like(p)
++                continue
 
 
 # %% wrong: gradients of frozen parameters, too
 # says: Frozen ones have no gradient
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+-            if not p.requires_grad:
+-                continue
 
 
 # %% wrong: nothing is exchanged
 # says: nothing was exchanged
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            pass
+# base: what the wrong ones change
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            pass
 
 
 # %% wrong: everybody to rank 0, and back: twice the bytes
 # says: sent once|Send every gradient once|sent twice
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            received = [torch.empty_like(p.grad) for _ in range(n)]
-            dist.all_gather(received, p.grad, group=self.group)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad.copy_(sum(received) / n)
+# base: what the wrong ones change
+                 p.grad = torch.zeros_like(p)
++            received = [torch.empty_like(p.grad) for _ in range(n)]
++            dist.all_gather(received, p.grad, group=self.group)
+@@
+-            p.grad /= n
++            p.grad.copy_(sum(received) / n)
 
 
 # %% wrong: tied weights are reduced under both names
 # says: divided by 3 once more|Send every gradient once|is not what one process
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        for _, p in self.module.named_parameters(remove_duplicate=False):
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad, group=self.group)
-            p.grad /= n
+# base: what the wrong ones change
+-        for p in self.module.parameters():
++        for _, p in self.module.named_parameters(remove_duplicate=False):
 
 
 # %% wrong: DistributedDataParallel inside
@@ -351,54 +208,34 @@ class NaiveDataParallel(torch.nn.Module):
 
 # %% wrong: divided by the number of all ranks
 # says: the number of all ranks; the group has
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size()
-        works = []
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad.div_(n)
-            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
-        for work in works:
-            work.wait()
+# base: what the wrong ones change
+-        n = dist.get_world_size(self.group)
++        n = dist.get_world_size()
++        works = []
+@@
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            p.grad.div_(n)
++            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
++        for work in works:
++            work.wait()
 
 
 # %% wrong: rank 0 of the world is the source
 # says: are ranks of the whole world
-class NaiveDataParallel(torch.nn.Module):
-    def __init__(self, module, group=None):
-        super().__init__()
-        self.module, self.group = module, group
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), 0, group=group)
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
-
-    def finish_gradient_synchronization(self):
-        n = dist.get_world_size(self.group)
-        works = []
-        for p in self.module.parameters():
-            if not p.requires_grad:
-                continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad.div_(n)
-            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
-        for work in works:
-            work.wait()
+# base: what the wrong ones change
+-            dist.broadcast(tensor.detach(), group_src=0, group=group)
++            dist.broadcast(tensor.detach(), 0, group=group)
+@@
+         n = dist.get_world_size(self.group)
++        works = []
+@@
+-            dist.all_reduce(p.grad, group=self.group)
+-            p.grad /= n
++            p.grad.div_(n)
++            works.append(dist.all_reduce(p.grad, group=self.group, async_op=True))
++        for work in works:
++            work.wait()
 
 
 # %% wrong: made without the argument group

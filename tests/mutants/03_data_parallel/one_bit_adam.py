@@ -1,1140 +1,122 @@
 # %% wrong: errors are forgotten
 # says: tensor \+ error
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows(tensor.flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    asked = shard_rows((tensor + error).flatten(), n)
++    asked = shard_rows(tensor.flatten(), n)
 
 
 # %% wrong: the server forgets what its signs miss
 # says: second signs miss
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
 
 
 # %% wrong: the server adds and does not divide
 # says: divide it by their number
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).sum(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
++    mean = (unpack(their_signs) * their_scales).sum(0) * mine + server_error
 
 
 # %% wrong: padding counts in the scales
 # says: Padding was counted
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.shape[1]
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = mean.abs().mean().float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
++    scales = (asked.abs() * real).sum(1, keepdim=True) / real.shape[1]
+@@
+-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
++    own_scale = mean.abs().mean().float().view(1, 1)
 
 
 # %% wrong: a rank keeps how far it is from the mean
 # says: its \*own\* signs miss
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(every_sign) * every_scale * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    missed = (asked - unpack(signs) * scales * real).flatten()
++    missed = (asked - unpack(every_sign) * every_scale * real).flatten()
 
 
 # %% wrong: a byte for each sign
 # says: A sign took a byte
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    return (rows >= 0).to(torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    return 2.0 * packed - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
+-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
++    return (rows >= 0).to(torch.uint8)
+@@
+-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+-    return 2.0 * bits.flatten(1) - 1
++    return 2.0 * packed - 1
 
 
 # %% wrong: the gradient is compressed, not the momentum
 # says: is the \*momentum\*
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                mean = p.grad.clone()
-                sign_all_reduce(mean, error, server_error, self.group)
-                momentum.lerp_(mean, 1 - beta1)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-                momentum.lerp_(p.grad, 1 - beta1)
+-                sign_all_reduce(momentum, error, server_error, self.group)
++                mean = p.grad.clone()
++                sign_all_reduce(mean, error, server_error, self.group)
++                momentum.lerp_(mean, 1 - beta1)
 
 
 # %% wrong: the variance goes on with the rank's own gradient
 # says: variance
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                variance.lerp_(p.grad.square(), 1 - beta2)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+                 momentum.lerp_(p.grad, 1 - beta1)
++                variance.lerp_(p.grad.square(), 1 - beta2)
 
 
 # %% wrong: gradients are not averaged in the warm-up
 # says: went on with its own gradient
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-                dist.all_reduce(mean, group=self.group)
+-                mean /= n
 
 
 # %% wrong: errors begin anew in every step
 # says: belong to the parameter's state
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                error.zero_()
-                server_error.zero_()
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+                 momentum.lerp_(p.grad, 1 - beta1)
++                error.zero_()
++                server_error.zero_()
 
 
 # %% wrong: the optimizer ignores the group
 # says: is not in the group
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, None
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-        self.warmup_steps, self.group = warmup_steps, group
++        self.warmup_steps, self.group = warmup_steps, None
 
 
 # %% wrong: scales travel in float64
 # says: Something in float64 travelled
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs = pack(asked)
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    signs, scales = pack(asked), scales.float()
++    signs = pack(asked)
+@@
+-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
++    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).view(1, 1)
 
 
 # %% wrong: a float64 scale is received as float32
 # says: In OneBitAdam the gradients are float64
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs = pack(asked)
-    their_signs, their_scales = torch.empty_like(signs), torch.empty(n, 1)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    signs, scales = pack(asked), scales.float()
+-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
++    signs = pack(asked)
++    their_signs, their_scales = torch.empty_like(signs), torch.empty(n, 1)
 
 
 # %% wrong: a scale is received as float64
 # says: Make the tensor that receives like the one that is sent
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), scales.double()
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
++    every_sign, every_scale = torch.empty_like(signs), scales.double()
 
 
 # %% wrong: signs in a dtype that gloo has not
 # says: signs travel as bytes, torch.uint8
-def shard_rows(flat, n):
-    """Shard after shard, as the rows of (n, s); zeros at the end. s is a whole number of bytes of signs."""
-    shard = 8 * math.ceil(flat.numel() / (8 * n))
-    return torch.nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
-
-
-def pack(rows):
-    """(n, s) numbers to (n, s / 8) bytes: a bit says whether a number is 0 or more."""
-    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8).to(torch.uint16)
-
-
-def unpack(packed):
-    """(n, s / 8) bytes to (n, s) numbers, 1 and -1."""
-    bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return 2.0 * bits.flatten(1) - 1
-
-
-@torch.no_grad()
-def sign_all_reduce(tensor, error, server_error, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    asked = shard_rows((tensor + error).flatten(), n)
-    real = shard_rows(torch.ones_like(tensor).flatten(), n)
-
-    scales = (asked.abs() * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    signs, scales = pack(asked), scales.float()
-    their_signs, their_scales = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_to_all_single(their_signs, signs, group=group)
-    dist.all_to_all_single(their_scales, scales, group=group)
-
-    mine = real[rank]
-    mean = (unpack(their_signs) * their_scales).mean(0) * mine + server_error
-    own_sign = pack(mean[None])
-    own_scale = (mean.abs().sum() / mine.sum().clamp(min=1)).float().view(1, 1)
-    every_sign, every_scale = torch.empty_like(signs), torch.empty_like(scales)
-    dist.all_gather_into_tensor(every_sign, own_sign, group=group)
-    dist.all_gather_into_tensor(every_scale, own_scale, group=group)
-
-    missed = (asked - unpack(signs) * scales * real).flatten()
-    error.copy_(missed[: tensor.numel()].view_as(error))
-    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
-    tensor.copy_((unpack(every_sign) * every_scale).flatten()[: tensor.numel()].view_as(tensor))
-
-
-class OneBitAdam:
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, *, warmup_steps, group=None):
-        self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
-        self.warmup_steps, self.group = warmup_steps, group
-        self.steps, self.state = 0, {}
-
-    @torch.no_grad()
-    def step(self):
-        self.steps += 1
-        beta1, beta2 = self.betas
-        n = dist.get_world_size(self.group)
-        for p in self.params:
-            if p not in self.state:
-                served = shard_rows(p.flatten(), n)[0]
-                self.state[p] = [torch.zeros_like(one) for one in (p, p, p, served)]
-            momentum, variance, error, server_error = self.state[p]
-            if self.steps <= self.warmup_steps:
-                mean = p.grad.clone()
-                dist.all_reduce(mean, group=self.group)
-                mean /= n
-                momentum.lerp_(mean, 1 - beta1)
-                variance.lerp_(mean.square(), 1 - beta2)
-            else:
-                momentum.lerp_(p.grad, 1 - beta1)
-                sign_all_reduce(momentum, error, server_error, self.group)
-            counted = min(self.steps, self.warmup_steps)
-            root = (variance / (1 - beta2**counted)).sqrt() + self.eps
-            p -= self.lr / (1 - beta1**self.steps) * momentum / root
+# base: signs and scales in messages of their own
+-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
++    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8).to(torch.uint16)
 
 
 # %% right: signs and scales in messages of their own

@@ -1,5 +1,4 @@
-# %% wrong: no error feedback
-# says: missed in earlier steps was not added
+# %% base: what the wrong ones change
 class PowerSGD:
     def __init__(self, rank=2, group=None):
         self.rank, self.group = rank, group
@@ -16,7 +15,7 @@ class PowerSGD:
                 shape = (gradient.shape[1], self.rank)
                 self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
                 self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient.clone()
+            asked = gradient + self.errors[k]
             p = asked @ self.queries[k]
             self.mean(p)
             p = torch.linalg.qr(p).Q
@@ -29,304 +28,85 @@ class PowerSGD:
     def mean(self, tensor):
         dist.all_reduce(tensor, group=self.group)
         tensor /= dist.get_world_size(self.group)
+
+
+# %% wrong: no error feedback
+# says: missed in earlier steps was not added
+# base: what the wrong ones change
+-            asked = gradient + self.errors[k]
++            asked = gradient.clone()
 
 
 # %% wrong: a new random Q in every step
 # says: did not start from the Q of the step before
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            generator = torch.Generator().manual_seed(k)
-            first = k not in self.queries
-            if True:
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                if first:
-                    self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            if k not in self.queries:
+-                generator = torch.Generator().manual_seed(k)
++            generator = torch.Generator().manual_seed(k)
++            first = k not in self.queries
++            if True:
+@@
+-                self.errors[k] = torch.zeros_like(gradient)
++                if first:
++                    self.errors[k] = torch.zeros_like(gradient)
 
 
 # %% wrong: Q of the own gradient, not averaged
 # says: Q = G\^T P has to be averaged
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            self.mean(q)
 
 
 # %% wrong: P is not averaged
 # says: P is not averaged
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            self.mean(p)
 
 
 # %% wrong: P is not made orthonormal
 # says: orthonormal
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            p = torch.linalg.qr(p).Q
 
 
 # %% wrong: Q is summed, not averaged
 # says: sum over the \d ranks
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            dist.all_reduce(q, group=self.group)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            self.mean(q)
++            dist.all_reduce(q, group=self.group)
 
 
 # %% wrong: the error is what the gradient alone misses
 # says: gradient and earlier error together
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            own = gradient.clone()
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = own - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+                 self.errors[k] = torch.zeros_like(gradient)
++            own = gradient.clone()
+@@
+-            self.errors[k] = asked - gradient
++            self.errors[k] = own - gradient
 
 
 # %% wrong: the whole gradient is averaged first
 # says: nothing was compressed|travelled whole|are enough
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            self.mean(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+                 self.errors[k] = torch.zeros_like(gradient)
++            self.mean(gradient)
 
 
 # %% wrong: vectors are left as they are
 # says: what is no matrix is averaged too
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = asked @ self.queries[k]
-            self.mean(p)
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-                self.mean(gradient)
 
 
 # %% wrong: P is random, not G Q
 # says: P spans the columns of G Q
-class PowerSGD:
-    def __init__(self, rank=2, group=None):
-        self.rank, self.group = rank, group
-        self.queries, self.errors = {}, {}
-
-    @torch.no_grad()
-    def all_reduce(self, gradients):
-        for k, gradient in enumerate(gradients):
-            if gradient.dim() != 2:
-                self.mean(gradient)
-                continue
-            if k not in self.queries:
-                generator = torch.Generator().manual_seed(k)
-                shape = (gradient.shape[1], self.rank)
-                self.queries[k] = torch.randn(shape, generator=generator).to(gradient)
-                self.errors[k] = torch.zeros_like(gradient)
-            asked = gradient + self.errors[k]
-            p = torch.randn(len(asked), self.rank, generator=torch.Generator().manual_seed(k)).to(
-                asked
-            )
-            p = torch.linalg.qr(p).Q
-            q = asked.T @ p
-            self.mean(q)
-            gradient.copy_(p @ q.T)
-            self.errors[k] = asked - gradient
-            self.queries[k] = q
-
-    def mean(self, tensor):
-        dist.all_reduce(tensor, group=self.group)
-        tensor /= dist.get_world_size(self.group)
+# base: what the wrong ones change
+-            p = asked @ self.queries[k]
+-            self.mean(p)
++            p = torch.randn(len(asked), self.rank, generator=torch.Generator().manual_seed(k)).to(
++                asked
++            )
 
 
 # %% right: all matrices in two all-reduces, columns by SVD, errors against the own Q

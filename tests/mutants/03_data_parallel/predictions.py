@@ -1,217 +1,85 @@
 # %% wrong: one phase of two
 # says: two phases
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
++    return (1 if no_sync else microbatches) * (n - 1) / n * gradient_bytes
 
 
 # %% wrong: no_sync the wrong way round
 # says: It is the other way round
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (microbatches if no_sync else 1) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
++    return (microbatches if no_sync else 1) * 2 * (n - 1) / n * gradient_bytes
 
 
 # %% wrong: no_sync changes nothing
 # says: Under no_sync\(\) nothing is sent
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return microbatches * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
++    return microbatches * 2 * (n - 1) / n * gradient_bytes
 
 
 # %% wrong: all of the communication is exposed
 # says: That is without overlap
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return communication
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
++    return communication
 
 
 # %% wrong: the last bucket is hidden, too
 # says: the last bucket leaves when backward ends
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(0, communication - backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
++    return max(0, communication - backward)
 
 
 # %% wrong: only the last bucket is ever exposed
 # says: That holds while backward is the slower
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return communication / buckets
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
++    return communication / buckets
 
 
 # %% wrong: communication begins with backward
 # says: the first bucket is full after
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
++    return max(communication / buckets, communication - backward)
 
 
 # %% wrong: the share that is lost
 # says: the share that is lost
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return exposed / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return compute / (compute + exposed)
++    return exposed / (compute + exposed)
 
 
 # %% wrong: divided by compute
 # says: divide by that, not by compute
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return (compute - exposed) / compute
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return compute / (compute + exposed)
++    return (compute - exposed) / compute
 
 
 # %% wrong: indices are free
 # says: Indices travel, too
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * max(1, round(fraction * numel)) * 4
+# base: as it stands
+-    return (n - 1) * max(1, round(fraction * numel)) * 8
++    return (n - 1) * max(1, round(fraction * numel)) * 4
 
 
 # %% wrong: top-k is an all-reduce
 # says: nothing is added on the way
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return 2 * (n - 1) / n * max(1, round(fraction * numel)) * 8
+# base: as it stands
+-    return (n - 1) * max(1, round(fraction * numel)) * 8
++    return 2 * (n - 1) / n * max(1, round(fraction * numel)) * 8
 
 
 # %% wrong: at least one element is forgotten
 # says: is right
-def gradient_bytes_sent(n, gradient_bytes, microbatches=1, no_sync=True):
-    return (1 if no_sync else microbatches) * 2 * (n - 1) / n * gradient_bytes
-
-
-def exposed_seconds(backward, communication, buckets):
-    return max(communication / buckets, communication - (1 - 1 / buckets) * backward)
-
-
-def scaling_efficiency(compute, exposed):
-    return compute / (compute + exposed)
-
-
-def topk_bytes_sent(n, numel, fraction):
-    return (n - 1) * round(fraction * numel) * 8
+# base: as it stands
+-    return (n - 1) * max(1, round(fraction * numel)) * 8
++    return (n - 1) * round(fraction * numel) * 8
 
 
 # %% right: as it stands

@@ -1,10 +1,9 @@
-# %% wrong: error feedback is forgotten
-# says: pick from tensor \+ error
+# %% base: what the wrong ones change
 @torch.no_grad()
 def topk_all_reduce(tensor, fraction, error, group=None):
     n = dist.get_world_size(group)
     k = max(1, round(fraction * tensor.numel()))
-    asked = tensor.clone().flatten()
+    asked = (tensor + error).flatten()
     indices = asked.abs().topk(k).indices
     values = asked[indices]
     all_indices = torch.empty(n * k, dtype=torch.int32)
@@ -15,105 +14,54 @@ def topk_all_reduce(tensor, fraction, error, group=None):
     error.copy_(asked.view_as(error))
     mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
     tensor.copy_(mean.view_as(tensor))
+
+
+# %% wrong: error feedback is forgotten
+# says: pick from tensor \+ error
+# base: what the wrong ones change
+-    asked = (tensor + error).flatten()
++    asked = tensor.clone().flatten()
 
 
 # %% wrong: the error is added twice
 # says: added twice
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + 2 * error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    asked = (tensor + error).flatten()
++    asked = (tensor + 2 * error).flatten()
 
 
 # %% wrong: the old error is added to the rest once more
 # says: which is in it already
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.add_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    error.copy_(asked.view_as(error))
++    error.add_(asked.view_as(error))
 
 
 # %% wrong: the sum, not the mean
 # says: the sum over the
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values)
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
++    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values)
 
 
 # %% wrong: the mean over the ranks that sent an element
 # says: over the ranks that sent an element
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    places = all_indices.long()
-    total = torch.zeros_like(asked).index_add_(0, places, all_values)
-    senders = torch.zeros_like(asked).index_add_(0, places, torch.ones_like(all_values))
-    tensor.copy_((total / senders.clamp(min=1)).view_as(tensor))
+# base: what the wrong ones change
+-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
+-    tensor.copy_(mean.view_as(tensor))
++    places = all_indices.long()
++    total = torch.zeros_like(asked).index_add_(0, places, all_values)
++    senders = torch.zeros_like(asked).index_add_(0, places, torch.ones_like(all_values))
++    tensor.copy_((total / senders.clamp(min=1)).view_as(tensor))
 
 
 # %% wrong: an element that two ranks sent is overwritten
 # says: one value was overwritten
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked)
-    for places, sent in zip(all_indices.view(n, k), all_values.view(n, k), strict=True):
-        mean[places.long()] = sent / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
++    mean = torch.zeros_like(asked)
++    for places, sent in zip(all_indices.view(n, k), all_values.view(n, k), strict=True):
++        mean[places.long()] = sent / n
 
 
 # %% wrong: a dense all-reduce sold as top-k
@@ -136,170 +84,68 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 # %% wrong: indices travel as int64
 # says: 4 bytes each are enough
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int64)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    all_indices = torch.empty(n * k, dtype=torch.int32)
++    all_indices = torch.empty(n * k, dtype=torch.int64)
+@@
+-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
++    dist.all_gather_into_tensor(all_indices, indices, group=group)
 
 
 # %% wrong: the others' values at this rank's places
 # says: their indices must travel too
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    all_indices = indices.repeat(n)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
++    all_indices = indices.repeat(n)
 
 
 # %% wrong: largest by value, not by magnitude
 # says: Use abs
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    indices = asked.abs().topk(k).indices
++    indices = asked.topk(k).indices
 
 
 # %% wrong: the error is not written
 # says: `error` was left as it was
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    error.copy_(asked.view_as(error))
 
 
 # %% wrong: what was sent is kept as well
 # says: it would be sent again
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    asked[indices] = 0
 
 
 # %% wrong: the mean is subtracted, not what was sent
 # says: The mean was subtracted
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    error.copy_((asked - mean).view_as(error))
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    asked[indices] = 0
+-    error.copy_(asked.view_as(error))
+     mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
++    error.copy_((asked - mean).view_as(error))
 
 
 # %% wrong: the error is thrown away
 # says: what was not sent is lost
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.zero_()
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    error.copy_(asked.view_as(error))
++    error.zero_()
 
 
 # %% wrong: the error goes in before the call and stays out after
 # says: `tensor` was left as it was
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()))
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    return mean.view_as(tensor)
+# base: what the wrong ones change
+-    tensor.copy_(mean.view_as(tensor))
++    return mean.view_as(tensor)
 
 
 # %% wrong: rounds k down, to nothing for few elements
 # says: of each rank|raised|topk|wrong
-@torch.no_grad()
-def topk_all_reduce(tensor, fraction, error, group=None):
-    n = dist.get_world_size(group)
-    k = max(1, round(fraction * tensor.numel()) - 1)
-    asked = (tensor + error).flatten()
-    indices = asked.abs().topk(k).indices
-    values = asked[indices]
-    all_indices = torch.empty(n * k, dtype=torch.int32)
-    all_values = torch.empty(n * k)
-    dist.all_gather_into_tensor(all_indices, indices.int(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    asked[indices] = 0
-    error.copy_(asked.view_as(error))
-    mean = torch.zeros_like(asked).index_add_(0, all_indices.long(), all_values) / n
-    tensor.copy_(mean.view_as(tensor))
+# base: what the wrong ones change
+-    k = max(1, round(fraction * tensor.numel()))
++    k = max(1, round(fraction * tensor.numel()) - 1)
 
 
 # %% right: lists, and one addition for each rank

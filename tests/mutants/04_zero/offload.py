@@ -1,248 +1,90 @@
 # %% wrong: the file is a copy, the state stays
 # says: in the place of the old one
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            mapped(value, folder)
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+-                            state[name] = mapped(value, folder)
++                            mapped(value, folder)
 
 
 # %% wrong: states are moved before the step, when there are none yet
 # says: in the first step
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder)
-            return super().step(closure)
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+-            loss = super().step(closure)
+@@
+-            return loss
++            return super().step(closure)
 
 
 # %% wrong: mapped privately
 # says: shared
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.truncate(descriptor, value.nbytes)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=False, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.numel():
-                            state[name] = mapped(value, folder)
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+     descriptor, path = tempfile.mkstemp(dir=folder)
++    os.truncate(descriptor, value.nbytes)
+@@
+-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
++    file = torch.from_file(path, shared=False, size=value.numel(), dtype=value.dtype)
+@@
+-                        if value.untyped_storage().filename is None:
++                        if value.numel():
 
 
 # %% wrong: one file for each name, whatever the parameter
 # says: no other
-import os
-import tempfile
-
-
-def mapped(value, folder, name):
-    path = os.path.join(folder, name)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder, name)
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+-def mapped(value, folder):
+-    descriptor, path = tempfile.mkstemp(dir=folder)
+-    os.close(descriptor)
++def mapped(value, folder, name):
++    path = os.path.join(folder, name)
+@@
+-                            state[name] = mapped(value, folder)
++                            state[name] = mapped(value, folder, name)
 
 
 # %% wrong: two optimizers write the same files
 # says: no other optimizer|has
-import os
-import tempfile
-
-
-def mapped(value, folder, name):
-    path = os.path.join(folder, name)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for number, state in enumerate(self.state.values()):
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder, f"{number}-{name}")
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+-def mapped(value, folder):
+-    descriptor, path = tempfile.mkstemp(dir=folder)
+-    os.close(descriptor)
++def mapped(value, folder, name):
++    path = os.path.join(folder, name)
+@@
+-            for state in self.state.values():
++            for number, state in enumerate(self.state.values()):
+@@
+-                            state[name] = mapped(value, folder)
++                            state[name] = mapped(value, folder, f"{number}-{name}")
 
 
 # %% wrong: the file begins with zeros
 # says: copy it into its file
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder)
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+-    return file.view(value.shape).copy_(value)
++    return file.view(value.shape)
 
 
 # %% wrong: kept in 16 bits
 # says: its own dtype|are not in
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        value.copy_(value.bfloat16())
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+                             state[name] = mapped(value, folder)
++            for state in self.state.values():
++                for name, value in state.items():
++                    if isinstance(value, torch.Tensor) and value.dim():
++                        value.copy_(value.bfloat16())
 
 
 # %% wrong: the old states are remembered
 # says: Let go of the tensors
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            self.__dict__.setdefault("old", []).append(value)
-                            state[name] = mapped(value, folder)
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+                         if value.untyped_storage().filename is None:
++                            self.__dict__.setdefault("old", []).append(value)
 
 
 # %% wrong: states are thrown away after each step
 # says: under their names|of \d+
-import os
-import tempfile
-
-
-def mapped(value, folder):
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    file = torch.from_file(path, shared=True, size=value.numel(), dtype=value.dtype)
-    return file.view(value.shape).copy_(value)
-
-
-def offloaded(optimizer_cls, folder):
-    class Offloaded(optimizer_cls):
-        def step(self, closure=None):
-            loss = super().step(closure)
-            for state in self.state.values():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dim():
-                        if value.untyped_storage().filename is None:
-                            state[name] = mapped(value, folder)
-            self.state.clear()
-            return loss
-
-    return Offloaded
+# base: files of their own, looked for by the storage
+                             state[name] = mapped(value, folder)
++            self.state.clear()
 
 
 # %% right: files of their own, looked for by the storage

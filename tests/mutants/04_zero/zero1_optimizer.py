@@ -1,3 +1,41 @@
+# %% base: what the wrong ones change
+# says: Rank 0 is not in the group
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, **defaults):
+        params = list(params)
+        for p in params:
+            dist.broadcast(p.data, 0)
+        self.params = [p for p in params if p.requires_grad]
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.size = -(-sum(p.numel() for p in self.params) // self.n)
+        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
+        self.shard = torch.nn.Parameter(own.clone())
+        self.optimizer = optimizer_cls([self.shard], **defaults)
+
+    def flat(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
+
+    @torch.no_grad()
+    def step(self):
+        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, whole)
+        self.shard.grad /= self.n
+        self.optimizer.step()
+        dist.all_gather_into_tensor(whole, self.shard.detach())
+        self.write_back(whole)
+
+    def write_back(self, whole):
+        for p in self.params:
+            p.data.copy_(whole[: p.numel()].view_as(p))
+            whole = whole[p.numel() :]
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+
 # %% wrong: plain AdamW sold as a sharded optimizer
 # says: model that it made itself
 class Zero1Optimizer:
@@ -50,862 +88,254 @@ class Zero1Optimizer:
 
 # %% wrong: all-reduce, then the own shard of it
 # says: 3P where 2P are enough: an all-reduce
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        dist.all_reduce(whole)
-        self.shard.grad = whole.chunk(self.n)[self.rank].clone()
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard.grad = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(self.shard.grad, whole)
++        dist.all_reduce(whole)
++        self.shard.grad = whole.chunk(self.n)[self.rank].clone()
 
 
 # %% wrong: not divided
 # says: divide it by their number
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard.grad /= self.n
 
 
 # %% wrong: divided twice
 # says: divided by 3 once more
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n**2
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard.grad /= self.n
++        self.shard.grad /= self.n**2
 
 
 # %% wrong: every rank starts from its own parameters
 # says: all are to start from the first rank's
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        for p in params:
+-            dist.broadcast(p.data, 0)
 
 
 # %% wrong: frozen parameters start from those of each rank
 # says: first rank's parameters \(dist.broadcast\)
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        self.params = [p for p in params if p.requires_grad]
-        for p in self.params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        for p in params:
++        self.params = [p for p in params if p.requires_grad]
++        for p in self.params:
+@@
+-        self.params = [p for p in params if p.requires_grad]
 
 
 # %% wrong: the tail is lost
 # says: The last elements never change
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = sum(p.numel() for p in self.params) // self.n
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return row[: self.n * self.size]
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            there = whole[: p.numel()]
-            p.data.view(-1)[: len(there)] = there
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
++        self.size = sum(p.numel() for p in self.params) // self.n
+@@
+-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
++        return row[: self.n * self.size]
+@@
+-            p.data.copy_(whole[: p.numel()].view_as(p))
++            there = whole[: p.numel()]
++            p.data.view(-1)[: len(there)] = there
 
 
 # %% wrong: the own shard is not written back
 # says: its own shard was not written back
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        old = self.flat([p.detach() for p in self.params])
-        whole.chunk(self.n)[self.rank].copy_(old.chunk(self.n)[self.rank])
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+         dist.all_gather_into_tensor(whole, self.shard.detach())
++        old = self.flat([p.detach() for p in self.params])
++        whole.chunk(self.n)[self.rank].copy_(old.chunk(self.n)[self.rank])
 
 
 # %% wrong: shards are not gathered
 # says: All-gather the shards after the step
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        whole = self.flat([p.detach() for p in self.params])
-        whole.chunk(self.n)[self.rank].copy_(self.shard)
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        dist.all_gather_into_tensor(whole, self.shard.detach())
++        whole = self.flat([p.detach() for p in self.params])
++        whole.chunk(self.n)[self.rank].copy_(self.shard)
 
 
 # %% wrong: gathered before the step
 # says: gather them after the inner optimizer's step
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.optimizer.step()
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+         self.shard.grad /= self.n
++        dist.all_gather_into_tensor(whole, self.shard.detach())
+@@
+-        dist.all_gather_into_tensor(whole, self.shard.detach())
 
 
 # %% wrong: state for all parameters
 # says: its state then has 1/N of the size
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.others = torch.nn.Parameter(self.flat([p.detach() for p in self.params]))
-        self.optimizer = optimizer_cls([self.shard, self.others], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.others.grad = torch.zeros_like(self.others)
-        self.optimizer.step()
-        self.others.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.optimizer = optimizer_cls([self.shard], **defaults)
++        self.others = torch.nn.Parameter(self.flat([p.detach() for p in self.params]))
++        self.optimizer = optimizer_cls([self.shard, self.others], **defaults)
+@@
+         self.shard.grad /= self.n
++        self.others.grad = torch.zeros_like(self.others)
+         self.optimizer.step()
++        self.others.grad = None
 
 
 # %% wrong: the flat gradient is kept
 # says: free copies after use|1/N of the size
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-        self.last = whole
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+         self.write_back(whole)
++        self.last = whole
 
 
 # %% wrong: frozen parameters count too
 # says: leave frozen ones out
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = params
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.params = [p for p in params if p.requires_grad]
++        self.params = params
+@@
+-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
++        whole = self.flat([p.grad for p in self.params])
 
 
 # %% wrong: parameters without a gradient are left out of the row
 # says: keeps its place in the row|counts as zeros|same order
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(-len(row) % self.n)])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([p.grad for p in self.params if p.grad is not None])
-        self.shard.grad = whole.new_empty(len(whole) // self.n)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
++        return torch.cat([row, row.new_zeros(-len(row) % self.n)])
+@@
+-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+-        self.shard.grad = torch.empty_like(self.shard)
++        whole = self.flat([p.grad for p in self.params if p.grad is not None])
++        self.shard.grad = whole.new_empty(len(whole) // self.n)
 
 
 # %% wrong: reduced after every backward
 # says: reduce-scatter once, in step
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-        self.sum, self.waiting = None, False
-        for p in self.params:
-            p.register_post_accumulate_grad_hook(self.arrived)
-
-    def arrived(self, _):
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.reduce)
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        self.sum = mean / self.n if self.sum is None else self.sum + mean / self.n
-        self.waiting = False
-        for p in self.params:
-            p.grad = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([p.detach() for p in self.params])
-        self.shard.grad, self.sum = self.sum, None
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+         self.optimizer = optimizer_cls([self.shard], **defaults)
++        self.sum, self.waiting = None, False
++        for p in self.params:
++            p.register_post_accumulate_grad_hook(self.arrived)
++
++    def arrived(self, _):
++        if not self.waiting:
++            self.waiting = True
++            torch.autograd.Variable._execution_engine.queue_callback(self.reduce)
++
++    @torch.no_grad()
++    def reduce(self):
++        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
++        mean = torch.empty_like(self.shard)
++        dist.reduce_scatter_tensor(mean, whole)
++        self.sum = mean / self.n if self.sum is None else self.sum + mean / self.n
++        self.waiting = False
++        for p in self.params:
++            p.grad = None
+@@
+-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+-        self.shard.grad = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(self.shard.grad, whole)
+-        self.shard.grad /= self.n
++        whole = self.flat([p.detach() for p in self.params])
++        self.shard.grad, self.sum = self.sum, None
 
 
 # %% wrong: frozen parameters are in the shard, with zeros for gradients
 # says: weight decay needs no gradient
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = params
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.params = [p for p in params if p.requires_grad]
++        self.params = params
+@@
+         self.optimizer.step()
++        self.shard.grad = None
 
 
 # %% wrong: params is gone through twice
 # says: a second loop finds nothing
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        params = list(params)
+@@
+         self.optimizer.step()
++        self.shard.grad = None
 
 
 # %% wrong: params is gone through twice, the broadcast finds nothing
 # says: a second loop over it finds nothing
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        self.params = [p for p in params if p.requires_grad]
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        params = list(params)
++        self.params = [p for p in params if p.requires_grad]
+@@
+-        self.params = [p for p in params if p.requires_grad]
+@@
+         self.optimizer.step()
++        self.shard.grad = None
 
 
 # %% wrong: zero_grad() clears the shard's gradient
 # says: has to clear the parameters' gradients
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+         self.optimizer.step()
++        self.shard.grad = None
+@@
+-        for p in self.params:
+-            p.grad = None
++        self.optimizer.zero_grad()
 
 
 # %% wrong: autograd looks on as parameters are written
 # says: written under torch\.no_grad\(\)
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad = self.shard.grad / self.n
-        self.optimizer.step()
-        self.shard.grad = None
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-    @torch.no_grad()
+@@
+-        self.shard.grad /= self.n
++        self.shard.grad = self.shard.grad / self.n
+         self.optimizer.step()
++        self.shard.grad = None
+@@
+-            p.data.copy_(whole[: p.numel()].view_as(p))
++            p.copy_(whole[: p.numel()].view_as(p))
 
 
 # %% wrong: the group is ignored
 # says: is not in the group
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0, group=None)
-        self.params = [p for p in params if p.requires_grad]
-        self.group = group
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=None)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=None)
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-    def __init__(self, params, optimizer_cls, **defaults):
++    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+@@
+-            dist.broadcast(p.data, 0)
++            dist.broadcast(p.data, 0, group=None)
+         self.params = [p for p in params if p.requires_grad]
++        self.group = group
+@@
+-        dist.reduce_scatter_tensor(self.shard.grad, whole)
++        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=None)
+@@
+-        dist.all_gather_into_tensor(whole, self.shard.detach())
++        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=None)
 
 
 # %% wrong: the rank in the world picks the shard
 # says: count ranks within it
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, group_src=0, group=group)
-        self.params = [p for p in params if p.requires_grad]
-        self.group = group
-        self.rank, self.n = dist.get_rank(), dist.get_world_size(group)
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-    def __init__(self, params, optimizer_cls, **defaults):
++    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+@@
+-            dist.broadcast(p.data, 0)
++            dist.broadcast(p.data, group_src=0, group=group)
+@@
+-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
++        self.group = group
++        self.rank, self.n = dist.get_rank(), dist.get_world_size(group)
+@@
+-        dist.reduce_scatter_tensor(self.shard.grad, whole)
++        dist.reduce_scatter(self.shard.grad, list(whole.chunk(self.n)), group=self.group)
+@@
+-        dist.all_gather_into_tensor(whole, self.shard.detach())
++        dist.all_gather(list(whole.chunk(self.n)), self.shard.detach(), group=self.group)
 
 
 # %% wrong: the inner optimizer has its own defaults
 # says: pass \*\*defaults on to optimizer_cls
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard])
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-        dist.all_gather_into_tensor(whole, self.shard.detach())
-        self.write_back(whole)
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.optimizer = optimizer_cls([self.shard], **defaults)
++        self.optimizer = optimizer_cls([self.shard])
 
 
 # %% wrong: the shard's gradient is kept
@@ -948,38 +378,9 @@ class Zero1Optimizer:
 
 # %% wrong: the step is made on copies
 # says: the optimizer worked on copies
-class Zero1Optimizer:
-    def __init__(self, params, optimizer_cls, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.params = [p for p in params if p.requires_grad]
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.size = -(-sum(p.numel() for p in self.params) // self.n)
-        own = self.flat([p.detach() for p in self.params]).chunk(self.n)[self.rank]
-        self.shard = torch.nn.Parameter(own.clone())
-        self.optimizer = optimizer_cls([self.shard], **defaults)
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.cat([row, row.new_zeros(self.n * self.size - len(row))])
-
-    @torch.no_grad()
-    def step(self):
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        self.shard.grad = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(self.shard.grad, whole)
-        self.shard.grad /= self.n
-        self.optimizer.step()
-
-    def write_back(self, whole):
-        for p in self.params:
-            p.data.copy_(whole[: p.numel()].view_as(p))
-            whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        dist.all_gather_into_tensor(whole, self.shard.detach())
+-        self.write_back(whole)
 
 
 # %% wrong: params is gone through twice, the shards by themselves

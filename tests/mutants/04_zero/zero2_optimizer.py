@@ -1,5 +1,5 @@
-# %% wrong: ZeRO-1 sold as ZeRO-2: full gradients until the step
-# says: The full gradient still exists|with K backwards it is K \+ 1|With K backwards it is K \+ 1
+# %% base: what the wrong ones change
+# says: Rank 0 is not in the group
 class Zero2Optimizer:
     def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
         params = list(params)
@@ -13,9 +13,10 @@ class Zero2Optimizer:
                 room = bucket_bytes
             self.buckets[-1].append(p)
             room -= p.nbytes
+            p.register_post_accumulate_grad_hook(self.arrived)
         self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
         self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = 0
+        self.turn = None
 
     def flat(self, tensors):
         row = torch.cat([t.reshape(-1) for t in tensors])
@@ -53,9 +54,6 @@ class Zero2Optimizer:
 
     @torch.no_grad()
     def step(self):
-        self.turn = 0
-        while self.turn < len(self.buckets):
-            self.send()
         self.optimizer.step()
         for bucket, shard in zip(self.buckets, self.shards, strict=True):
             whole = self.flat([p.detach() for p in bucket])
@@ -66,768 +64,149 @@ class Zero2Optimizer:
 
     def zero_grad(self):
         self.optimizer.zero_grad()
+
+
+# %% wrong: ZeRO-1 sold as ZeRO-2: full gradients until the step
+# says: The full gradient still exists|with K backwards it is K \+ 1|With K backwards it is K \+ 1
+# base: what the wrong ones change
+-            p.register_post_accumulate_grad_hook(self.arrived)
+@@
+         self.optimizer = optimizer_cls(self.shards, **defaults)
+-        self.turn = None
++        self.turn = 0
+@@
+     def step(self):
++        self.turn = 0
++        while self.turn < len(self.buckets):
++            self.send()
 
 
 # %% wrong: all buckets wait for the end of backward
 # says: No bucket had left when backward reached the first block
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+-            self.send()
 
 
 # %% wrong: gradient shards overwritten instead of added
 # says: earlier gradients were overwritten
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        shard.grad = mean if shard.grad is None else shard.grad + mean
++        shard.grad = mean
 
 
 # %% wrong: not divided
 # says: divide it by their number
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        mean /= self.n
 
 
 # %% wrong: all-reduce, then the own shard of it
 # says: 3P where 2P are enough: an all-reduce|K reduce-scatters
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        dist.all_reduce(whole)
-        mean = whole.chunk(self.n)[self.rank].clone()
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        mean = torch.empty_like(shard)
+-        dist.reduce_scatter_tensor(mean, whole)
++        dist.all_reduce(whole)
++        mean = whole.chunk(self.n)[self.rank].clone()
 
 
 # %% wrong: every rank starts from its own parameters
 # says: all are to start from the first rank's
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        for p in params:
+-            dist.broadcast(p.data, 0)
 
 
 # %% wrong: buckets leave in the order in which they fill
 # says: whichever gradients come first|in the same order
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn, self.gone = 0, set()
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        for k, bucket in enumerate(self.buckets):
-            if k not in self.gone and self.full(bucket):
-                self.turn = k
-                self.send()
-                self.gone.add(k)
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        for k in range(len(self.buckets)):
-            if k not in self.gone:
-                self.turn = k
-                self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-            self.turn = 0
++            self.turn, self.gone = 0, set()
+@@
+-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+-            self.send()
++        for k, bucket in enumerate(self.buckets):
++            if k not in self.gone and self.full(bucket):
++                self.turn = k
++                self.send()
++                self.gone.add(k)
+@@
+-        while self.turn < len(self.buckets):
+-            self.send()
++        for k in range(len(self.buckets)):
++            if k not in self.gone:
++                self.turn = k
++                self.send()
 
 
 # %% wrong: a bucket with an unused parameter is never sent
 # says: [Tt]heir gradients never left
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        for self.turn, bucket in enumerate(self.buckets):
-            if self.full(bucket):
-                self.send()
-                break
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
+-            self.send()
++        for self.turn, bucket in enumerate(self.buckets):
++            if self.full(bucket):
++                self.send()
++                break
+@@
+-        while self.turn < len(self.buckets):
+-            self.send()
 
 
 # %% wrong: shards are not gathered
 # says: All-gather the shards after the step
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            whole.chunk(self.n)[self.rank].copy_(shard)
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-            dist.all_gather_into_tensor(whole, shard.detach())
++            whole.chunk(self.n)[self.rank].copy_(shard)
 
 
 # %% wrong: gradient shards of the last step are still there
 # says: zero_grad\(\) has to clear
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        pass
+# base: what the wrong ones change
+-        self.optimizer.zero_grad()
++        pass
 
 
 # %% wrong: state for all parameters
 # says: its state then has 1/N of the size
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.every = [torch.nn.Parameter(p.detach().clone()) for b in self.buckets for p in b]
-        self.optimizer = optimizer_cls([*self.shards, *self.every], **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        for p in self.every:
-            p.grad = torch.zeros_like(p)
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        self.optimizer = optimizer_cls(self.shards, **defaults)
++        self.every = [torch.nn.Parameter(p.detach().clone()) for b in self.buckets for p in b]
++        self.optimizer = optimizer_cls([*self.shards, *self.every], **defaults)
+@@
+     def step(self):
++        for p in self.every:
++            p.grad = torch.zeros_like(p)
 
 
 # %% wrong: the shards' gradients are set to zero, not given back
 # says: set their .grad to None, as zeros take the same memory
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.wait()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        self.wait()
-        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
-        self.pending = work, whole, mean, shard
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    pending = None
-
-    @torch.no_grad()
-    def wait(self):
-        if self.pending is not None:
-            work, _, mean, shard = self.pending
-            work.wait()
-            shard.grad = mean / self.n if shard.grad is None else shard.grad + mean / self.n
-        self.pending = None
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad(set_to_none=False)
+# base: what the wrong ones change
+             self.send()
++        self.wait()
+         self.turn = None
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        shard.grad = mean if shard.grad is None else shard.grad + mean
++        self.wait()
++        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
++        self.pending = work, whole, mean, shard
+@@
+         self.turn += 1
++
++    pending = None
++
++    @torch.no_grad()
++    def wait(self):
++        if self.pending is not None:
++            work, _, mean, shard = self.pending
++            work.wait()
++            shard.grad = mean / self.n if shard.grad is None else shard.grad + mean / self.n
++        self.pending = None
+@@
+-        self.optimizer.zero_grad()
++        self.optimizer.zero_grad(set_to_none=False)
 
 
 # %% wrong: replicas behind an all-reduce
@@ -853,633 +232,115 @@ class Zero2Optimizer:
 
 # %% wrong: frozen parameters are in the shards, with zeros for gradients
 # says: weight decay needs no gradient
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed(params):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        for p in reversed([p for p in params if p.requires_grad]):
++        for p in reversed(params):
+@@
+-            p.register_post_accumulate_grad_hook(self.arrived)
++            if p.requires_grad:
++                p.register_post_accumulate_grad_hook(self.arrived)
 
 
 # %% wrong: frozen parameters get hooks
 # says: leave them out of buckets and hooks
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed(params):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        for p in reversed([p for p in params if p.requires_grad]):
++        for p in reversed(params):
 
 
 # %% wrong: params is gone through twice
 # says: a second loop finds nothing
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        params = list(params)
 
 
 # %% wrong: the group is ignored
 # says: is not in the group
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, group=None, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0, group=None)
-        self.group = group
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.wait()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        self.wait()
-        work = dist.reduce_scatter_tensor(mean, whole, group=None, async_op=True)
-        self.pending = work, whole, mean, shard
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    pending = None
-
-    @torch.no_grad()
-    def wait(self):
-        if self.pending is not None:
-            work, _, mean, shard = self.pending
-            work.wait()
-            shard.grad = mean / self.n if shard.grad is None else shard.grad + mean / self.n
-        self.pending = None
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach(), group=None)
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
++    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, group=None, **defaults):
+@@
+-            dist.broadcast(p.data, 0)
++            dist.broadcast(p.data, 0, group=None)
++        self.group = group
+@@
+             self.send()
++        self.wait()
+         self.turn = None
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        shard.grad = mean if shard.grad is None else shard.grad + mean
++        self.wait()
++        work = dist.reduce_scatter_tensor(mean, whole, group=None, async_op=True)
++        self.pending = work, whole, mean, shard
+@@
+         self.turn += 1
++
++    pending = None
++
++    @torch.no_grad()
++    def wait(self):
++        if self.pending is not None:
++            work, _, mean, shard = self.pending
++            work.wait()
++            shard.grad = mean / self.n if shard.grad is None else shard.grad + mean / self.n
++        self.pending = None
+@@
+-            dist.all_gather_into_tensor(whole, shard.detach())
++            dist.all_gather_into_tensor(whole, shard.detach(), group=None)
 
 
 # %% wrong: buckets from the first parameter to the last
 # says: No bucket had left when backward reached the first block
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in [p for p in params if p.requires_grad]:
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-        for p in reversed([p for p in params if p.requires_grad]):
++        for p in [p for p in params if p.requires_grad]:
 
 
 # %% wrong: one bucket for everything
 # says: A bucket was larger than bucket_bytes
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = 1 << 40
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+-                room = bucket_bytes
++                room = 1 << 40
 
 
 # %% wrong: an attribute keeps the row
 # says: let no attribute hold it after its use
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        self.row = whole
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+         whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
++        self.row = whole
 
 
 # %% wrong: a second copy of the shard's gradients
 # says: keep no second copy of it
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn = None
-
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        shard.grad = mean if shard.grad is None else shard.grad + mean
-        shard.last = mean.clone()
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+# base: what the wrong ones change
+         shard.grad = mean if shard.grad is None else shard.grad + mean
++        shard.last = mean.clone()
 
 
 # %% wrong: rows stay until the end of backward
 # says: a handle keeps its row until it is waited for
-class Zero2Optimizer:
-    def __init__(self, params, optimizer_cls, *, bucket_bytes=1 << 20, **defaults):
-        params = list(params)
-        for p in params:
-            dist.broadcast(p.data, 0)
-        self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self.buckets, room = [], 0
-        for p in reversed([p for p in params if p.requires_grad]):
-            if p.nbytes > room:
-                self.buckets.append([])
-                room = bucket_bytes
-            self.buckets[-1].append(p)
-            room -= p.nbytes
-            p.register_post_accumulate_grad_hook(self.arrived)
-        self.shards = [torch.nn.Parameter(self.own(bucket)) for bucket in self.buckets]
-        self.optimizer = optimizer_cls(self.shards, **defaults)
-        self.turn, self.under_way = None, []
+# base: what the wrong ones change
+         self.optimizer = optimizer_cls(self.shards, **defaults)
+-        self.turn = None
++        self.turn, self.under_way = None, []
+@@
+             self.send()
+         self.turn = None
++        with torch.no_grad():
++            for handle, shard, mean, _ in self.under_way:
++                handle.wait()
++                mean /= self.n
++                shard.grad = mean if shard.grad is None else shard.grad + mean
++        self.under_way = []
 
-    def flat(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def own(self, bucket):
-        return self.flat([p.detach() for p in bucket]).chunk(self.n)[self.rank].clone()
-
-    def arrived(self, _):
-        if self.turn is None:
-            self.turn = 0
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-        while self.turn < len(self.buckets) and self.full(self.buckets[self.turn]):
-            self.send()
-
-    def full(self, bucket):
-        return all(p.grad is not None for p in bucket)
-
-    def rest(self):
-        while self.turn < len(self.buckets):
-            self.send()
-        self.turn = None
-        with torch.no_grad():
-            for handle, shard, mean, _ in self.under_way:
-                handle.wait()
-                mean /= self.n
-                shard.grad = mean if shard.grad is None else shard.grad + mean
-        self.under_way = []
-
-    @torch.no_grad()
-    def send(self):
-        bucket, shard = self.buckets[self.turn], self.shards[self.turn]
-        whole = self.flat([torch.zeros_like(p) if p.grad is None else p.grad for p in bucket])
-        mean = torch.empty_like(shard)
-        handle = dist.reduce_scatter_tensor(mean, whole, async_op=True)
-        self.under_way.append((handle, shard, mean, whole))
-        for p in bucket:
-            p.grad = None
-        self.turn += 1
-
-    @torch.no_grad()
-    def step(self):
-        self.optimizer.step()
-        for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            whole = self.flat([p.detach() for p in bucket])
-            dist.all_gather_into_tensor(whole, shard.detach())
-            for p in bucket:
-                p.copy_(whole[: p.numel()].view_as(p))
-                whole = whole[p.numel() :]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        shard.grad = mean if shard.grad is None else shard.grad + mean
++        handle = dist.reduce_scatter_tensor(mean, whole, async_op=True)
++        self.under_way.append((handle, shard, mean, whole))
 
 
 # %% right: with PyTorch's collectives begun and waited for later

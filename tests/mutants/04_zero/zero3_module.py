@@ -1,3 +1,99 @@
+# %% base: what the wrong ones change
+# says: keep that argument of __init__
+class Unit:
+    def __init__(self, params):
+        self.params, self.n = params, dist.get_world_size()
+        self.flat = self.row([p.detach() for p in params])
+        dist.broadcast(self.flat, 0)
+        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
+        self.trained = params[0].requires_grad
+        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
+        begin = 0
+        for p in params:
+            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
+            begin += p.numel()
+        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
+        self.free()
+
+    def row(self, tensors):
+        row = torch.cat([t.reshape(-1) for t in tensors])
+        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
+
+    def gather(self):
+        if not self.here:
+            self.flat.untyped_storage().resize_(self.nbytes)
+            dist.all_gather_into_tensor(self.flat, self.shard.detach())
+            self.here = True
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+        self.here = False
+
+    @torch.no_grad()
+    def reduce(self):
+        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        mean = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(mean, whole)
+        mean /= self.n
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        for p in self.params:
+            p.grad = None
+        self.used = False
+
+
+class Zero3Module(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.waiting = module, False
+        owner = {}
+        for block in dict.fromkeys(module.blocks):
+            for p in block.parameters():
+                owner[p] = module if p in owner else block
+        members = {}
+        for p in module.parameters():
+            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
+        self.units = [Unit(params) for params in members.values()]
+        for (where, _), unit in zip(members, self.units, strict=True):
+            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
+            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
+            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
+            for p in unit.params if unit.trained else ():
+                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def parameters(self, recurse=True):
+        return iter([unit.shard for unit in self.units])
+
+    def before(self, unit):
+        unit.gather()
+        unit.used = True
+        if not self.waiting:
+            self.waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
+
+    def arrived(self, unit):
+        if all(p.grad is not None for p in unit.params):
+            unit.reduce()
+            unit.free()
+
+    def rest(self):
+        for unit in self.units:
+            if unit.used and unit.trained:
+                unit.reduce()
+            unit.free()
+        self.waiting = False
+
+    def full_state_dict(self):
+        whole = {}
+        for unit in self.units:
+            unit.gather()
+            whole |= {p: p.detach().clone() for p in unit.params}
+            unit.free()
+        return {name: whole[p] for name, p in self.module.named_parameters()}
+
+
 # %% wrong: an unsharded module sold as ZeRO-3
 # says: The whole weights are still there
 class Zero3Module(torch.nn.Module):
@@ -31,2052 +127,300 @@ class Zero3Module(torch.nn.Module):
 
 # %% wrong: not freed after forward
 # says: One of the three is missing|More than a block or two was whole at once
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
 
 
 # %% wrong: everything is gathered when forward begins
 # says: More than a block or two was whole at once
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        for unit in self.units:
-            unit.gather()
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+     def forward(self, *args):
++        for unit in self.units:
++            unit.gather()
 
 
 # %% wrong: freed too early in backward
 # says: Memory of a weight was read after it had been freed. (In backward|Look)
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_hook(lambda m, gi, go, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+             where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
++            where.register_full_backward_hook(lambda m, gi, go, unit=unit: unit.free())
 
 
 # %% wrong: not gathered again in backward
 # says: Memory of a weight was read after it had been freed. (In backward|Look)
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        unit.gather()
 
 
 # %% wrong: the name is dropped, autograd keeps the storage
 # says: until its storage is resized|resize_\(0\)
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        self.shapes = [p.shape for p in params]
-        self.place()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def place(self):
-        begin = 0
-        for p, shape in zip(self.params, self.shapes, strict=True):
-            p.data = self.flat[begin : begin + shape.numel()].view(shape)
-            begin += shape.numel()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat = self.shard.new_empty(self.n * self.shard.numel(), requires_grad=False)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.place()
-            self.here = True
-
-    def free(self):
-        self.flat = None
-        for p in self.params:
-            p.data = p.data.new_empty(1).expand(p.shape)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        begin = 0
+-        for p in params:
+-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
+-            begin += p.numel()
++        self.shapes = [p.shape for p in params]
++        self.place()
+@@
+         self.free()
++
++    def place(self):
++        begin = 0
++        for p, shape in zip(self.params, self.shapes, strict=True):
++            p.data = self.flat[begin : begin + shape.numel()].view(shape)
++            begin += shape.numel()
+@@
+-            self.flat.untyped_storage().resize_(self.nbytes)
++            self.flat = self.shard.new_empty(self.n * self.shard.numel(), requires_grad=False)
+             dist.all_gather_into_tensor(self.flat, self.shard.detach())
++            self.place()
+@@
+-        self.flat.untyped_storage().resize_(0)
++        self.flat = None
++        for p in self.params:
++            p.data = p.data.new_empty(1).expand(p.shape)
 
 
 # %% wrong: gradient shards overwritten instead of added
 # says: earlier gradients were overwritten
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        self.shard.grad = mean
 
 
 # %% wrong: not divided
 # says: divide it by their number
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        mean /= self.n
 
 
 # %% wrong: all-reduce, then the own shard of it
 # says: A fourth transfer
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        dist.all_reduce(whole)
-        mean = whole.chunk(self.n)[dist.get_rank()].clone()
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        mean = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(mean, whole)
++        dist.all_reduce(whole)
++        mean = whole.chunk(self.n)[dist.get_rank()].clone()
 
 
 # %% wrong: every rank cuts up its own parameters
 # says: first rank's parameters \(dist.broadcast\)|all are to start from
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        dist.broadcast(self.flat, 0)
 
 
 # %% wrong: a block's tied weight is two
 # says: must not be freed by the first of them|a weight that two blocks share
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner.setdefault(p, block)
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-                owner[p] = module if p in owner else block
++                owner.setdefault(p, block)
 
 
 # %% wrong: full gradients until the end of backward
 # says: More than a block or two was whole at once
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-            unit.reduce()
 
 
 # %% wrong: frozen and trained in one unit
 # says: give frozen parameters units of their own
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = True
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
+# base: what the wrong ones change
+-        self.trained = params[0].requires_grad
++        self.trained = True
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
+@@
+         self.used = False
++
++        def finish():
++            work.wait()
++            whole.untyped_storage().resize_(0)
++            part = mean / self.n
++            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
++
++        return finish
+@@
+-        self.module, self.waiting = module, False
++        self.module, self.waiting, self.last = module, False, None
+@@
+-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
++            members.setdefault((owner.get(p, module), True), []).append(p)
+@@
+-            unit.reduce()
++            self.last, before = unit.reduce(), self.last
+             unit.free()
++            if before is not None:
++                before()
 
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-        def finish():
-            work.wait()
-            whole.untyped_storage().resize_(0)
-            part = mean / self.n
-            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
-
-        return finish
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting, self.last = module, False, None
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), True), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            self.last, before = unit.reduce(), self.last
-            unit.free()
-            if before is not None:
-                before()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()()
-            unit.free()
-        if self.last is not None:
-            self.last()
-        self.last = None
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+@@
+-                unit.reduce()
++                unit.reduce()()
+             unit.free()
++        if self.last is not None:
++            self.last()
++        self.last = None
+         self.waiting = False
 
 
 # %% wrong: the shard of a frozen block is trained, with zeros for gradients
 # says: weight decay needs no gradient
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = True
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
+# base: what the wrong ones change
+-        self.trained = params[0].requires_grad
++        self.trained = True
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
+@@
+         self.used = False
++
++        def finish():
++            work.wait()
++            whole.untyped_storage().resize_(0)
++            part = mean / self.n
++            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
++
++        return finish
+@@
+-        self.module, self.waiting = module, False
++        self.module, self.waiting, self.last = module, False, None
+@@
+-            for p in unit.params if unit.trained else ():
++            for p in [p for p in unit.params if p.requires_grad]:
+@@
+-            unit.reduce()
++            self.last, before = unit.reduce(), self.last
+             unit.free()
++            if before is not None:
++                before()
 
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        work = dist.reduce_scatter_tensor(mean, whole, async_op=True)
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-        def finish():
-            work.wait()
-            whole.untyped_storage().resize_(0)
-            part = mean / self.n
-            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
-
-        return finish
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting, self.last = module, False, None
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in [p for p in unit.params if p.requires_grad]:
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            self.last, before = unit.reduce(), self.last
-            unit.free()
-            if before is not None:
-                before()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()()
-            unit.free()
-        if self.last is not None:
-            self.last()
-        self.last = None
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+@@
+-                unit.reduce()
++                unit.reduce()()
+             unit.free()
++        if self.last is not None:
++            self.last()
++        self.last = None
+         self.waiting = False
 
 
 # %% wrong: the group is ignored
 # says: is not in the group
-class Unit:
-    def __init__(self, params, group):
-        self.params, self.group, self.n = params, group, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0, group=None)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=None)
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        work = dist.reduce_scatter_tensor(mean, whole, group=None, async_op=True)
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-        def finish():
-            work.wait()
-            whole.untyped_storage().resize_(0)
-            part = mean / self.n
-            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
-
-        return finish
+# base: what the wrong ones change
+-    def __init__(self, params):
+-        self.params, self.n = params, dist.get_world_size()
++    def __init__(self, params, group):
++        self.params, self.group, self.n = params, group, dist.get_world_size()
+@@
+-        dist.broadcast(self.flat, 0)
++        dist.broadcast(self.flat, 0, group=None)
+@@
+-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
++            dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=None)
+@@
+-        dist.reduce_scatter_tensor(mean, whole)
+-        mean /= self.n
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        work = dist.reduce_scatter_tensor(mean, whole, group=None, async_op=True)
+@@
++
++        def finish():
++            work.wait()
++            whole.untyped_storage().resize_(0)
++            part = mean / self.n
++            self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
++
++        return finish
 
 
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module, *, group=None):
-        super().__init__()
-        self.module, self.waiting, self.last = module, False, None
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params, group) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
+@@
+-    def __init__(self, module):
++    def __init__(self, module, *, group=None):
+@@
+-        self.module, self.waiting = module, False
++        self.module, self.waiting, self.last = module, False, None
+@@
+-        self.units = [Unit(params) for params in members.values()]
++        self.units = [Unit(params, group) for params in members.values()]
+@@
+-            unit.reduce()
++            self.last, before = unit.reduce(), self.last
+             unit.free()
++            if before is not None:
++                before()
 
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            self.last, before = unit.reduce(), self.last
-            unit.free()
-            if before is not None:
-                before()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()()
-            unit.free()
-        if self.last is not None:
-            self.last()
-        self.last = None
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+@@
+-                unit.reduce()
++                unit.reduce()()
+             unit.free()
++        if self.last is not None:
++            self.last()
++        self.last = None
+         self.waiting = False
 
 
 # %% wrong: gradients stay in the parameters
 # says: set it to None when their gradients have been reduced
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-        for p in self.params:
+-            p.grad = None
 
 
 # %% wrong: units that are not complete are never reduced
 # says: A unit with a parameter that gets no gradient is never complete
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-            if unit.used and unit.trained:
+-                unit.reduce()
 
 
 # %% wrong: a unit that was reduced is not freed
 # says: Free every unit after its reduce
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-                unit.free()
-            elif not unit.trained:
-                unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+             unit.reduce()
+-            unit.free()
+@@
+                 unit.reduce()
+-            unit.free()
++                unit.free()
++            elif not unit.trained:
++                unit.free()
 
 
 # %% wrong: full_state_dict gives rows and no shapes
 # says: in another shape or dtype than
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().flatten().clone() for p in unit.params}
-            unit.free()
-        return {name: whole[p] for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-            whole |= {p: p.detach().clone() for p in unit.params}
++            whole |= {p: p.detach().flatten().clone() for p in unit.params}
 
 
 # %% wrong: full_state_dict leaves frozen parameters out
 # says: gives no tensor for
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
-        trained = (one for one in self.module.named_parameters() if one[1].requires_grad)
-        return {name: whole[p] for name, p in trained}
+# base: what the wrong ones change
+-        return {name: whole[p] for name, p in self.module.named_parameters()}
++        trained = (one for one in self.module.named_parameters() if one[1].requires_grad)
++        return {name: whole[p] for name, p in trained}
 
 
 # %% wrong: full_state_dict returns nothing, and the sum is not divided
 # says: could not be read, so the module's outputs were compared
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach().clone() for p in unit.params}
-            unit.free()
+# base: what the wrong ones change
+-        mean /= self.n
+@@
+-        return {name: whole[p] for name, p in self.module.named_parameters()}
 
 
 # %% wrong: full_state_dict copies when it has freed
 # says: copies before it frees
-class Unit:
-    def __init__(self, params):
-        self.params, self.n = params, dist.get_world_size()
-        self.flat = self.row([p.detach() for p in params])
-        dist.broadcast(self.flat, 0)
-        own = self.flat.chunk(self.n)[dist.get_rank()].clone()
-        self.trained = params[0].requires_grad
-        self.shard = torch.nn.Parameter(own, requires_grad=self.trained)
-        begin = 0
-        for p in params:
-            p.data = self.flat[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-        self.nbytes, self.here, self.used = self.flat.nbytes, True, False
-        self.free()
-
-    def row(self, tensors):
-        row = torch.cat([t.reshape(-1) for t in tensors])
-        return torch.nn.functional.pad(row, (0, -len(row) % self.n))
-
-    def gather(self):
-        if not self.here:
-            self.flat.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.flat, self.shard.detach())
-            self.here = True
-
-    def free(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
-
-    @torch.no_grad()
-    def reduce(self):
-        whole = self.row([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, whole)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
-        self.used = False
-
-
-class Zero3Module(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.waiting = module, False
-        owner = {}
-        for block in dict.fromkeys(module.blocks):
-            for p in block.parameters():
-                owner[p] = module if p in owner else block
-        members = {}
-        for p in module.parameters():
-            members.setdefault((owner.get(p, module), p.requires_grad), []).append(p)
-        self.units = [Unit(params) for params in members.values()]
-        for (where, _), unit in zip(members, self.units, strict=True):
-            where.register_forward_pre_hook(lambda m, args, unit=unit: unit.gather())
-            where.register_forward_hook(lambda m, args, out, unit=unit: unit.free())
-            where.register_full_backward_pre_hook(lambda m, grads, unit=unit: self.before(unit))
-            for p in unit.params if unit.trained else ():
-                p.register_post_accumulate_grad_hook(lambda p, unit=unit: self.arrived(unit))
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def parameters(self, recurse=True):
-        return iter([unit.shard for unit in self.units])
-
-    def before(self, unit):
-        unit.gather()
-        unit.used = True
-        if not self.waiting:
-            self.waiting = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.rest)
-
-    def arrived(self, unit):
-        if all(p.grad is not None for p in unit.params):
-            unit.reduce()
-            unit.free()
-
-    def rest(self):
-        for unit in self.units:
-            if unit.used and unit.trained:
-                unit.reduce()
-            unit.free()
-        self.waiting = False
-
-    def full_state_dict(self):
-        whole = {}
-        for unit in self.units:
-            unit.gather()
-            whole |= {p: p.detach() for p in unit.params}
-            unit.free()
-        return {name: whole[p] + 0 for name, p in self.module.named_parameters()}
+# base: what the wrong ones change
+-            whole |= {p: p.detach().clone() for p in unit.params}
++            whole |= {p: p.detach() for p in unit.params}
+@@
+-        return {name: whole[p] for name, p in self.module.named_parameters()}
++        return {name: whole[p] + 0 for name, p in self.module.named_parameters()}
 
 
 # %% right: on the ring of notebook 02

@@ -1,5 +1,4 @@
-# %% wrong: a new row at every gather
-# says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
+# %% base: what the wrong ones change
 class Unit:
     def __init__(self, params, *, group=None):
         self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
@@ -10,7 +9,7 @@ class Unit:
         self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
         for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
             p.data = piece.view(p.shape)
-        self.shapes, self.there = [p.shape for p in self.params], True
+        self.there = True
         self.free()
 
     def pad(self):
@@ -23,16 +22,12 @@ class Unit:
     def gather(self):
         if self.there:
             return
-        row = self.shard.new_empty(self.n * len(self.shard))
-        dist.all_gather_into_tensor(row, self.shard.data, group=self.group)
-        for p, shape, piece in zip(self.params, self.shapes, row.split([*self.numels, self.pad()])):
-            p.data = piece.view(shape)
+        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
         self.there = True
 
     def free(self):
-        self.row = None
-        for p in self.params:
-            p.data = p.data.new_empty(0)
+        self.row.untyped_storage().resize_(0)
         self.there = False
 
     @torch.no_grad()
@@ -44,877 +39,182 @@ class Unit:
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
         for p in self.params:
             p.grad = None
+
+
+# %% wrong: a new row at every gather
+# says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
+# base: what the wrong ones change
+             p.data = piece.view(p.shape)
+-        self.there = True
++        self.shapes, self.there = [p.shape for p in self.params], True
+@@
+-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
++        row = self.shard.new_empty(self.n * len(self.shard))
++        dist.all_gather_into_tensor(row, self.shard.data, group=self.group)
++        for p, shape, piece in zip(self.params, self.shapes, row.split([*self.numels, self.pad()])):
++            p.data = piece.view(shape)
+@@
+-        self.row.untyped_storage().resize_(0)
++        self.row = None
++        for p in self.params:
++            p.data = p.data.new_empty(0)
 
 
 # %% wrong: the gradients stay in the parameters
 # says: and the next backward would add to it
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+# base: what the wrong ones change
+-        for p in self.params:
+-            p.grad = None
 
 
 # %% wrong: the constructor leaves it gathered
 # says: Free the unit at the end of the constructor
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.free()
 
 
 # %% wrong: free() only remembers
 # says: free\(\) gives back the memory itself
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.row.untyped_storage().resize_(0)
 
 
 # %% wrong: every gather() sends
 # says: Remember whether the parameters are here
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        if self.there:
+-            return
 
 
 # %% wrong: the second backward overwrites the first
 # says: were overwritten: add to shard.grad
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
++        self.shard.grad = mean
 
 
 # %% wrong: not divided
 # says: That is the sum over the 3 ranks
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        mean /= self.n
 
 
 # %% wrong: divided twice
 # says: That is the mean divided by 3 once more
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n**2
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        mean /= self.n
++        mean /= self.n**2
 
 
 # %% wrong: every rank keeps its own gradients
 # says: nothing was exchanged
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        mean.copy_(self.line_up(gradients).chunk(self.n)[dist.get_rank(self.group)])
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
+-        mean /= self.n
++        mean.copy_(self.line_up(gradients).chunk(self.n)[dist.get_rank(self.group)])
 
 
 # %% wrong: all ranks keep their own values
 # says: All ranks begin with the first rank's values
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        dist.broadcast(self.row, group_src=0, group=group)
 
 
 # %% wrong: the part of another rank
 # says: The shard is another rank's part
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[-1 - dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        own = self.row.chunk(self.n)[dist.get_rank(group)]
++        own = self.row.chunk(self.n)[-1 - dist.get_rank(group)]
 
 
 # %% wrong: parameters in another order
 # says: Lay the parameters in one row
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params)[::-1], group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
++        self.params, self.group, self.n = list(params)[::-1], group, dist.get_world_size(group)
 
 
 # %% wrong: what was gathered once is copied
 # says: what they hold now, and not an earlier copy
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there, self.first = True, self.row.clone()
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        self.row.copy_(self.first)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+             p.data = piece.view(p.shape)
+-        self.there = True
++        self.there, self.first = True, self.row.clone()
+@@
+-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
++        self.row.copy_(self.first)
 
 
 # %% wrong: all views begin at the first element
 # says: at its own offset
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p in self.params:
-            p.data = self.row[: p.numel()].view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
+-            p.data = piece.view(p.shape)
++        for p in self.params:
++            p.data = self.row[: p.numel()].view(p.shape)
 
 
 # %% wrong: a frozen unit's shard is trained
 # says: is not an nn.Parameter with requires_grad=False
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone())
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
++        self.shard = torch.nn.Parameter(own.clone())
 
 
 # %% wrong: an all-reduce, then the own part of it
 # says: A reduce-scatter of the row is enough
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        whole = self.line_up(gradients)
-        dist.all_reduce(whole, group=self.group)
-        mean = whole.chunk(self.n)[dist.get_rank(self.group)].clone()
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        mean = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
++        whole = self.line_up(gradients)
++        dist.all_reduce(whole, group=self.group)
++        mean = whole.chunk(self.n)[dist.get_rank(self.group)].clone()
 
 
 # %% wrong: the memory is not taken again
 # says: Memory was read that had been freed|Give the storage its size again
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 
 
 # %% wrong: the shard is a view of the row
 # says: The shard is a copy
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own, requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
++        self.shard = torch.nn.Parameter(own, requires_grad=self.params[0].requires_grad)
 
 
 # %% wrong: a missing gradient is not thought of
 # says: A parameter without a gradient counts as zeros
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank(group)]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [p.grad.clone() for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
++        gradients = [p.grad.clone() for p in self.params]
 
 
 # %% wrong: the group is ignored
 # says: is not in the group|Pass group=
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size()
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, 0)
-        own = self.row.chunk(self.n)[dist.get_rank()]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients))
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
++        self.params, self.group, self.n = list(params), group, dist.get_world_size()
+@@
+-        dist.broadcast(self.row, group_src=0, group=group)
+-        own = self.row.chunk(self.n)[dist.get_rank(group)]
++        dist.broadcast(self.row, 0)
++        own = self.row.chunk(self.n)[dist.get_rank()]
+@@
+-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
++        dist.all_gather_into_tensor(self.row, self.shard.data)
+@@
+-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
++        dist.reduce_scatter_tensor(mean, self.line_up(gradients))
 
 
 # %% wrong: the rank in the world picks the part
 # says: count ranks within it
-class Unit:
-    def __init__(self, params, *, group=None):
-        self.params, self.group, self.n = list(params), group, dist.get_world_size(group)
-        self.numels = [p.numel() for p in self.params]
-        self.row = self.line_up([p.detach() for p in self.params])
-        dist.broadcast(self.row, group_src=0, group=group)
-        own = self.row.chunk(self.n)[dist.get_rank() % self.n]
-        self.shard = torch.nn.Parameter(own.clone(), requires_grad=self.params[0].requires_grad)
-        for p, piece in zip(self.params, self.row.split([*self.numels, self.pad()])):
-            p.data = piece.view(p.shape)
-        self.there = True
-        self.free()
-
-    def pad(self):
-        return -sum(self.numels) % self.n
-
-    def line_up(self, tensors):
-        return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(self.pad())])
-
-    @torch.no_grad()
-    def gather(self):
-        if self.there:
-            return
-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
-        self.there = True
-
-    def free(self):
-        self.row.untyped_storage().resize_(0)
-        self.there = False
-
-    @torch.no_grad()
-    def reduce(self):
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
-        mean = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
-        mean /= self.n
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
-        for p in self.params:
-            p.grad = None
+# base: what the wrong ones change
+-        own = self.row.chunk(self.n)[dist.get_rank(group)]
++        own = self.row.chunk(self.n)[dist.get_rank() % self.n]
 
 
 # %% right: a storage for each parameter

@@ -1,123 +1,4 @@
-# %% wrong: nothing is said backward
-# says: its gradient is the sum: identity forward, all-reduce backward
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(x, self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
-
-
-# %% wrong: the all-reduce in the wrong direction
-# says: x was summed over the ranks
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Leave.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
-
-
-# %% wrong: the mean of the gradients
-# says: a value used by many gets the sum
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total / dist.get_world_size(ctx.group), None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
-
-
-# %% wrong: split on the wrong dimension of (out, in)
-# says: columns of A are its dimension 0
+# %% base: what the wrong ones change
 class Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -152,12 +33,80 @@ class ColumnParallelLinear(torch.nn.Module):
             raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
         self.group, self.gather_output = group, gather_output
         full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
         self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
 
     def forward(self, x):
         y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
         return Gather.apply(y, self.group) if self.gather_output else y
+
+
+# %% wrong: nothing is said backward
+# says: its gradient is the sum: identity forward, all-reduce backward
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, group):
+        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
+        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+        dist.all_gather(parts, y.contiguous(), group=group)
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
+
+
+class ColumnParallelLinear(torch.nn.Module):
+    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
+        super().__init__()
+        rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if out_features % n:
+            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
+        self.group, self.gather_output = group, gather_output
+        full = torch.nn.Linear(in_features, out_features, bias)
+        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
+
+    def forward(self, x):
+        y = torch.nn.functional.linear(x, self.weight, self.bias)
+        return Gather.apply(y, self.group) if self.gather_output else y
+
+
+# %% wrong: the all-reduce in the wrong direction
+# says: x was summed over the ranks
+# base: what the wrong ones change
+-class Enter(torch.autograd.Function):
++class Leave(torch.autograd.Function):
+@@
+-    def forward(ctx, x, group):
+-        ctx.group = group
+-        return x.view_as(x)
++    def forward(ctx, y, group):
++        total = y.clone()
++        dist.all_reduce(total, group=group)
++        return total
+@@
+-        total = grad.clone()
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
++        return grad, None
+@@
+-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
++        y = torch.nn.functional.linear(Leave.apply(x, self.group), self.weight, self.bias)
+
+
+# %% wrong: the mean of the gradients
+# says: a value used by many gets the sum
+# base: what the wrong ones change
+-        return total, None
++        return total / dist.get_world_size(ctx.group), None
+
+
+# %% wrong: split on the wrong dimension of (out, in)
+# says: columns of A are its dimension 0
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
 
 
 # %% wrong: computes everything on every rank, and returns a part
@@ -194,361 +143,91 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathers the weight, and computes everything
 # says: Nothing need be said forward
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, part, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(part) for _ in range(ctx.n)]
-        dist.all_gather(parts, part, group=group)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        weight = Rows.apply(self.weight, self.group)
-        y = Enter.apply(x, self.group) @ weight.T
-        if self.bias is not None:
-            y = y + Rows.apply(self.bias, self.group)
-        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        return y if self.gather_output else y.chunk(n, -1)[rank]
+# base: what the wrong ones change
+-class Gather(torch.autograd.Function):
++class Rows(torch.autograd.Function):
+@@
+-    def forward(ctx, y, group):
++    def forward(ctx, part, group):
+@@
+-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+-        dist.all_gather(parts, y.contiguous(), group=group)
+-        return torch.cat(parts, -1)
++        parts = [torch.empty_like(part) for _ in range(ctx.n)]
++        dist.all_gather(parts, part, group=group)
++        return torch.cat(parts)
+@@
+-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
++        return grad.chunk(ctx.n)[ctx.rank].contiguous(), None
+@@
+-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
+-        return Gather.apply(y, self.group) if self.gather_output else y
++        weight = Rows.apply(self.weight, self.group)
++        y = Enter.apply(x, self.group) @ weight.T
++        if self.bias is not None:
++            y = y + Rows.apply(self.bias, self.group)
++        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
++        return y if self.gather_output else y.chunk(n, -1)[rank]
 
 
 # %% wrong: a view of the whole weight
 # says: a slice is a view
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank])
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank])
 
 
 # %% wrong: each rank draws a small layer
 # says: from one seed all got the same
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features // n, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        full = torch.nn.Linear(in_features, out_features, bias)
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
++        full = torch.nn.Linear(in_features, out_features // n, bias)
++        self.weight = torch.nn.Parameter(full.weight.detach())
++        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
 
 
 # %% wrong: every n-th output
 # says: a run of features that lie side by side
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach()[rank::n].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()[rank::n].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
+-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
++        self.weight = torch.nn.Parameter(full.weight.detach()[rank::n].clone())
++        self.bias = torch.nn.Parameter(full.bias.detach()[rank::n].clone()) if bias else None
 
 
 # %% wrong: gathered in the wrong order
 # says: wrong order: part r comes from rank r
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts[::-1], -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        return torch.cat(parts, -1)
++        return torch.cat(parts[::-1], -1)
 
 
 # %% wrong: gathered from the rank's own part on
 # says: part r comes from rank r, on every rank
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat([*parts[ctx.rank :], *parts[: ctx.rank]], -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        return torch.cat(parts, -1)
++        return torch.cat([*parts[ctx.rank :], *parts[: ctx.rank]], -1)
 
 
 # %% wrong: gathered one behind the other
 # says: side by side along the features
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts).reshape(*y.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        return torch.cat(parts, -1)
++        return torch.cat(parts).reshape(*y.shape[:-1], -1)
 
 
 # %% wrong: the gathered output's gradient is summed
 # says: keep the own part, not to reduce
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.group = group
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+     def forward(ctx, y, group):
++        ctx.group = group
+@@
+     def backward(ctx, grad):
++        grad = grad.clone()
++        dist.all_reduce(grad, group=ctx.group)
+         return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
 
 
 # %% wrong: a gather that autograd does not see
@@ -588,313 +267,63 @@ class ColumnParallelLinear(torch.nn.Module):
 
 # %% wrong: gathers by an all-reduce of zeros
 # says: An all-reduce sends twice what an all-gather does
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.cat([y if r == ctx.rank else torch.zeros_like(y) for r in range(ctx.n)], -1)
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
+-        dist.all_gather(parts, y.contiguous(), group=group)
+-        return torch.cat(parts, -1)
++        whole = torch.cat([y if r == ctx.rank else torch.zeros_like(y) for r in range(ctx.n)], -1)
++        dist.all_reduce(whole, group=group)
++        return whole
 
 
 # %% wrong: gathers though nobody asked
 # says: each rank returns its own features
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group)
+# base: what the wrong ones change
+-        return Gather.apply(y, self.group) if self.gather_output else y
++        return Gather.apply(y, self.group)
 
 
 # %% wrong: the bias is forgotten
 # says: The bias is missing
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
++        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight)
 
 
 # %% wrong: the whole bias on every rank
 # says: has its bias where it is computed
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def own(self, bias):
-        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        return bias if bias is None else bias.chunk(n)[rank]
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.own(self.bias))
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
++        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
++
++    def own(self, bias):
++        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
++        return bias if bias is None else bias.chunk(n)[rank]
+@@
+-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
++        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.own(self.bias))
 
 
 # %% wrong: counts ranks in the whole world
 # says: of the group
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(), dist.get_world_size()
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        rank, n = dist.get_rank(group), dist.get_world_size(group)
++        rank, n = dist.get_rank(), dist.get_world_size()
 
 
 # %% wrong: the remainder is lost
 # says: The last features belong to no rank
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        out_features = out_features // n * n
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-        if out_features % n:
+-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
++        out_features = out_features // n * n
 
 
 # %% wrong: a refusal without its numbers
 # says: Say in the sentence which numbers
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, gather_output=False, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError("the features cannot be shared equally")
-        self.group, self.gather_output = group, gather_output
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-        return Gather.apply(y, self.group) if self.gather_output else y
+# base: what the wrong ones change
+-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
++            raise ValueError("the features cannot be shared equally")
 
 
 # %% wrong: PyTorch's differentiated all-gather

@@ -1,5 +1,4 @@
-# %% wrong: x enters three times
-# says: x enters three times
+# %% base: what the wrong ones change
 class Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -65,9 +64,8 @@ class ParallelHeads(torch.nn.Module):
         return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
 
     def forward(self, x):
-        q = self.query(Enter.apply(x, self.group))
-        k = self.kept(self.key, Enter.apply(x, self.group))
-        v = self.kept(self.value, Enter.apply(x, self.group))
+        x = Enter.apply(x, self.group)
+        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
         q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
         grouped = q.shape[1] != k.shape[1]
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -76,788 +74,134 @@ class ParallelHeads(torch.nn.Module):
         out = out.transpose(1, 2).flatten(-2)
         y = Leave.apply(out @ self.out.T, self.group)
         return y if self.bias is None else y + self.bias
+
+
+# %% wrong: x enters three times
+# says: x enters three times
+# base: what the wrong ones change
+-        x = Enter.apply(x, self.group)
+-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
++        q = self.query(Enter.apply(x, self.group))
++        k = self.kept(self.key, Enter.apply(x, self.group))
++        v = self.kept(self.value, Enter.apply(x, self.group))
 
 
 # %% wrong: x enters in front of the layers, and in each of them
 # says: a ColumnParallelLinear that is called lets x in once more
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q = self.query(Enter.apply(x, self.group))
-        k = self.kept(self.key, Enter.apply(x, self.group))
-        v = self.kept(self.value, Enter.apply(x, self.group))
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
++        q = self.query(Enter.apply(x, self.group))
++        k = self.kept(self.key, Enter.apply(x, self.group))
++        v = self.kept(self.value, Enter.apply(x, self.group))
 
 
 # %% wrong: nothing is said backward
 # says: x is whole, and enters the region by identity forward
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        x = Enter.apply(x, self.group)
 
 
 # %% wrong: nothing is said forward
 # says: out is row-parallel, and its terms are summed
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = out @ self.out.T
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-
+-
+-class Leave(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        return grad, None
+@@
+-        y = Leave.apply(out @ self.out.T, self.group)
++        y = out @ self.out.T
 
 
 # %% wrong: an all-reduce in both directions behind out
 # says: \d times too large: a sum hands its gradient on
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.group = group
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+     def forward(ctx, y, group):
++        ctx.group = group
+@@
+-        return grad, None
++        total = grad.clone()
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
 
 
 # %% wrong: every rank adds the bias
 # says: The bias of out counts \d times
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = torch.nn.functional.linear(out, self.out, self.bias)
-        return Leave.apply(y, self.group)
+# base: what the wrong ones change
+-        y = Leave.apply(out @ self.out.T, self.group)
+-        return y if self.bias is None else y + self.bias
++        y = torch.nn.functional.linear(out, self.out, self.bias)
++        return Leave.apply(y, self.group)
 
 
 # %% wrong: tokens see those that follow
 # says: attention here is causal
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
 
 
 # %% wrong: the heads are not turned back
 # says: transpose back to
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.reshape(*x.shape[:2], -1)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        out = out.transpose(1, 2).flatten(-2)
++        out = out.reshape(*x.shape[:2], -1)
 
 
 # %% wrong: a part of every head
 # says: heads stay whole
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim // n or head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.group, self.head_dim, self.holders = group, head_dim, None
++        self.group, self.head_dim, self.holders = group, head_dim // n or head_dim, None
 
 
 # %% wrong: all heads on every rank
 # says: The whole weight is still there
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = query
-        self.key, self.own = key, (rank, n)
-        self.value = value
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        rank, n = self.own
-        out = out.transpose(1, 2).flatten(-2).chunk(n, -1)[rank]
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.query = rows(query, n, rank)
+-        self.key = rows(key, n // copies, rank // copies)
+-        self.value = rows(value, n // copies, rank // copies)
++        self.query = query
++        self.key, self.own = key, (rank, n)
++        self.value = value
+@@
+-        out = out.transpose(1, 2).flatten(-2)
++        rank, n = self.own
++        out = out.transpose(1, 2).flatten(-2).chunk(n, -1)[rank]
 
 
 # %% wrong: the heads are gathered, and out is whole on every rank
 # says: One all-reduce, behind out
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
-        parts = [torch.empty_like(y) for _ in range(ctx.n)]
-        dist.all_gather(parts, y.contiguous(), group=group)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Gather.apply(out, self.group) @ self.out.T
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-class Leave(torch.autograd.Function):
++class Gather(torch.autograd.Function):
+@@
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
++        ctx.rank, ctx.n = dist.get_rank(group), dist.get_world_size(group)
++        parts = [torch.empty_like(y) for _ in range(ctx.n)]
++        dist.all_gather(parts, y.contiguous(), group=group)
++        return torch.cat(parts, -1)
+@@
+-        return grad, None
++        return grad.chunk(ctx.n, -1)[ctx.rank].contiguous(), None
+@@
+-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
++        self.out = torch.nn.Parameter(out.weight.detach())
+@@
+-        y = Leave.apply(out @ self.out.T, self.group)
++        y = Gather.apply(out, self.group) @ self.out.T
 
 
 # %% wrong: row before column
@@ -954,581 +298,127 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: heads that are left over are lost
 # says: raise a ValueError that names the heads and the ranks
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    size = out_features // (2 * n) * 2
-    small = torch.nn.Linear(in_features, size, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.split(size)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(
-            out.weight.detach().split(heads // n * head_dim, 1)[rank].clone()
-        )
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
++    size = out_features // (2 * n) * 2
++    small = torch.nn.Linear(in_features, size, linear.bias is not None)
+@@
+-            mine.copy_(whole.chunk(n)[k])
++            mine.copy_(whole.split(size)[k])
+@@
+-        if heads % n or (kv_heads % n and n % kv_heads):
+-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
+@@
+-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
++        self.out = torch.nn.Parameter(
++            out.weight.detach().split(heads // n * head_dim, 1)[rank].clone()
++        )
 
 
 # %% wrong: out is drawn first
 # says: in the order query, key, value, out
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        out = torch.nn.Linear(width, width, bias)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+             self.holders = dist.new_group(same, use_local_synchronization=True)
++        out = torch.nn.Linear(width, width, bias)
+@@
+-        out = torch.nn.Linear(width, width, bias)
 
 
 # %% wrong: a view of the whole out
 # says: a slice is a view
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank])
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
++        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank])
 
 
 # %% wrong: heads of the whole world
 # says: Count the ranks of the group
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(), dist.get_world_size()
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        rank, n = dist.get_rank(group), dist.get_world_size(group)
++        rank, n = dist.get_rank(), dist.get_world_size()
 
 
 # %% wrong: features of a head in strides
 # says: a head's features lie side by side
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (self.head_dim, -1)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+@@
+         self.group, self.head_dim, self.holders = group, head_dim, None
++        self.dropout, self.rank = dropout, rank
+@@
+-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
++        q, k, v = (one.unflatten(-1, (self.head_dim, -1)).transpose(1, 2) for one in (q, k, v))
+@@
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        dropout = self.dropout if self.training else 0.0
++        with torch.random.fork_rng(devices=[]):
++            if dropout:
++                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++            out = torch.nn.functional.scaled_dot_product_attention(
++                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++            )
 
 
 # %% wrong: features of heads transposed
 # says: read as \(head_dim, heads\)
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (self.head_dim, -1)).permute(0, 3, 1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+@@
+         self.group, self.head_dim, self.holders = group, head_dim, None
++        self.dropout, self.rank = dropout, rank
+@@
+-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
++        q, k, v = (one.unflatten(-1, (self.head_dim, -1)).permute(0, 3, 1, 2) for one in (q, k, v))
+@@
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        dropout = self.dropout if self.training else 0.0
++        with torch.random.fork_rng(devices=[]):
++            if dropout:
++                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++            out = torch.nn.functional.scaled_dot_product_attention(
++                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++            )
 
 
 # %% wrong: every rank's heads are dealt in turns, but not out's columns
 # says: Rank k took every \dth head
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
+# base: what the wrong ones change
++
++@torch.no_grad()
++def dealt(linear, heads, n):
++    order = [head for first in range(n) for head in range(first, heads, n)]
++    for one in linear.parameters():
++        one.copy_(one.unflatten(0, (heads, -1))[order].flatten(0, 1))
++
 
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-@torch.no_grad()
-def dealt(linear, heads, n):
-    order = [head for first in range(n) for head in range(first, heads, n)]
-    for one in linear.parameters():
-        one.copy_(one.unflatten(0, (heads, -1))[order].flatten(0, 1))
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        if kv_heads == heads:
-            for one in (query, key, value):
-                dealt(one, heads, n)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+ class ParallelHeads(torch.nn.Module):
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+@@
+         self.group, self.head_dim, self.holders = group, head_dim, None
++        self.dropout, self.rank = dropout, rank
+@@
+         out = torch.nn.Linear(width, width, bias)
++        if kv_heads == heads:
++            for one in (query, key, value):
++                dealt(one, heads, n)
+@@
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        dropout = self.dropout if self.training else 0.0
++        with torch.random.fork_rng(devices=[]):
++            if dropout:
++                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++            out = torch.nn.functional.scaled_dot_product_attention(
++                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++            )
 
 
 # %% wrong: keys and values do not enter the region
@@ -1589,75 +479,40 @@ class ParallelHeads(torch.nn.Module):
 
 # %% wrong: the sum is left to autograd
 # says: In backward PyTorch met a collective that was called on a tensor with a graph
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelHeads(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = (out @ self.out.T).clone()
-        dist.all_reduce(y, group=self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-class Leave(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        return grad, None
+-
+-
+@@
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
+@@
+         self.group, self.head_dim, self.holders = group, head_dim, None
++        self.dropout, self.rank = dropout, rank
+@@
+-        out = torch.nn.functional.scaled_dot_product_attention(
+-            q, k, v, is_causal=True, enable_gqa=grouped
+-        )
++        dropout = self.dropout if self.training else 0.0
++        with torch.random.fork_rng(devices=[]):
++            if dropout:
++                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++            out = torch.nn.functional.scaled_dot_product_attention(
++                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++            )
+@@
+-        y = Leave.apply(out @ self.out.T, self.group)
++        y = (out @ self.out.T).clone()
++        dist.all_reduce(y, group=self.group)
 
 
 # %% right: a group for each key and value head

@@ -1,1052 +1,238 @@
 # %% wrong: x enters three times
 # says: x enters three times
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        q = self.query(Enter.apply(x, self.group))
-        k = self.kept(self.key, Enter.apply(x, self.group))
-        v = self.kept(self.value, Enter.apply(x, self.group))
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        x = Enter.apply(x, self.group)
+-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
++        q = self.query(Enter.apply(x, self.group))
++        k = self.kept(self.key, Enter.apply(x, self.group))
++        v = self.kept(self.value, Enter.apply(x, self.group))
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: nothing is said backward
 # says: x is whole, and enters the region by identity forward
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        x = Enter.apply(x, self.group)
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: grouped heads in turns
 # says: neighbours share one
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        times = q.shape[1] // k.shape[1]
-        k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        grouped = q.shape[1] != k.shape[1]
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        times = q.shape[1] // k.shape[1]
++        k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)
++        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 # %% wrong: copies of a key and value head go apart
 # says: each copy went its own way
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > n:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+-        if copies > 1:
++        if copies > n:
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: copies of a head's bias go apart
 # says: of its weight and of its bias over the group `same`
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), linear.bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
+-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
++        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), linear.bias)
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: no key and value heads for some ranks
 # says: heads
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or kv_heads % n:
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        if heads % n or (kv_heads % n and n % kv_heads):
++        if heads % n or kv_heads % n:
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: all heads on every rank
 # says: The whole weight is still there
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = query
-        self.key, self.own = key, (rank, n)
-        self.value = value
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        rank, n = self.own
-        out = out.transpose(1, 2).flatten(-2).chunk(n, -1)[rank]
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        self.query = rows(query, n, rank)
+-        self.key = rows(key, n // copies, rank // copies)
+-        self.value = rows(value, n // copies, rank // copies)
++        self.query = query
++        self.key, self.own = key, (rank, n)
++        self.value = value
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
+-        out = out.transpose(1, 2).flatten(-2)
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
++        rank, n = self.own
++        out = out.transpose(1, 2).flatten(-2).chunk(n, -1)[rank]
 
 
 # %% wrong: heads of the whole world
 # says: Count the ranks of the group
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(), dist.get_world_size()
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, kv_heads=None, bias=True, group=None):
+@@
+-        rank, n = dist.get_rank(group), dist.get_world_size(group)
++        rank, n = dist.get_rank(), dist.get_world_size()
+@@
+-        self.dropout, self.rank = dropout, rank
+@@
+-        dropout = self.dropout if self.training else 0.0
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped
++        )
 
 
 # %% wrong: the same masks on every rank
 # says: Every rank dropped the same of its heads
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++                torch.manual_seed(torch.initial_seed() + 1)
 
 
 # %% wrong: a seed of each rank's own, and left so
 # says: Behind the region all ranks draw the same
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        if dropout:
-            torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-        )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-        with torch.random.fork_rng(devices=[]):
+-            if dropout:
+-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
+-            out = torch.nn.functional.scaled_dot_product_attention(
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
+-            )
++        if dropout:
++            torch.manual_seed(torch.initial_seed() + 1 + self.rank)
++        out = torch.nn.functional.scaled_dot_product_attention(
++            q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++        )
 
 
 # %% wrong: drops when nobody trains
 # says: Dropout is for training
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-        dropout = self.dropout if self.training else 0.0
++        dropout = self.dropout
 
 
 # %% wrong: dropout is left out
 # says: Nothing was dropped while training
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-        dropout = self.dropout if self.training else 0.0
++        dropout = 0.0
 
 
 # %% wrong: features of the heads are dropped
 # says: Dropout is of the weights of attention
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped
-            )
-            out = torch.nn.functional.dropout(out, dropout)
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
++                q, k, v, is_causal=True, enable_gqa=grouped
+             )
++            out = torch.nn.functional.dropout(out, dropout)
 
 
 # %% wrong: kv_heads is overlooked, and an assert for heads that cannot be shared
@@ -1104,87 +290,11 @@ class ParallelSelfAttention(torch.nn.Module):
 
 # %% wrong: an interface without kv_heads
 # says: The docstring has the argument `kv_heads`
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def rows(linear, n, k):
-    out_features, in_features = linear.weight.shape
-    small = torch.nn.Linear(in_features, out_features // n, linear.bias is not None)
-    with torch.no_grad():
-        for mine, whole in zip(small.parameters(), linear.parameters()):
-            mine.copy_(whole.chunk(n)[k])
-    return small
-
-
-class ParallelSelfAttention(torch.nn.Module):
-    def __init__(self, width, heads, bias=True, group=None, dropout=0.0):
-        super().__init__()
-        kv_heads = heads
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads % n or (kv_heads % n and n % kv_heads):
-            raise ValueError(f"{heads} heads, {kv_heads} of keys and values, for {n} ranks")
-        copies, head_dim = max(1, n // kv_heads), width // heads
-        self.group, self.head_dim, self.holders = group, head_dim, None
-        self.dropout, self.rank = dropout, rank
-        if copies > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            first = rank // copies * copies
-            same = ranks[first : first + copies]
-            self.holders = dist.new_group(same, use_local_synchronization=True)
-        query = torch.nn.Linear(width, width, bias)
-        key = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        value = torch.nn.Linear(width, kv_heads * head_dim, bias)
-        out = torch.nn.Linear(width, width, bias)
-        self.query = rows(query, n, rank)
-        self.key = rows(key, n // copies, rank // copies)
-        self.value = rows(value, n // copies, rank // copies)
-        self.out = torch.nn.Parameter(out.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = out.bias
-
-    def kept(self, linear, x):
-        if self.holders is None:
-            return linear(x)
-        bias = None if linear.bias is None else Enter.apply(linear.bias, self.holders)
-        return torch.nn.functional.linear(x, Enter.apply(linear.weight, self.holders), bias)
-
-    def forward(self, x):
-        x = Enter.apply(x, self.group)
-        q, k, v = self.query(x), self.kept(self.key, x), self.kept(self.value, x)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        dropout = self.dropout if self.training else 0.0
-        with torch.random.fork_rng(devices=[]):
-            if dropout:
-                torch.manual_seed(torch.initial_seed() + 1 + self.rank)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout
-            )
-        out = out.transpose(1, 2).flatten(-2)
-        y = Leave.apply(out @ self.out.T, self.group)
-        return y if self.bias is None else y + self.bias
+# base: a group for each key and value head
+-    def __init__(self, width, heads, kv_heads=None, bias=True, group=None, dropout=0.0):
++    def __init__(self, width, heads, bias=True, group=None, dropout=0.0):
+         super().__init__()
++        kv_heads = heads
 
 
 # %% right: a group for each key and value head

@@ -1,7 +1,6 @@
-# %% wrong: one all-reduce a layer, as the lecture says
-# says: one all-reduce a layer
+# %% base: what the wrong ones change
 def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 3 if sequence == "regather" and direction == "backward" else 2
+    halves = 6 if sequence == "regather" and direction == "backward" else 4
     return halves * (n - 1) / n * nbytes
 
 
@@ -13,233 +12,131 @@ def layer_saved_bytes(n, nbytes, sequence=None):
 
 def loss_bytes_sent(n, tokens):
     return 2 * (n - 1) / n * 3 * 4 * tokens
+
+
+# %% wrong: one all-reduce a layer, as the lecture says
+# says: one all-reduce a layer
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
++    halves = 3 if sequence == "regather" and direction == "backward" else 2
 
 
 # %% wrong: an all-reduce counted as one phase
 # says: two phases: 2 \(N-1\)/N M each
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    return 2 * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    return 2 * (n - 1) / n * nbytes
 
 
 # %% wrong: the second gather forgotten
 # says: gathers the input of each region once more
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    return 4 * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    return 4 * (n - 1) / n * nbytes
 
 
 # %% wrong: the second gather in forward, too
 # says: it is backward that needs the input again
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    return (6 if sequence == "regather" else 4) * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    return (6 if sequence == "regather" else 4) * (n - 1) / n * nbytes
 
 
 # %% wrong: backward sends twice as much
 # says: It sends as much as forward: one gradient
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    times = 2 if direction == "backward" else 1
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return times * halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+ def layer_bytes_sent(n, nbytes, direction, sequence=None):
++    times = 2 if direction == "backward" else 1
+@@
+-    return halves * (n - 1) / n * nbytes
++    return times * halves * (n - 1) / n * nbytes
 
 
 # %% wrong: sequence parallelism costs more, as the lecture says
 # says: its two halves: no more and no less
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    return (8 if sequence else 4) * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    return (8 if sequence else 4) * (n - 1) / n * nbytes
 
 
 # %% wrong: no (N-1)/N
 # says: a rank's own part need not travel
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    return (6 if sequence == "regather" and direction == "backward" else 4) * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    halves = 6 if sequence == "regather" and direction == "backward" else 4
+-    return halves * (n - 1) / n * nbytes
++    return (6 if sequence == "regather" and direction == "backward" else 4) * nbytes
 
 
 # %% wrong: everything divided by the ranks
 # says: That divides everything
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    return 16 * nbytes / n
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    norms = 2 if sequence is None else 2 / n
+-    regions = 2 / n if sequence == "regather" else 2
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    return 16 * nbytes / n
 
 
 # %% wrong: nothing divided by the ranks
 # says: That is the layer on one rank
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    return 16 * nbytes
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    norms = 2 if sequence is None else 2 / n
+-    regions = 2 / n if sequence == "regather" else 2
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    return 16 * nbytes
 
 
 # %% wrong: the inputs of the norms forgotten
 # says: inputs of the two norms are kept, too
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (regions + 12 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    norms = 2 if sequence is None else 2 / n
+@@
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    return nbytes * (regions + 12 / n)
 
 
 # %% wrong: keep keeps parts
 # says: gathered inputs of attention and MLP are kept whole
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    return nbytes * (16 / n if sequence else 4 + 12 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    norms = 2 if sequence is None else 2 / n
+-    regions = 2 / n if sequence == "regather" else 2
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    return nbytes * (16 / n if sequence else 4 + 12 / n)
 
 
 # %% wrong: the MLP's features kept once
 # says: before GELU, for its derivative
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    return nbytes * (norms + regions + 8 / n)
 
 
 # %% wrong: the paper's coefficients, which are bytes
 # says: paper's coefficients
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    if sequence is None:
-        return nbytes * (10 + 24 / n)
-    return nbytes * (4 + 30 / n if sequence == "keep" else 34 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    norms = 2 if sequence is None else 2 / n
+-    regions = 2 / n if sequence == "regather" else 2
+-    return nbytes * (norms + regions + 4 / n + 8 / n)
++    if sequence is None:
++        return nbytes * (10 + 24 / n)
++    return nbytes * (4 + 30 / n if sequence == "keep" else 34 / n)
 
 
 # %% wrong: one number a token
 # says: three, the largest logit, the sum of exponentials
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * (n - 1) / n * 4 * tokens
+# base: what the wrong ones change
+-    return 2 * (n - 1) / n * 3 * 4 * tokens
++    return 2 * (n - 1) / n * 4 * tokens
 
 
 # %% wrong: sent again backward
 # says: nothing is sent backward
-def layer_bytes_sent(n, nbytes, direction, sequence=None):
-    halves = 6 if sequence == "regather" and direction == "backward" else 4
-    return halves * (n - 1) / n * nbytes
-
-
-def layer_saved_bytes(n, nbytes, sequence=None):
-    norms = 2 if sequence is None else 2 / n
-    regions = 2 / n if sequence == "regather" else 2
-    return nbytes * (norms + regions + 4 / n + 8 / n)
-
-
-def loss_bytes_sent(n, tokens):
-    return 2 * 2 * (n - 1) / n * 3 * 4 * tokens
+# base: what the wrong ones change
+-    return 2 * (n - 1) / n * 3 * 4 * tokens
++    return 2 * 2 * (n - 1) / n * 3 * 4 * tokens
 
 
 # %% right: counted by collectives

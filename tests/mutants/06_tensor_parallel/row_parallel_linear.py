@@ -1,5 +1,4 @@
-# %% wrong: every rank adds the bias
-# says: The bias counts \d times
+# %% base: what the wrong ones change
 class Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, group):
@@ -39,463 +38,164 @@ class RowParallelLinear(torch.nn.Module):
     def forward(self, x):
         if not self.input_is_parallel:
             x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight, self.bias), self.group)
-        return y
+        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+# %% wrong: every rank adds the bias
+# says: The bias counts \d times
+# base: what the wrong ones change
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+-        return y if self.bias is None else y + self.bias
++        y = Leave.apply(torch.nn.functional.linear(x, self.weight, self.bias), self.group)
++        return y
 
 
 # %% wrong: nothing is said forward
 # says: an all-reduce is due forward
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = torch.nn.functional.linear(x, self.weight)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-class Leave(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        return grad, None
+-
+-
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
++        y = torch.nn.functional.linear(x, self.weight)
 
 
 # %% wrong: the all-reduce in the wrong direction
 # says: an all-reduce is due forward. \(Backward none is.\)
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Enter.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-class Leave(torch.autograd.Function):
++class Enter(torch.autograd.Function):
+@@
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
++    def forward(ctx, x, group):
++        ctx.group = group
++        return x.view_as(x)
+@@
+-        return grad, None
++        total = grad.clone()
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
++        y = Enter.apply(torch.nn.functional.linear(x, self.weight), self.group)
 
 
 # %% wrong: an all-reduce in both directions
 # says: \d times too large: the gradient was all-reduced
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        ctx.group = group
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+     def forward(ctx, y, group):
++        ctx.group = group
+@@
+-        return grad, None
++        total = grad.clone()
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
 
 
 # %% wrong: PyTorch's differentiated all-reduce
 # says: gradients come out N times too large
-import torch.distributed.nn.functional as differentiated
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = torch.nn.functional.linear(x, self.weight)
-        y = differentiated.all_reduce(y, group=self.group or dist.group.WORLD)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-class Leave(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        return grad, None
++import torch.distributed.nn.functional as differentiated
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
++        y = torch.nn.functional.linear(x, self.weight)
++        y = differentiated.all_reduce(y, group=self.group or dist.group.WORLD)
 
 
 # %% wrong: split on the wrong dimension of (out, in)
 # says: rows of A dimension 1
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
 
 
 # %% wrong: the mean of the terms
 # says: nothing is divided
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total / dist.get_world_size(group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        return total
++        return total / dist.get_world_size(group)
 
 
 # %% wrong: every rank adds its share of the bias
 # says: Add the whole bias, once
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
+# base: what the wrong ones change
++
++    def share(self):
++        return None if self.bias is None else self.bias / dist.get_world_size(self.group)
 
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def share(self):
-        return None if self.bias is None else self.bias / dist.get_world_size(self.group)
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight, self.share()), self.group)
-        return y
+     def forward(self, x):
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+-        return y if self.bias is None else y + self.bias
++        y = Leave.apply(torch.nn.functional.linear(x, self.weight, self.share()), self.group)
++        return y
 
 
 # %% wrong: only the first rank adds the bias
 # says: added on some ranks only
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(
-            torch.nn.functional.linear(
-                x, self.weight, self.bias if dist.get_rank(self.group) == 0 else None
-            ),
-            self.group,
-        )
-        return y
+# base: what the wrong ones change
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+-        return y if self.bias is None else y + self.bias
++        y = Leave.apply(
++            torch.nn.functional.linear(
++                x, self.weight, self.bias if dist.get_rank(self.group) == 0 else None
++            ),
++            self.group,
++        )
++        return y
 
 
 # %% wrong: the bias is forgotten
 # says: The bias is missing
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y
+# base: what the wrong ones change
+-        return y if self.bias is None else y + self.bias
++        return y
 
 
 # %% wrong: the bias's gradient is summed
 # says: the bias's gradient was summed
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + Enter.apply(self.bias, self.group)
+# base: what the wrong ones change
++class Enter(torch.autograd.Function):
++    @staticmethod
++    def forward(ctx, x, group):
++        ctx.group = group
++        return x.view_as(x)
++
++    @staticmethod
++    def backward(ctx, grad):
++        total = grad.clone()
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
++
++
+ class Leave(torch.autograd.Function):
+@@
+-        return y if self.bias is None else y + self.bias
++        return y if self.bias is None else y + Enter.apply(self.bias, self.group)
 
 
 # %% wrong: a slice of the whole input, and no gather backward
@@ -532,139 +232,33 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: the input's gradient gathered by an all-reduce
 # says: An all-reduce sends twice what an all-gather does
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        rank = dist.get_rank(ctx.group)
-        parts = [grad if r == rank else torch.zeros_like(grad) for r in range(ctx.n)]
-        whole = torch.cat(parts, -1)
-        dist.all_reduce(whole, group=ctx.group)
-        return whole, None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
+-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
+-        return torch.cat(parts, -1), None
++        rank = dist.get_rank(ctx.group)
++        parts = [grad if r == rank else torch.zeros_like(grad) for r in range(ctx.n)]
++        whole = torch.cat(parts, -1)
++        dist.all_reduce(whole, group=ctx.group)
++        return whole, None
 
 
 # %% wrong: gathers the terms and adds them
 # says: One all-reduce of the output's terms
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        terms = [torch.empty_like(y) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(terms, y.contiguous(), group=group)
-        return sum(terms)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
++        terms = [torch.empty_like(y) for _ in range(dist.get_world_size(group))]
++        dist.all_gather(terms, y.contiguous(), group=group)
++        return sum(terms)
 
 
 # %% wrong: a view of the whole weight
 # says: a slice is a view
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank])
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank])
 
 
 # %% wrong: computes everything on every rank
@@ -696,183 +290,45 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: each rank draws a small layer
 # says: from one seed all got the same
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features // n, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        full = torch.nn.Linear(in_features, out_features, bias)
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
++        full = torch.nn.Linear(in_features // n, out_features, bias)
++        self.weight = torch.nn.Parameter(full.weight.detach())
 
 
 # %% wrong: every n-th input
 # says: a run of features that lie side by side
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach()[:, rank::n].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach()[:, rank::n].clone())
 
 
 # %% wrong: the remainder is lost
 # says: The last features belong to no rank
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n, size = group, dist.get_world_size(group), x.shape[-1]
-        ctx.rest = size % ctx.n
-        return x.split(size // ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        parts.append(grad.new_zeros(*grad.shape[:-1], ctx.rest))
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        each = in_features // n
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().split(each, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        ctx.group, ctx.n = group, dist.get_world_size(group)
+-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
++        ctx.group, ctx.n, size = group, dist.get_world_size(group), x.shape[-1]
++        ctx.rest = size % ctx.n
++        return x.split(size // ctx.n, -1)[dist.get_rank(group)].contiguous()
+@@
+         dist.all_gather(parts, grad.contiguous(), group=ctx.group)
++        parts.append(grad.new_zeros(*grad.shape[:-1], ctx.rest))
+@@
+-        if in_features % n:
+-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
++        each = in_features // n
+@@
+-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
++        self.weight = torch.nn.Parameter(full.weight.detach().split(each, 1)[rank].clone())
 
 
 # %% wrong: a refusal without its numbers
 # says: Say in the sentence which numbers
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError("the features cannot be shared equally")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
++            raise ValueError("the features cannot be shared equally")
 
 
 # %% wrong: takes the whole input for a part
@@ -907,47 +363,9 @@ class RowParallelLinear(torch.nn.Module):
 
 # %% wrong: adds up in the whole world
 # says: not in the group|outside the group|Use the group|wait
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group, ctx.n = group, dist.get_world_size(group)
-        return x.chunk(ctx.n, -1)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.n)]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, -1), None
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, input_is_parallel=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group, self.input_is_parallel = group, input_is_parallel
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        if not self.input_is_parallel:
-            x = Split.apply(x, self.group)
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
+# base: what the wrong ones change
+-        dist.all_reduce(total, group=group)
++        dist.all_reduce(total)
 
 
 # %% wrong: a DTensor

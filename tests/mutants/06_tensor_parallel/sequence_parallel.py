@@ -1,12 +1,12 @@
-# %% wrong: parts along the batch
-# says: side by side along the sequence, dimension 1
+# %% base: what the wrong ones change
+# says: is passed as dim=: keep that argument
 def gathered(x, group):
     parts = [
         torch.empty_like(x, memory_format=torch.contiguous_format)
         for _ in range(dist.get_world_size(group))
     ]
     dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts)
+    return torch.cat(parts, 1)
 
 
 def scattered(x, group):
@@ -75,1253 +75,169 @@ class SequenceParallelNorm(torch.nn.Module):
         return torch.nn.functional.layer_norm(
             x, self.norm.normalized_shape, weight, bias, self.norm.eps
         )
+
+
+# %% wrong: parts along the batch
+# says: side by side along the sequence, dimension 1
+# base: what the wrong ones change
+-    return torch.cat(parts, 1)
++    return torch.cat(parts)
 
 
 # %% wrong: parts along the batch, cut into sequences afterwards
 # says: and cut into sequences afterwards
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts).reshape(x.shape[0], -1, x.shape[2])
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    return torch.cat(parts, 1)
++    return torch.cat(parts).reshape(x.shape[0], -1, x.shape[2])
 
 
 # %% wrong: every N-th position
 # says: not every N-th position
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.stack(parts, 2).flatten(1, 2)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    return torch.cat(parts, 1)
++    return torch.stack(parts, 2).flatten(1, 2)
 
 
 # %% wrong: the sum cut along the batch
 # says: cut along the batch
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    own = x.new_empty(x.shape[0], x.shape[1] // n, x.shape[2])
-    parts = list(x.contiguous().view(-1).chunk(n))
-    dist.reduce_scatter(own.view(-1), parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    parts = [part.contiguous() for part in x.chunk(n, 1)]
+-    own = torch.empty_like(parts[0])
+-    dist.reduce_scatter(own, parts, group=group)
++    own = x.new_empty(x.shape[0], x.shape[1] // n, x.shape[2])
++    parts = list(x.contiguous().view(-1).chunk(n))
++    dist.reduce_scatter(own.view(-1), parts, group=group)
 
 
 # %% wrong: each keeps its part of its own gradient
 # says: the gradients are summed, and the rank gets its part of the sum
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        n, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
-        return grad.chunk(n, 1)[rank].contiguous(), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-        return scattered(grad, ctx.group), None
++        n, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
++        return grad.chunk(n, 1)[rank].contiguous(), None
 
 
 # %% wrong: nothing is gathered backward
 # says: left zeros for the others
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        n, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
-        parts = [torch.zeros_like(grad) for _ in range(n)]
-        parts[rank] = grad
-        return torch.cat(parts, 1), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-        return gathered(grad, ctx.group), None
++        n, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
++        parts = [torch.zeros_like(grad) for _ in range(n)]
++        parts[rank] = grad
++        return torch.cat(parts, 1), None
 
 
 # %% wrong: an all-reduce, of which a part is kept
 # says: An all-reduce is both halves
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total.chunk(n, 1)[dist.get_rank(group)].contiguous()
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    parts = [part.contiguous() for part in x.chunk(n, 1)]
+-    own = torch.empty_like(parts[0])
+-    dist.reduce_scatter(own, parts, group=group)
+-    return own
++    total = x.clone(memory_format=torch.contiguous_format)
++    dist.all_reduce(total, group=group)
++    return total.chunk(n, 1)[dist.get_rank(group)].contiguous()
 
 
 # %% wrong: the mean of the terms
 # says: the sum of the terms is meant|a sum over all uses
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own / n
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    return own
++    return own / n
 
 
 # %% wrong: the rank's part of its own term
 # says: the terms of all ranks are summed
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    return parts[dist.get_rank(group)].clone()
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    own = torch.empty_like(parts[0])
+-    dist.reduce_scatter(own, parts, group=group)
+-    return own
++    return parts[dist.get_rank(group)].clone()
 
 
 # %% wrong: the next rank's part
 # says: rank r is to have the r-th part|another rank's part
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts[1:] + parts[:1], group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    dist.reduce_scatter(own, parts, group=group)
++    dist.reduce_scatter(own, parts[1:] + parts[:1], group=group)
 
 
 # %% wrong: the last positions are dropped where ranks do not divide them
 # says: whether N divides the length
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    parts = [part.contiguous() for part in x.tensor_split(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    if x.shape[1] % n:
+-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
+-    parts = [part.contiguous() for part in x.chunk(n, 1)]
++    parts = [part.contiguous() for part in x.tensor_split(n, 1)]
 
 
 # %% wrong: the norm's weights are left alone
 # says: or the copies drift apart
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x):
-        return self.norm(x)
+# base: what the wrong ones change
+-class Summed(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, parameter, group):
+-        ctx.group = group
+-        return parameter.view_as(parameter)
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        total = grad.clone(memory_format=torch.contiguous_format)
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
+-
+-
+@@
+-        self.norm, self.group = norm, group
++        self.norm = norm
+@@
+-        weight, bias = (
+-            Summed.apply(self.norm.weight, self.group),
+-            Summed.apply(self.norm.bias, self.group),
+-        )
+-        return torch.nn.functional.layer_norm(
+-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
+-        )
++        return self.norm(x)
 
 
 # %% wrong: the gradient of the norm's weights averaged
 # says: whose gradients are added up
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total / dist.get_world_size(ctx.group), None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-        return total, None
++        return total / dist.get_world_size(ctx.group), None
 
 
 # %% wrong: the norm's input is summed, too
 # says: which have different positions there
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        x = Summed.apply(x, self.group)
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+         )
++        x = Summed.apply(x, self.group)
+         return torch.nn.functional.layer_norm(
 
 
 # %% wrong: the norm gathers the sequence
 # says: nothing of other positions
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        x = Gather.apply(x, self.group).chunk(n, 1)[rank]
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+     def forward(self, x):
++        n, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
++        x = Gather.apply(x, self.group).chunk(n, 1)[rank]
 
 
 # %% wrong: a plain norm without its weights
 # says: weight and bias were left out
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = [part.contiguous() for part in x.chunk(n, 1)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, None, None, self.norm.eps
-        )
+# base: what the wrong ones change
+-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
++            x, self.norm.normalized_shape, None, None, self.norm.eps
 
 
 # %% wrong: parts that are no memory in a row
 # says: call contiguous\(\) before it is sent
-def gathered(x, group):
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for _ in range(dist.get_world_size(group))
-    ]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
-
-
-def scattered(x, group):
-    n = dist.get_world_size(group)
-    if x.shape[1] % n:
-        raise ValueError(f"{n} ranks cannot share {x.shape[1]} positions equally")
-    parts = list(x.chunk(n, 1))
-    own = torch.empty(parts[0].shape, dtype=x.dtype)
-    dist.reduce_scatter(own, parts, group=group)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return scattered(grad, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return gathered(grad, ctx.group), None
-
-
-def all_gather_reduce_scatter(x, group=None):
-    return Gather.apply(x, group)
-
-
-def reduce_scatter_all_gather(x, group=None):
-    return Scatter.apply(x, group)
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameter, group):
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class SequenceParallelNorm(torch.nn.Module):
-    def __init__(self, norm, group=None):
-        super().__init__()
-        self.norm, self.group = norm, group
-
-    def forward(self, x):
-        weight, bias = (
-            Summed.apply(self.norm.weight, self.group),
-            Summed.apply(self.norm.bias, self.group),
-        )
-        return torch.nn.functional.layer_norm(
-            x, self.norm.normalized_shape, weight, bias, self.norm.eps
-        )
+# base: what the wrong ones change
+-    parts = [part.contiguous() for part in x.chunk(n, 1)]
+-    own = torch.empty_like(parts[0])
++    parts = list(x.chunk(n, 1))
++    own = torch.empty(parts[0].shape, dtype=x.dtype)
 
 
 # %% wrong: the norm's eps is left out

@@ -1,5 +1,5 @@
-# %% wrong: other weights than the model's
-# says: The model's own weights go on being used
+# %% base: what the wrong ones change
+# says: A SwiGLU multiplies gate
 class Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -63,492 +63,100 @@ def parallelize_mlps(model, group=None):
         old = block.mlp
         up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
         down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+        up.weight.copy_(old.up.weight.chunk(n)[rank])
+        up.bias.copy_(old.up.bias.chunk(n)[rank])
+        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+        down.bias.copy_(old.down.bias)
         old.up, old.down = up, down
     return model
+
+
+# %% wrong: other weights than the model's
+# says: The model's own weights go on being used
+# base: what the wrong ones change
+-        up.weight.copy_(old.up.weight.chunk(n)[rank])
+-        up.bias.copy_(old.up.bias.chunk(n)[rank])
+-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+-        down.bias.copy_(old.down.bias)
 
 
 # %% wrong: down's bias is added by every rank
 # says: down's bias counts \d times
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(x, self.weight, self.bias)
-        return Leave.apply(y, self.group)
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
+-        return y if self.bias is None else y + self.bias
++        y = torch.nn.functional.linear(x, self.weight, self.bias)
++        return Leave.apply(y, self.group)
 
 
 # %% wrong: down's bias stays behind
 # says: The model's own weights go on being used
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-        down.bias.copy_(old.down.bias)
 
 
 # %% wrong: down has no bias
 # says: down's bias is missing
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, False, group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
++        down = RowParallelLinear(old.down.in_features, old.down.out_features, False, group)
+@@
+-        down.bias.copy_(old.down.bias)
 
 
 # %% wrong: the columns of down cut as rows
 # says: The model's own weights go on being used
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.T.chunk(n)[rank].reshape(down.weight.shape))
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
++        down.weight.copy_(old.down.weight.T.chunk(n)[rank].reshape(down.weight.shape))
 
 
 # %% wrong: nothing is said backward
 # says: its gradient is summed over the ranks
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(x, self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-class Enter(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, x, group):
+-        ctx.group = group
+-        return x.view_as(x)
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        total = grad.clone()
+-        dist.all_reduce(total, group=ctx.group)
+-        return total, None
+-
+-
+@@
+-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
++        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 # %% wrong: nothing is said forward
 # says: down is row-parallel, its terms are summed
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = torch.nn.functional.linear(x, self.weight)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-
+-
+-class Leave(torch.autograd.Function):
+-    @staticmethod
+-    def forward(ctx, y, group):
+-        total = y.clone()
+-        dist.all_reduce(total, group=group)
+-        return total
+-
+-    @staticmethod
+-    def backward(ctx, grad):
+-        return grad, None
+@@
+-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
++        y = torch.nn.functional.linear(x, self.weight)
 
 
 # %% wrong: only the first block
 # says: One all-reduce for each block
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks[:1]:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-    for block in model.blocks:
++    for block in model.blocks[:1]:
 
 
 # %% wrong: nothing is exchanged
@@ -559,368 +167,41 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: the old layers are kept
 # says: of the layers that were there before nothing
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.before = [old.up, old.down]
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+         down.bias.copy_(old.down.bias)
++        old.before = [old.up, old.down]
 
 
 # %% wrong: parts that are views of the old weights
 # says: no view
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.data = old.up.weight.data.chunk(n)[rank]
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-        up.weight.copy_(old.up.weight.chunk(n)[rank])
++        up.weight.data = old.up.weight.data.chunk(n)[rank]
 
 
 # %% wrong: the model is not returned
 # says: Return the model
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
+# base: what the wrong ones change
+-    return model
 
 
 # %% wrong: a seed of each rank's own
 # says: Seed nothing by the rank's number
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    torch.manual_seed(rank)
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+     rank, n = dist.get_rank(group), dist.get_world_size(group)
++    torch.manual_seed(rank)
 
 
 # %% wrong: the group is forgotten
 # says: of the group|the group
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for block in model.blocks:
-        old = block.mlp
-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features)
-        down = RowParallelLinear(old.down.in_features, old.down.out_features)
-        up.weight.copy_(old.up.weight.chunk(n)[rank])
-        up.bias.copy_(old.up.bias.chunk(n)[rank])
-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.down.bias)
-        old.up, old.down = up, down
-    return model
+# base: what the wrong ones change
+-    rank, n = dist.get_rank(group), dist.get_world_size(group)
++    rank, n = dist.get_rank(), dist.get_world_size()
+@@
+-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
++        up = ColumnParallelLinear(old.up.in_features, old.up.out_features)
++        down = RowParallelLinear(old.down.in_features, old.down.out_features)
 
 
 # %% wrong: rows before columns
@@ -1095,78 +376,26 @@ def parallelize_mlps(model, group=None):
 
 # %% wrong: the gate stays whole
 # says: it is cut by columns
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, group):
-        total = y.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class ColumnParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if out_features % n:
-            raise ValueError(f"out_features={out_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach().chunk(n)[rank].clone()) if bias else None
-
-    def forward(self, x):
-        return torch.nn.functional.linear(Enter.apply(x, self.group), self.weight, self.bias)
-
-
-class RowParallelLinear(torch.nn.Module):
-    def __init__(self, in_features, out_features, bias=True, group=None):
-        super().__init__()
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        if in_features % n:
-            raise ValueError(f"in_features={in_features} cannot be shared equally by {n} ranks")
-        self.group = group
-        full = torch.nn.Linear(in_features, out_features, bias)
-        self.weight = torch.nn.Parameter(full.weight.detach().chunk(n, 1)[rank].clone())
-        self.bias = torch.nn.Parameter(full.bias.detach()) if bias else None
-
-    def forward(self, x):
-        y = Leave.apply(torch.nn.functional.linear(x, self.weight), self.group)
-        return y if self.bias is None else y + self.bias
-
-
-@torch.no_grad()
-def parallelize_mlps(model, group=None):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    for block in model.blocks:
-        mlp, old = block.mlp, block.mlp.down
-        down = RowParallelLinear(old.in_features, old.out_features, group=group)
-        down.weight.copy_(old.weight.chunk(n, 1)[rank])
-        down.bias.copy_(old.bias)
-        mlp.down = down
-        old, mlp.up = (
-            mlp.up,
-            ColumnParallelLinear(mlp.up.in_features, mlp.up.out_features, group=group),
-        )
-        mlp.up.weight.copy_(old.weight.chunk(n)[rank])
-        mlp.up.bias.copy_(old.bias.chunk(n)[rank])
-    return model
+# base: what the wrong ones change
+-        old = block.mlp
+-        up = ColumnParallelLinear(old.up.in_features, old.up.out_features, group=group)
+-        down = RowParallelLinear(old.down.in_features, old.down.out_features, group=group)
+-        up.weight.copy_(old.up.weight.chunk(n)[rank])
+-        up.bias.copy_(old.up.bias.chunk(n)[rank])
+-        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
+-        down.bias.copy_(old.down.bias)
+-        old.up, old.down = up, down
++        mlp, old = block.mlp, block.mlp.down
++        down = RowParallelLinear(old.in_features, old.out_features, group=group)
++        down.weight.copy_(old.weight.chunk(n, 1)[rank])
++        down.bias.copy_(old.bias)
++        mlp.down = down
++        old, mlp.up = (
++            mlp.up,
++            ColumnParallelLinear(mlp.up.in_features, mlp.up.out_features, group=group),
++        )
++        mlp.up.weight.copy_(old.weight.chunk(n)[rank])
++        mlp.up.bias.copy_(old.bias.chunk(n)[rank])
 
 
 # %% wrong: the gate is left out

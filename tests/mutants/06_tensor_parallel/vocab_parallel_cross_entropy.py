@@ -1,13 +1,14 @@
-# %% wrong: the softmax over the rank's own logits
-# says: softmax is over the rank's own logits
+# %% base: what the wrong ones change
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, counts, start, group):
         wide = logits.float()
         largest = wide.amax(-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         here = counts & (target >= start) & (target < start + wide.shape[-1])
         at = (target - start).masked_fill(~here, 0)
         total = (wide - largest[..., None]).exp().sum(-1)
+        dist.all_reduce(total, group=group)
         of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
         dist.all_reduce(of_target, group=group)
         lse = total.log() + largest
@@ -28,549 +29,139 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
     counts = target != ignore_index
     each = CrossEntropy.apply(logits, target, counts, start, group)
     return each[counts].sum() / counts.sum()
+
+
+# %% wrong: the softmax over the rank's own logits
+# says: softmax is over the rank's own logits
+# base: what the wrong ones change
+-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+@@
+-        dist.all_reduce(total, group=group)
 
 
 # %% wrong: each rank takes off its own largest logit
 # says: agree on the largest first
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
 
 
 # %% wrong: exponentials of 1,000
 # says: exp of 1,000 is infinite
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.new_zeros(target.shape)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        largest = wide.amax(-1)
+-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
++        largest = wide.new_zeros(target.shape)
 
 
 # %% wrong: the target's logit from every rank
 # says: taken on ranks that do not have it
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0]
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
++        of_target = wide.gather(-1, at[..., None])[..., 0]
 
 
 # %% wrong: the target's place modulo the part
 # says: taken on ranks that do not have it
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = target % wide.shape[-1]
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0]
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        at = (target - start).masked_fill(~here, 0)
++        at = target % wide.shape[-1]
+@@
+-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
++        of_target = wide.gather(-1, at[..., None])[..., 0]
 
 
 # %% wrong: the target's logit is not summed
 # says: went on with 0
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        dist.all_reduce(of_target, group=group)
 
 
 # %% wrong: the largest logit is not put back
 # says: not put back
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return total.log() - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        return lse - of_target
++        return total.log() - of_target
 
 
 # %% wrong: ignored targets in the mean
 # says: Ignored targets were counted
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / target.numel()
+# base: what the wrong ones change
+-    return each[counts].sum() / counts.sum()
++    return each[counts].sum() / target.numel()
 
 
 # %% wrong: ignored targets in the sum
 # says: Ignored targets were counted
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each.mean()
+# base: what the wrong ones change
+-    return each[counts].sum() / counts.sum()
++    return each.mean()
 
 
 # %% wrong: ignored targets leave a gradient
 # says: Ignored targets have a gradient here
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        ctx.count = counts.sum()
-        return (lse - of_target)[counts].sum() / ctx.count
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad / ctx.count).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    return CrossEntropy.apply(logits, target, counts, start, group)
+# base: what the wrong ones change
+-        return lse - of_target
++        ctx.count = counts.sum()
++        return (lse - of_target)[counts].sum() / ctx.count
+@@
+-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
++        return (soft * grad / ctx.count).to(logits.dtype), None, None, None, None
+@@
+-    each = CrossEntropy.apply(logits, target, counts, start, group)
+-    return each[counts].sum() / counts.sum()
++    return CrossEntropy.apply(logits, target, counts, start, group)
 
 
 # %% wrong: ignored targets as indices
 # says: is no index into the logits here
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(counts & ~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        at = (target - start).masked_fill(~here, 0)
++        at = (target - start).masked_fill(counts & ~here, 0)
 
 
 # %% wrong: the sum over the targets
 # says: their mean is asked for
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum()
+# base: what the wrong ones change
+-    return each[counts].sum() / counts.sum()
++    return each[counts].sum()
 
 
 # %% wrong: one taken off on every rank
 # says: Every rank took 1 off
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -torch.ones_like(soft[..., :1]))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
++        soft.scatter_add_(-1, at[..., None], -torch.ones_like(soft[..., :1]))
 
 
 # %% wrong: the incoming gradient is left out
 # says: multiply by it
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * (here.new_ones(()) / here.numel())).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
++        return (soft * (here.new_ones(()) / here.numel())).to(logits.dtype), None, None, None, None
 
 
 # %% wrong: gradients summed over the ranks
 # says: sum these copies again
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        ctx.group = group
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        grad = grad.contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+     def forward(ctx, logits, target, counts, start, group):
++        ctx.group = group
+@@
+         soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
++        grad = grad.contiguous()
++        dist.all_reduce(grad, group=ctx.group)
 
 
 # %% wrong: without one taken off at the target
 # says: without 1 taken off
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
 
 
 # %% wrong: the first token of parts that are rounded down
 # says: first token is counted wrong
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = (wide - largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, lse, at, here)
-        return lse - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = rank * (vocab_size // n)
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
++    start = rank * (vocab_size // n)
 
 
 # %% wrong: gathers the logits
@@ -601,36 +192,17 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 # %% wrong: writes into the logits
 # says: `logits` was changed
-class CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, counts, start, group):
-        wide = logits.detach().float()
-        largest = wide.amax(-1)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        here = counts & (target >= start) & (target < start + wide.shape[-1])
-        at = (target - start).masked_fill(~here, 0)
-        total = wide.sub_(largest[..., None]).exp().sum(-1)
-        dist.all_reduce(total, group=group)
-        of_target = wide.gather(-1, at[..., None])[..., 0].masked_fill(~here, 0)
-        dist.all_reduce(of_target, group=group)
-        lse = total.log() + largest
-        ctx.save_for_backward(logits, total.log(), at, here)
-        return total.log() - of_target
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, lse, at, here = ctx.saved_tensors
-        soft = (logits.float() - lse[..., None]).exp()
-        soft.scatter_add_(-1, at[..., None], -here[..., None].to(soft.dtype))
-        return (soft * grad[..., None]).to(logits.dtype), None, None, None, None
-
-
-def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None, ignore_index=-100):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = int(torch.arange(vocab_size).tensor_split(n)[rank][0])
-    counts = target != ignore_index
-    each = CrossEntropy.apply(logits, target, counts, start, group)
-    return each[counts].sum() / counts.sum()
+# base: what the wrong ones change
+-        wide = logits.float()
++        wide = logits.detach().float()
+@@
+-        total = (wide - largest[..., None]).exp().sum(-1)
++        total = wide.sub_(largest[..., None]).exp().sum(-1)
+@@
+-        ctx.save_for_backward(logits, lse, at, here)
+-        return lse - of_target
++        ctx.save_for_backward(logits, total.log(), at, here)
++        return total.log() - of_target
 
 
 # %% wrong: a gradient through the largest logit

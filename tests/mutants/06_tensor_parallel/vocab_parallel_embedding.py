@@ -1,5 +1,4 @@
-# %% wrong: rows of other ranks' tokens are added, too
-# says: a row for every token
+# %% base: what the wrong ones change
 class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -24,167 +23,69 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     def forward(self, tokens):
         elsewhere = (tokens < self.start) | (tokens >= self.end)
-        local = (tokens - self.start).masked_fill(elsewhere, 0)
-        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
+        rows = torch.nn.functional.embedding(
+            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+        )
+        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+# %% wrong: rows of other ranks' tokens are added, too
+# says: a row for every token
+# base: what the wrong ones change
+-        rows = torch.nn.functional.embedding(
+-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+-        )
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        local = (tokens - self.start).masked_fill(elsewhere, 0)
++        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
 
 
 # %% wrong: clamped, and nothing set to zero
 # says: a row for every token
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        local = (tokens - self.start).clamp(0, self.end - self.start - 1)
-        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
+# base: what the wrong ones change
+-        elsewhere = (tokens < self.start) | (tokens >= self.end)
+-        rows = torch.nn.functional.embedding(
+-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+-        )
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        local = (tokens - self.start).clamp(0, self.end - self.start - 1)
++        return Sum.apply(torch.nn.functional.embedding(local, self.weight), self.group)
 
 
 # %% wrong: tokens of other ranks as indices
 # says: is no index into the rows here
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = self.weight[tokens - self.start]
-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+# base: what the wrong ones change
+-        rows = torch.nn.functional.embedding(
+-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+-        )
++        rows = self.weight[tokens - self.start]
 
 
 # %% wrong: zeros behind autograd's back
 # says: behind autograd's back
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        rows.data[elsewhere] = 0
-        return Sum.apply(rows, self.group)
+# base: what the wrong ones change
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        rows.data[elsewhere] = 0
++        return Sum.apply(rows, self.group)
 
 
 # %% wrong: not summed
 # says: ranks' rows were not summed
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        return rows.masked_fill(elsewhere[..., None], 0)
+# base: what the wrong ones change
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        return rows.masked_fill(elsewhere[..., None], 0)
 
 
 # %% wrong: the sum summed again backward
 # says: sum these copies again
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+# base: what the wrong ones change
+     def forward(ctx, x, group):
++        ctx.group = group
+@@
+-        return grad, None
++        total = grad.clone(memory_format=torch.contiguous_format)
++        dist.all_reduce(total, group=ctx.group)
++        return total, None
 
 
 # %% wrong: the whole table on every rank
@@ -214,34 +115,9 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: a view keeps the whole table
 # says: stays alive
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(whole[self.start : self.end])
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+# base: what the wrong ones change
+-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
++        self.weight = torch.nn.Parameter(whole[self.start : self.end])
 
 
 # %% wrong: cut by features
@@ -263,65 +139,20 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 # %% wrong: each rank draws its part by itself
 # says: from one seed all of them have the same rows
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
-        self.weight = torch.nn.Parameter(torch.randn(len(bounds), embedding_dim))
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+# base: what the wrong ones change
+-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
+@@
+-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
++        self.weight = torch.nn.Parameter(torch.randn(len(bounds), embedding_dim))
 
 
 # %% wrong: the remainder of the vocabulary is nobody's
 # says: cut as torch.tensor_split does
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        each = num_embeddings // n
-        self.start, self.end = rank * each, (rank + 1) * each
-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
-
-    def forward(self, tokens):
-        elsewhere = (tokens < self.start) | (tokens >= self.end)
-        rows = torch.nn.functional.embedding(
-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
-        )
-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
+# base: what the wrong ones change
+-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
+-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
++        each = num_embeddings // n
++        self.start, self.end = rank * each, (rank + 1) * each
 
 
 # %% wrong: gathers the table in every forward
@@ -366,32 +197,20 @@ class Gathered(torch.autograd.Function):
 
 # %% wrong: the first row counted by the rank's own length
 # says: first token is counted wrong
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class VocabParallelEmbedding(torch.nn.Module):
-    def __init__(self, num_embeddings, embedding_dim, group=None):
-        super().__init__()
-        self.group = group
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
-        whole = torch.nn.Embedding(num_embeddings, embedding_dim).weight.detach()
-        bounds = torch.arange(num_embeddings).tensor_split(n)[rank]
-        self.start, self.end = rank * len(bounds), (rank + 1) * len(bounds)
-        self.weight = torch.nn.Parameter(whole[bounds].clone())
-
-    def forward(self, tokens):
-        here = (tokens >= self.start) & (tokens < self.end)
-        rows = self.weight[torch.where(here, tokens - self.start, 0)]
-        return Sum.apply(rows * here.unsqueeze(-1).to(rows.dtype), self.group)
+# base: what the wrong ones change
+-        self.start, self.end = int(bounds[0]), int(bounds[-1]) + 1
+-        self.weight = torch.nn.Parameter(whole[self.start : self.end].clone())
++        self.start, self.end = rank * len(bounds), (rank + 1) * len(bounds)
++        self.weight = torch.nn.Parameter(whole[bounds].clone())
+@@
+-        elsewhere = (tokens < self.start) | (tokens >= self.end)
+-        rows = torch.nn.functional.embedding(
+-            (tokens - self.start).masked_fill(elsewhere, 0), self.weight
+-        )
+-        return Sum.apply(rows.masked_fill(elsewhere[..., None], 0), self.group)
++        here = (tokens >= self.start) & (tokens < self.end)
++        rows = self.weight[torch.where(here, tokens - self.start, 0)]
++        return Sum.apply(rows * here.unsqueeze(-1).to(rows.dtype), self.group)
 
 
 # %% wrong: the sum is begun on a tensor with a graph

@@ -108,285 +108,45 @@ def dualpipe(stages, microbatches):
 
 # %% wrong: nothing overlapped
 # says: Nothing is overlapped
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place + 1)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield one(there, "F")
-                yield one(back, "B")
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-                yield Pair(one(there, "F"), one(back, "B"))
++                yield one(there, "F")
++                yield one(back, "B")
 
 
 # %% wrong: the backward of a pair first
 # says: must pair a forward F with a whole backward B
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place + 1)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(back, "B"), one(there, "F"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-                yield Pair(one(there, "F"), one(back, "B"))
++                yield Pair(one(back, "B"), one(there, "F"))
 
 
 # %% wrong: no backward is cut
 # says: Every backward is whole
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place + 1)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(there, "F"), one(back, "B"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "B"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
++                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "B"),
 
 
 # %% wrong: a pair fewer in the steady state
 # says: never does
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(there, "F"), one(back, "B"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-        steady = "xy" * (half - stages + place + 1)
++        steady = "xy" * (half - stages + place)
 
 
 # %% wrong: the W in store are forgotten
 # says: never does .*W
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
-        steady = "xy" * (half - stages + place + 1)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(there, "F"), one(back, "B"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-        return text + "wi" * below + "w" * half
++        return text + "wi" * below
 
 
 # %% wrong: a forward from the far end too early
 # says: In the chart the longest gap is on rank
-from course_lib.pipeline import Action, Pair
-
-
-def dualpipe(stages, microbatches):
-    half = microbatches // 2
-
-    def plan(place):
-        below = stages // 2 - 1 - place
-        text = "f" * (2 * below) + "fg" * (place + 1) + ("gjw" * below)
-        steady = "xy" * (half - stages + place + 1)
-        text += steady if below else "fc" + steady[1:]
-        tail = "cb" * (place + 1)
-        text += (
-            "cy" * below + tail[: place + 1] + tail[place + 1 :].replace("c", "j").replace("b", "i")
-        )
-        return text + "wi" * below + "w" * half
-
-    def row(rank):
-        near, far = sorted([rank, 2 * stages - 1 - rank], reverse=rank >= stages // 2)
-        waiting, following = [], {}
-
-        def one(stage, kind):
-            first = half * (stage >= stages)
-            k = following.setdefault((stage, kind != "F"), first)
-            following[stage, kind != "F"] = k + 1
-            if kind == "I":
-                waiting.append(Action(stage, "W", k))
-            return Action(stage, kind, k)
-
-        for sign in plan(min(rank, stages - 1 - rank)):
-            if sign == "w":
-                if waiting:
-                    yield waiting.pop(0)
-            elif sign in "xy":
-                there, back = (near, far) if sign == "x" else (far, near)
-                yield Pair(one(there, "F"), one(back, "B"))
-            else:
-                yield one(
-                    near if sign in "fbi" else far,
-                    {"f": "F", "g": "F", "b": "B", "c": "B"}.get(sign, "I"),
-                )
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: a letter for each action
+-        text = "f" * (2 * below) + "fg" * (place + 1) + "jwg" * below
++        text = "f" * (2 * below) + "fg" * (place + 1) + ("gjw" * below)
 
 
 # %% wrong: the lists from the last rank to the first

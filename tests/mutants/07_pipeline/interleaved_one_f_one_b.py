@@ -26,236 +26,76 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: neighbouring stages on a rank
 # says: Neighbouring stages on one rank are one longer stage
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(rank * chunks + chunk, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
++        return Action(rank * chunks + chunk, kind, k // (stages * chunks) * stages + k % stages)
 
 
 # %% wrong: a V instead of a loop
 # says: That is a V, as of ZB-V and DualPipeV
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        stage = chunk * stages + (stages - 1 - rank if chunk % 2 else rank)
-        return Action(stage, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
++        stage = chunk * stages + (stages - 1 - rank if chunk % 2 else rank)
++        return Action(stage, kind, k // (stages * chunks) * stages + k % stages)
 
 
 # %% wrong: the groups of p are forgotten
 # says: Rank 0 takes all 8 microbatches forward through stage 0 before it goes on
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk, k = divmod(k, microbatches)
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        chunk = k // stages % chunks
++        chunk, k = divmod(k, microbatches)
+@@
+-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
++        return Action(chunk * stages + rank, kind, k)
 
 
 # %% wrong: the groups of p are forgotten on the way back
 # says: Rank 0 takes all 8 microbatches backward through stage 4 before it goes on
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        if kind == "B":
-            chunk, k = divmod(k, microbatches)
-            return Action((chunks - 1 - chunk) * stages + rank, "B", k)
-        chunk = k // stages % chunks
-        return Action(chunk * stages + rank, "F", k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+     def action(rank, kind, k):
++        if kind == "B":
++            chunk, k = divmod(k, microbatches)
++            return Action((chunks - 1 - chunk) * stages + rank, "B", k)
+@@
+-        if kind == "B":
+-            chunk = chunks - 1 - chunk
+-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
++        return Action(chunk * stages + rank, "F", k // (stages * chunks) * stages + k % stages)
 
 
 # %% wrong: backward goes through the chunks as forward does
 # says: The first backward of rank 0 is 0B0: the gradient comes from the last stage
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        if kind == "B":
+-            chunk = chunks - 1 - chunk
 
 
 # %% wrong: the warm-up of plain 1F1B
 # says: That is the warm-up of plain 1F1B
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = stages - rank - 1
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = stages - rank - 1
 
 
 # %% wrong: a warm-up that forgets the other chunks
 # says: before its first backward
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1))
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = min(total, 2 * (stages - rank - 1))
 
 
 # %% wrong: a warm-up through all chunks
 # says: Rank 0 does 15 forwards before its first backward; 11 are enough
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + chunks * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = min(total, 2 * (stages - rank - 1) + chunks * stages)
 
 
 # %% wrong: the last rank one forward too many
 # says: Rank 3 does 6 forwards before its first backward; 5 are enough
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    if microbatches % stages:
-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, max(1, 2 * (stages - rank - 1)) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
++        warm = min(total, max(1, 2 * (stages - rank - 1)) + (chunks - 1) * stages)
 
 
 # %% wrong: always two chunks
@@ -286,51 +126,17 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 # %% wrong: no groups, no ValueError
 # says: interleaved_one_f_one_b\(4, 6\) does not raise a ValueError: 6 microbatches are not whole groups of 4
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-    if microbatches % stages:
+-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
 
 
 # %% wrong: an assert instead of a ValueError
 # says: raised AssertionError
-from course_lib.pipeline import Action
-
-
-def interleaved_one_f_one_b(stages, microbatches, chunks=2):
-    assert microbatches % stages == 0
-    total = microbatches * chunks
-
-    def action(rank, kind, k):
-        chunk = k // stages % chunks
-        if kind == "B":
-            chunk = chunks - 1 - chunk
-        return Action(chunk * stages + rank, kind, k // (stages * chunks) * stages + k % stages)
-
-    rows = []
-    for rank in range(stages):
-        warm = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
-        row = [action(rank, "F", k) for k in range(warm)]
-        for k in range(total - warm):
-            row += [action(rank, "F", warm + k), action(rank, "B", k)]
-        rows.append(row + [action(rank, "B", k) for k in range(total - warm, total)])
-    return rows
+# base: the k-th action by arithmetic
+-    if microbatches % stages:
+-        raise ValueError(f"{microbatches} microbatches are no multiple of {stages}")
++    assert microbatches % stages == 0
 
 
 # %% wrong: all forwards first

@@ -50,102 +50,37 @@ def one_f_one_b(stages, microbatches):
 
 # %% wrong: the first rank's warm-up is two too short
 # says: Rank 0 does 2 forwards before its first backward, rank 1 3: it needs 3 from rank 0 first
-from course_lib.pipeline import Action
-
-
-def one_f_one_b(stages, microbatches):
-    def row(rank):
-        ahead = stages - rank if rank else max(1, stages - 2)
-        f = b = 0
-        while b < microbatches:
-            if f < microbatches and f - b < ahead:
-                yield Action(rank, "F", f)
-                f += 1
-            else:
-                yield Action(rank, "B", b)
-                b += 1
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: as many in flight as there are stages to come
+-        ahead = stages - rank
++        ahead = stages - rank if rank else max(1, stages - 2)
 
 
 # %% wrong: the warm-up is one too long
 # says: Rank 0 does 5 forwards before its first backward; 4 are enough
-from course_lib.pipeline import Action
-
-
-def one_f_one_b(stages, microbatches):
-    def row(rank):
-        ahead = stages - rank + 1
-        f = b = 0
-        while b < microbatches:
-            if f < microbatches and f - b < ahead:
-                yield Action(rank, "F", f)
-                f += 1
-            else:
-                yield Action(rank, "B", b)
-                b += 1
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: as many in flight as there are stages to come
+-        ahead = stages - rank
++        ahead = stages - rank + 1
 
 
 # %% wrong: the last stage waits for a second microbatch
 # says: It is the last rank: it can go backward as soon as it went forward
-from course_lib.pipeline import Action
-
-
-def one_f_one_b(stages, microbatches):
-    def row(rank):
-        ahead = max(2, stages - rank) if stages > 1 else 1
-        f = b = 0
-        while b < microbatches:
-            if f < microbatches and f - b < ahead:
-                yield Action(rank, "F", f)
-                f += 1
-            else:
-                yield Action(rank, "B", b)
-                b += 1
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: as many in flight as there are stages to come
+-        ahead = stages - rank
++        ahead = max(2, stages - rank) if stages > 1 else 1
 
 
 # %% wrong: the warm-up grows from the first rank to the last
 # says: A stage must run further ahead than the one after it
-from course_lib.pipeline import Action
-
-
-def one_f_one_b(stages, microbatches):
-    def row(rank):
-        ahead = rank + 1
-        f = b = 0
-        while b < microbatches:
-            if f < microbatches and f - b < ahead:
-                yield Action(rank, "F", f)
-                f += 1
-            else:
-                yield Action(rank, "B", b)
-                b += 1
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: as many in flight as there are stages to come
+-        ahead = stages - rank
++        ahead = rank + 1
 
 
 # %% wrong: every rank warms up as long as the first
 # says: Rank 1 does 4 forwards before its first backward; 3 are enough
-from course_lib.pipeline import Action
-
-
-def one_f_one_b(stages, microbatches):
-    def row(rank):
-        ahead = stages
-        f = b = 0
-        while b < microbatches:
-            if f < microbatches and f - b < ahead:
-                yield Action(rank, "F", f)
-                f += 1
-            else:
-                yield Action(rank, "B", b)
-                b += 1
-
-    return [list(row(rank)) for rank in range(stages)]
+# base: as many in flight as there are stages to come
+-        ahead = stages - rank
++        ahead = stages
 
 
 # %% wrong: two forwards and two backwards take turns

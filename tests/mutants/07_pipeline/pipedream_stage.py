@@ -1,3 +1,26 @@
+# %% base: what the wrong ones change
+class PipeDreamStage:
+    def __init__(self, module, optimizer):
+        self.module, self.optimizer, self.stash = module, optimizer, {}
+
+    def forward(self, microbatch, x):
+        weights = {
+            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
+        }
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = torch.func.functional_call(self.module, weights, (x,))
+        self.stash[microbatch] = weights, x, y
+        return y.detach()
+
+    def backward(self, microbatch, gradient=None):
+        weights, x, y = self.stash.pop(microbatch)
+        y.backward(gradient)
+        for name, param in self.module.named_parameters():
+            param.grad = weights[name].grad
+        self.optimizer.step()
+        return x.grad
+
+
 # %% wrong: no versions, forward once more
 # says: that of the newest weights, which this microbatch's forward has not seen
 class PipeDreamStage:
@@ -116,27 +139,10 @@ class PipeDreamStage:
 
 # %% wrong: gradients are never cleared
 # says: The gradients of earlier backwards are still there
-class PipeDreamStage:
-    def __init__(self, module, optimizer):
-        self.module, self.optimizer, self.stash = module, optimizer, {}
-
-    def forward(self, microbatch, x):
-        weights = {
-            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
-        }
-        x = x.detach().requires_grad_(x.is_floating_point())
-        y = torch.func.functional_call(self.module, weights, (x,))
-        self.stash[microbatch] = weights, x, y
-        return y.detach()
-
-    def backward(self, microbatch, gradient=None):
-        weights, x, y = self.stash.pop(microbatch)
-        y.backward(gradient)
-        for name, param in self.module.named_parameters():
-            grad = weights[name].grad
-            param.grad = grad if param.grad is None else param.grad + grad
-        self.optimizer.step()
-        return x.grad
+# base: what the wrong ones change
+-            param.grad = weights[name].grad
++            grad = weights[name].grad
++            param.grad = grad if param.grad is None else param.grad + grad
 
 
 # %% wrong: one step at the end
@@ -162,27 +168,10 @@ class PipeDreamStage:
 
 # %% wrong: a new optimizer for each version
 # says: The optimizer's momentum begins anew with each step
-class PipeDreamStage:
-    def __init__(self, module, optimizer):
-        self.module, self.optimizer, self.stash = module, optimizer, {}
-
-    def forward(self, microbatch, x):
-        weights = {
-            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
-        }
-        x = x.detach().requires_grad_(x.is_floating_point())
-        y = torch.func.functional_call(self.module, weights, (x,))
-        self.stash[microbatch] = weights, x, y
-        return y.detach()
-
-    def backward(self, microbatch, gradient=None):
-        weights, x, y = self.stash.pop(microbatch)
-        y.backward(gradient)
-        for name, param in self.module.named_parameters():
-            param.grad = weights[name].grad
-        lr = self.optimizer.param_groups[0]["lr"]
-        torch.optim.SGD(self.module.parameters(), lr=lr, momentum=0.9).step()
-        return x.grad
+# base: what the wrong ones change
+-        self.optimizer.step()
++        lr = self.optimizer.param_groups[0]["lr"]
++        torch.optim.SGD(self.module.parameters(), lr=lr, momentum=0.9).step()
 
 
 # %% wrong: a version for every microbatch, for ever
@@ -213,48 +202,23 @@ class PipeDreamStage:
 
 # %% wrong: tokens are asked for a gradient
 # says: Tokens have no gradient
-class PipeDreamStage:
-    def __init__(self, module, optimizer):
-        self.module, self.optimizer, self.stash = module, optimizer, {}
-
-    def forward(self, microbatch, x):
-        weights = {
-            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
-        }
-        x = x.detach().requires_grad_()
-        y = torch.func.functional_call(self.module, weights, (x,))
-        self.stash[microbatch] = weights, x, y
-        return y.detach()
-
-    def backward(self, microbatch, gradient=None):
-        weights, x, y = self.stash.pop(microbatch)
-        y.backward(gradient)
-        for name, param in self.module.named_parameters():
-            param.grad = weights[name].grad
-        self.optimizer.step()
-        return x.grad
+# base: what the wrong ones change
+-        x = x.detach().requires_grad_(x.is_floating_point())
++        x = x.detach().requires_grad_()
 
 
 # %% wrong: nothing is returned
 # says: the gradient that backward\(\d\) returns is None
-class PipeDreamStage:
-    def __init__(self, module, optimizer):
-        self.module, self.optimizer, self.stash = module, optimizer, {}
-
-    def forward(self, microbatch, x):
-        weights = {
-            n: p.detach().clone().requires_grad_() for n, p in self.module.named_parameters()
-        }
-        y = torch.func.functional_call(self.module, weights, (x,))
-        self.stash[microbatch] = weights, y
-        return y.detach()
-
-    def backward(self, microbatch, gradient=None):
-        weights, y = self.stash.pop(microbatch)
-        y.backward(gradient)
-        for name, param in self.module.named_parameters():
-            param.grad = weights[name].grad
-        self.optimizer.step()
+# base: what the wrong ones change
+-        x = x.detach().requires_grad_(x.is_floating_point())
+@@
+-        self.stash[microbatch] = weights, x, y
++        self.stash[microbatch] = weights, y
+@@
+-        weights, x, y = self.stash.pop(microbatch)
++        weights, y = self.stash.pop(microbatch)
+@@
+-        return x.grad
 
 
 # %% wrong: the step comes before the gradients are handed over

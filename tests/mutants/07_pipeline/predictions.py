@@ -1,700 +1,157 @@
 # %% wrong: the fraction of the total, twice
 # says: the bubble over the whole time
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return (stages - 1) / stages
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks / (1 + ratio / chunks)
-    ratio = ratio / 3 if schedule == "zero_bubble_h1" else ratio
-    return ratio / (1 + ratio)
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    return bubble_of_ideal(schedule, stages, microbatches, chunks)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return stages - 1
++        return (stages - 1) / stages
+@@
+-        return ratio / chunks
+-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
++        return ratio / chunks / (1 + ratio / chunks)
++    ratio = ratio / 3 if schedule == "zero_bubble_h1" else ratio
++    return ratio / (1 + ratio)
+@@
+-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
+-    return ratio / (1 + ratio)
++    return bubble_of_ideal(schedule, stages, microbatches, chunks)
 
 
 # %% wrong: the lecture's fraction, twice
 # says: Of the total, which has the bubble in it
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return ratio / (1 + ratio)
++    return ratio
 
 
 # %% wrong: naive as GPipe
 # says: on one of the p - 1 others: m times as long
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return (stages - 1) / microbatches
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return stages - 1
++        return (stages - 1) / microbatches
 
 
 # %% wrong: 1F1B without a bubble
 # says: 1F1B has GPipe's bubble
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    if schedule == "one_f_one_b":
-        return 0
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+         return stages - 1
++    if schedule == "one_f_one_b":
++        return 0
 
 
 # %% wrong: filled in p steps
 # says: the first works from the start
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = stages / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    ratio = (stages - 1) / microbatches
++    ratio = stages / microbatches
 
 
 # %% wrong: interleaving changes nothing
 # says: divides the bubble by the chunks
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return ratio / chunks
++        return ratio
 
 
 # %% wrong: interleaving makes it longer
 # says: That multiplies by the chunks
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio * chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return ratio / chunks
++        return ratio * chunks
 
 
 # %% wrong: ZB-H1 without a bubble
 # says: without any is ZB-H2
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return 0 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
++    return 0 if schedule == "zero_bubble_h1" else ratio
 
 
 # %% wrong: ZB-H1 as 1F1B
 # says: fills the bubble with the weights' halves
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
++    return ratio
 
 
 # %% wrong: GPipe holds what 1F1B does
 # says: it holds all m
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    if schedule == "gpipe":
+-        return microbatches
 
 
 # %% wrong: 1F1B holds p everywhere
 # says: less towards the end
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, stages if schedule == "one_f_one_b" else below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return min(microbatches, below + 1)
++    return min(microbatches, stages if schedule == "one_f_one_b" else below + 1)
 
 
 # %% wrong: more than there are
 # says: with fewer microbatches than stages, m
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return below + 1
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return min(microbatches, below + 1)
++    return below + 1
 
 
 # %% wrong: ranks counted from the wrong end
 # says: the wrong way round: the first rank
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, rank + 1 if schedule == "one_f_one_b" else below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    return min(microbatches, below + 1)
++    return min(microbatches, rank + 1 if schedule == "one_f_one_b" else below + 1)
 
 
 # %% wrong: the loop as 1F1B for each chunk
 # says: once for each chunk
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, chunks * (below + 1))
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
++        return min(microbatches * chunks, chunks * (below + 1))
 
 
 # %% wrong: the forward after the warm-up forgotten
 # says: counts, too, before its backward
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
++        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages)
 
 
 # %% wrong: activations alone
 # says: each comes back as a gradient
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return microbatches * nbytes * down
+# base: by cases
+-    return microbatches * nbytes * (down + up)
++    return microbatches * nbytes * down
 
 
 # %% wrong: every rank sends both ways
 # says: its first no gradient
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = up = chunks
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    down = chunks - (rank == stages - 1)
+-    up = chunks - (rank == 0)
++    down = up = chunks
 
 
 # %% wrong: a loop that is none
 # says: the last rank sends to the first
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks * (rank < stages - 1)
-    up = chunks * (rank > 0)
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    down = chunks - (rank == stages - 1)
+-    up = chunks - (rank == 0)
++    down = chunks * (rank < stages - 1)
++    up = chunks * (rank > 0)
 
 
 # %% wrong: chunks forgotten
 # says: v times as much
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = rank < stages - 1
-    up = rank > 0
-    return microbatches * nbytes * (down + up)
+# base: by cases
+-    down = chunks - (rank == stages - 1)
+-    up = chunks - (rank == 0)
++    down = rank < stages - 1
++    up = rank > 0
 
 
 # %% wrong: one microbatch
 # says: each of the m is sent
-def bubble_of_ideal(schedule, stages, microbatches, chunks=1):
-    if schedule == "naive":
-        return stages - 1
-    ratio = (stages - 1) / microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return ratio / chunks
-    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
-
-
-def bubble_of_total(schedule, stages, microbatches, chunks=1):
-    ratio = bubble_of_ideal(schedule, stages, microbatches, chunks)
-    return ratio / (1 + ratio)
-
-
-def peak_activations(schedule, stages, microbatches, rank, chunks=1):
-    below = stages - 1 - rank
-    if schedule == "naive":
-        return 1
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "interleaved_one_f_one_b":
-        return min(microbatches * chunks, 2 * below + (chunks - 1) * stages + 1)
-    return min(microbatches, below + 1)
-
-
-def pipeline_bytes_sent(stages, microbatches, rank, nbytes, chunks=1):
-    if stages == 1:
-        return 0
-    down = chunks - (rank == stages - 1)
-    up = chunks - (rank == 0)
-    return nbytes * (down + up)
+# base: by cases
+-    return microbatches * nbytes * (down + up)
++    return nbytes * (down + up)
 
 
 # %% wrong: percentages

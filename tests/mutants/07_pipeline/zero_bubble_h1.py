@@ -81,140 +81,65 @@ def zero_bubble_h1(stages, microbatches):
 
 # %% wrong: ZB-H2
 # says: That is ZB-H2
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = min(microbatches, 2 * (stages - rank) - 1)
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= 2 * rank:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-        warm = min(microbatches, stages - rank)
++        warm = min(microbatches, 2 * (stages - rank) - 1)
+@@
+-            if k >= rank:
++            if k >= 2 * rank:
 
 
 # %% wrong: the first rank keeps the most W
 # says: Rank 0 keeps the most W for its end, the last rank none
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = min(microbatches, stages - rank)
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= stages - 1 - rank:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-            if k >= rank:
++            if k >= stages - 1 - rank:
 
 
 # %% wrong: one W too few in store
 # says: Rank 1 has 0 W in store when it comes to its last I
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = min(microbatches, stages - rank)
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= rank - 1:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-            if k >= rank:
++            if k >= rank - 1:
 
 
 # %% wrong: one W too many in store
 # says: Rank 0 has 2 W in store when it comes to its last I
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = min(microbatches, stages - rank)
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= rank + 2:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-            if k >= rank:
++            if k >= rank + 2:
 
 
 # %% wrong: the warm-up is one too short
 # says: Rank 0 does 3 forwards before its first backward; the pipeline stays full with 4
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = max(1, min(microbatches, stages - rank - 1))
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= rank:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-        warm = min(microbatches, stages - rank)
++        warm = max(1, min(microbatches, stages - rank - 1))
 
 
 # %% wrong: the last rank waits for a second microbatch
 # says: It is the last rank: it can go backward as soon as it went forward
-from course_lib.pipeline import Action
-
-
-def zero_bubble_h1(stages, microbatches):
-    rows = []
-    for rank in range(stages):
-        forwards = [Action(rank, "F", k) for k in range(microbatches)]
-        inputs = [Action(rank, "I", k) for k in range(microbatches)]
-        weights = [Action(rank, "W", k) for k in range(microbatches)]
-        warm = min(microbatches, max(2, stages - rank))
-        row, forwards = forwards[:warm], forwards[warm:]
-        for k, action in enumerate(inputs):
-            row.append(action)
-            if k >= rank:
-                row.append(weights.pop(0))
-            if forwards:
-                row.append(forwards.pop(0))
-        rows.append(row + weights)
-    return rows
+# base: lists, emptied from the front
+-    if microbatches < stages:
+-        raise ValueError(f"{microbatches} microbatches do not fill {stages} stages")
+@@
+-        warm = min(microbatches, stages - rank)
++        warm = min(microbatches, max(2, stages - rank))
 
 
 # %% wrong: W before its I

@@ -1,1744 +1,162 @@
 # %% wrong: the old accumulator is not rescaled
 # says: it loses some
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
++            out[:, rows] = out[:, rows] + weight[..., None] * block
 
 
 # %% wrong: the blocks' outputs are added
 # says: the sum of the blocks' outputs
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] += block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
++            out[:, rows] += block
 
 
 # %% wrong: scaled by the heads
 # says: divided by the root of heads\.
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[2] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    scale = q.shape[3] ** -0.5
++    scale = q.shape[2] ** -0.5
 
 
 # %% wrong: masked by places within the parts
 # says: by places within the parts
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    layout = [[range(count(spans))] for spans in layout]
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+     layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
++    layout = [[range(count(spans))] for spans in layout]
 
 
 # %% wrong: the ring turned the wrong way under a causal mask
 # says: taken for those of rank r \+ i
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank + step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-        owner = (rank - step) % n
++        owner = (rank + step) % n
 
 
 # %% wrong: a transfer after the last step
 # says: after the last step no rank needs the keys
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-        if step < n - 1:
+-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++        following, works = shift(kv, count(layout[(owner - 1) % n]), group)
 
 
 # %% wrong: added in bfloat16
 # says: belong in float32
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = q.dtype
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    dtype = torch.promote_types(q.dtype, torch.float32)
++    dtype = q.dtype
 
 
 # %% wrong: zigzag dealt, and masked as if in succession
 # says: taken to stand in succession
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
++    layout = layout_of(None, q.shape[1], dist.get_world_size(group))
 
 
 # %% wrong: blocks skipped by position, masked by place
 # says: Blocks were skipped by the tokens' positions
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, _, _ in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            queries = range(rows.start, rows.stop)
-            keys = range(columns.start, columns.stop)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
++        for rows, columns, _, _ in pairs(layout[rank], layout[owner], causal):
+             kb, vb = kv[:, :, columns].to(dtype)
++            queries = range(rows.start, rows.stop)
++            keys = range(columns.start, columns.stop)
 
 
 # %% wrong: lse by exp
 # says: exp of large scores is inf
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.log(lse[:, rows].exp() + block_lse.exp())
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            new = torch.logaddexp(lse[:, rows], block_lse)
++            new = torch.log(lse[:, rows].exp() + block_lse.exp())
 
 
 # %% wrong: rows that see nothing
 # says: Where a mask leaves nothing
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
++            s.sub_(block_lse[..., None]).exp_()
 
 
 # %% wrong: keys are awaited before the present ones are used
 # says: the next keys travel
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-            wait(works)
-            works = []
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+             following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++            wait(works)
++            works = []
 
 
 # %% wrong: masked and not skipped
 # says: to be skipped, not computed and masked
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if queries and keys:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            if not causal or queries[-1] >= keys[0]:
++            if queries and keys:
 
 
 # %% wrong: heads of keys dealt out in turn
 # says: and not h % kv_heads
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.transpose(2, 3).flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
++    q5 = q.to(dtype).unflatten(2, (-1, k.shape[2])).transpose(2, 3)
+@@
+-    out = out.flatten(2, 3).to(q.dtype)
++    out = out.transpose(2, 3).flatten(2, 3).to(q.dtype)
 
 
 # %% wrong: the mask is left out
 # says: Later keys were seen
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if keys or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal is None:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            if not causal or queries[-1] >= keys[0]:
++            if keys or queries[-1] >= keys[0]:
+@@
+-    if causal:
++    if causal is None:
 
 
 # %% wrong: in float32, whatever came
 # says: is not what one process gets
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.float32
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    dtype = torch.promote_types(q.dtype, torch.float32)
++    dtype = torch.float32
 
 
 # %% wrong: neighbours in the world
 # says: are ranks of the whole world
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
++        dist.P2POp(dist.isend, tensor, group=group, peer=(rank + 1) % n),
++        dist.P2POp(dist.irecv, got, group=group, peer=(rank - 1) % n),
 
 
 # %% wrong: ranks of the world counted within the group
 # says: which count the group's ranks
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+ def shift(tensor, tokens, group):
+-    rank, n = dist.get_rank(group), dist.get_world_size(group)
++    rank, n = dist.get_rank(), dist.get_world_size()
 
 
 # %% wrong: first sends, then receives
 # says: post both together
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    dist.send(tensor, group=group, group_dst=(rank + 1) % n)
-    dist.recv(got, group=group, group_src=(rank - 1) % n)
-    return got, []
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    ops = [
+-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
+-    ]
+-    return got, dist.batch_isend_irecv(ops)
++    dist.send(tensor, group=group, group_dst=(rank + 1) % n)
++    dist.recv(got, group=group, group_src=(rank - 1) % n)
++    return got, []
 
 
 # %% wrong: the keys are multiplied in place
 # says: belongs to the caller
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = 1.0
-    q.mul_(q.shape[3] ** -0.5)
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    scale = q.shape[3] ** -0.5
++    scale = 1.0
++    q.mul_(q.shape[3] ** -0.5)
 
 
 # %% wrong: an all-gather sold as a ring
@@ -1846,361 +264,57 @@ def ring_lse(*args, **kwargs):
 
 # %% wrong: keys sent in float32, whatever came
 # says: travel in the inputs' dtype
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v]).to(dtype)
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    kv = torch.stack([k, v])
++    kv = torch.stack([k, v]).to(dtype)
 
 
 # %% wrong: a product for show while messages are under way
 # says: the next keys travel
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        torch.ones(1, 1) @ torch.ones(1, 1)
-        wait(works)
-        works = []
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+             following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++        torch.ones(1, 1) @ torch.ones(1, 1)
++        wait(works)
++        works = []
 
 
 # %% wrong: every rank sends its keys to every other
 # says: Pass on what has come
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group, by=1):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + by) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - by) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    own = kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(own, count(layout[(owner - 1) % n]), group, step + 1)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-def shift(tensor, tokens, group):
++def shift(tensor, tokens, group, by=1):
+@@
+-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
+-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
++        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + by) % n),
++        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - by) % n),
+@@
+-    kv = torch.stack([k, v])
++    own = kv = torch.stack([k, v])
+@@
+-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
++            following, works = shift(own, count(layout[(owner - 1) % n]), group, step + 1)
 
 
 # %% wrong: masked and not skipped, without products of matrices
 # says: Make scores and sums with products of matrices
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if True:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = (
-        (q[..., None, :] * k.transpose(1, 2)[:, None, :, None]).sum(-1) * scale
-        if causal
-        else torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    )
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = (
-                (s[..., None] * vb.transpose(1, 2)[:, None, :, None]).sum(-2)
-                if causal
-                else torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            )
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-            if not causal or queries[-1] >= keys[0]:
++            if True:
+@@
+-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
++    s = (
++        (q[..., None, :] * k.transpose(1, 2)[:, None, :, None]).sum(-1) * scale
++        if causal
++        else torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
++    )
+@@
+-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
++            block = (
++                (s[..., None] * vb.transpose(1, 2)[:, None, :, None]).sum(-2)
++                if causal
++                else torch.einsum("bikgj,bjkd->bikgd", s, vb)
++            )
 
 
 # %% wrong: an all-gather by the operators behind it
@@ -2228,265 +342,29 @@ def ring_lse(*args, **kwargs):
 
 # %% wrong: only the output
 # says: ring_forward returns a pair
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    return out, lse.flatten(2, 3)
++    return out
 
 
 # %% wrong: lse of the last block that came
 # says: Return lse after the last block
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    last = lse.clone()
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-            last[:, rows] = block_lse
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, last.flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+     lse = q5.new_full(q5.shape[:-1], -math.inf)
++    last = lse.clone()
+@@
+             lse[:, rows] = new
++            last[:, rows] = block_lse
+@@
+-    return out, lse.flatten(2, 3)
++    return out, last.flatten(2, 3)
 
 
 # %% wrong: the sum in place of its logarithm
 # says: That is the sum itself
-def layout_of(layout, tokens, n):
-    return layout or [[range(r * tokens, (r + 1) * tokens)] for r in range(n)]
-
-
-def pairs(mine, theirs, causal):
-    """Slices of queries and keys that see each other, and their positions."""
-    i = 0
-    for queries in mine:
-        j = 0
-        for keys in theirs:
-            if not causal or queries[-1] >= keys[0]:
-                yield slice(i, i + len(queries)), slice(j, j + len(keys)), queries, keys
-            j += len(keys)
-        i += len(queries)
-
-
-def shift(tensor, tokens, group):
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor, []
-    got = tensor.new_empty(2, tensor.shape[1], tokens, *tensor.shape[3:])
-    ops = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % n),
-        dist.P2POp(dist.irecv, got, group=group, group_peer=(rank - 1) % n),
-    ]
-    return got, dist.batch_isend_irecv(ops)
-
-
-def wait(works):
-    for work in works:
-        work.wait()
-
-
-def scores_of(q, k, queries, keys, causal, scale):
-    s = torch.einsum("bikgd,bjkd->bikgj", q, k) * scale
-    if causal:
-        i, j = torch.tensor(list(queries)), torch.tensor(list(keys))
-        s = s.masked_fill((i[:, None] < j)[:, None, None], -math.inf)
-    return s
-
-
-def count(spans):
-    return sum(len(span) for span in spans)
-
-
-def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
-    layout = layout_of(layout, q.shape[1], dist.get_world_size(group))
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[3] ** -0.5
-    q5 = q.to(dtype).unflatten(2, (k.shape[2], -1))
-    out = torch.zeros_like(q5)
-    lse = q5.new_full(q5.shape[:-1], -math.inf)
-    kv = torch.stack([k, v])
-    for step in range(n):
-        owner = (rank - step) % n
-        following, works = kv, []
-        if step < n - 1:
-            following, works = shift(kv, count(layout[(owner - 1) % n]), group)
-        for rows, columns, queries, keys in pairs(layout[rank], layout[owner], causal):
-            kb, vb = kv[:, :, columns].to(dtype)
-            s = scores_of(q5[:, rows], kb, queries, keys, causal, scale)
-            block_lse = s.logsumexp(-1)
-            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
-            block = torch.einsum("bikgj,bjkd->bikgd", s, vb)
-            new = torch.logaddexp(lse[:, rows], block_lse)
-            old_weight, weight = (lse[:, rows] - new).exp(), (block_lse - new).exp()
-            out[:, rows] = old_weight[..., None] * out[:, rows] + weight[..., None] * block
-            lse[:, rows] = new
-        wait(works)
-        kv = following
-    out = out.flatten(2, 3).to(q.dtype)
-    return out, lse.exp().flatten(2, 3)
-
-
-def ring_output(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[0]
-
-
-def ring_lse(*args, **kwargs):
-    with torch.no_grad():
-        return ring_forward(*args, **kwargs)[1]
+# base: blocks merged by their logarithms
+-    return out, lse.flatten(2, 3)
++    return out, lse.exp().flatten(2, 3)
 
 
 # %% right: blocks merged by their logarithms
