@@ -1,0 +1,87 @@
+"""Memory counts from before a student's objects are read: by then libraries are there, and no more."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from course_lib.checks.engine.naming import import_what_is_named
+from course_lib.runtime import wire
+from course_lib.runtime.held import Held
+from course_lib.runtime.moments import BASE, OF_LIBRARIES, START, Moments
+
+
+class Writes:
+    """An object whose reading makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def unloaded(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_modules_that_a_function_names_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import colorsys
+    import wave
+
+    def own(red: float) -> tuple:
+        return colorsys.rgb_to_hsv(red, 0, 0), wave.open
+
+    payload = wire.dumps((own,))
+    unloaded(monkeypatch, "colorsys", "wave")
+    import_what_is_named(payload)
+    assert {"colorsys", "wave"} <= set(sys.modules)
+
+
+def test_nothing_of_what_was_written_runs(tmp_path: Path) -> None:
+    payload = wire.dumps((Writes(tmp_path / "made"), [Writes(tmp_path / "made too")]))
+    import_what_is_named(payload)
+    assert not list(tmp_path.iterdir())
+    wire.loads(payload)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("payload", [[], [b""], [b"no pickle"], [b"\x80\x05cnowhere\nname\n."]])
+def test_what_cannot_be_read_is_left_to_the_reading_that_counts(payload: list[bytes]) -> None:
+    import_what_is_named(payload)
+
+
+def moments(backend: str, room: int) -> Moments:
+    children = SimpleNamespace(measured={})
+    pool: Any = SimpleNamespace(
+        world_size=1, logs=[()], stacks=[0], children=children, backend=backend
+    )
+    pool.stacks = [os.open(os.devnull, os.O_RDONLY)]
+    return Moments(pool, (), None, room)
+
+
+@pytest.mark.parametrize(
+    ("base", "counts"),
+    [(1_000, 1_000), (1_500, 1_500), (1_501, 1_500), (9_000_000, 1_500), (10, 10)],
+)
+def test_a_base_counts_for_no_more_than_the_start_and_a_little_room(base: int, counts: int) -> None:
+    told = moments("gloo", 500)
+    told.found[0] = {START: [Held(1_000, 1_000, 1_000)], BASE: [Held(base, base, base)]}
+    at_most = told.at_most(0, told.found[0][BASE][0])
+    assert (at_most.whole, at_most.anonymous) == (counts, counts)
+    assert at_most.resident == min(base, 1_500 + OF_LIBRARIES)
+    assert told.above(0, "held.0", Held(10_000, 10_000)) == 10_000 - counts
+
+
+def test_where_nothing_was_measured_at_the_start_a_base_is_a_base() -> None:
+    base = Held(9_000_000, 9_000_000, 9_000_000)
+    assert moments("gloo", 500).at_most(0, base) == base
+    on_gpu = moments("nccl", 500)
+    on_gpu.found[0] = {START: [Held(0, 0, 0)]}
+    assert on_gpu.at_most(0, base) == base
