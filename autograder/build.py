@@ -7,12 +7,13 @@
 The student version keeps no outputs: every picture that a student sees is drawn from a run on
 their own machine, and no output gives an answer away. Nothing is written when a cell fails or a
 graded cell does not give its solution full points. `--check` executes nothing and writes nothing:
-it compares the three with each other.
+it compares the three with each other. `--text` takes over what changed beside code, and executes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import sys
@@ -40,6 +41,7 @@ from autograder.scores import first_failure, score_cell
 from autograder.twin import BuildError, grade_id, read_twin
 
 CELL_TIMEOUT = 300
+DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
 class QuietClient(QuietKernel, NotebookClient):
@@ -119,6 +121,52 @@ def build(
     return seconds
 
 
+def follow(
+    assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
+) -> list[str]:
+    """Take changed text, comments and docstrings over into the notebooks, without executing anything.
+
+    Outputs stay as they were. Returns the ids of the cells that changed. Raises BuildError where other code
+    changed, since the outputs would not be its own; then nothing was written.
+    """
+    twin = solutions / assignment / f"{assignment}.py"
+    notebook, before = read_twin(twin), nbformat.read(twin.with_suffix(".ipynb"), as_version=4)
+    notebook.metadata = before.metadata
+    known = {cell["id"]: cell for cell in before.cells}
+    changed, stale = [], []
+    for cell in notebook.cells:
+        old = known.get(cell["id"])
+        if old is None or (old.cell_type, old.source) != (cell.cell_type, cell.source):
+            changed.append(cell["id"])
+        if cell.cell_type != "code":
+            continue
+        if old is not None and does_the_same(old.source, cell.source):
+            cell.outputs, cell.execution_count = old.outputs, old.execution_count
+        else:
+            stale.append(cell["id"])
+    if stale:
+        raise BuildError(f"the code of {', '.join(stale)} changed: build it without --text")
+    write_notebook(notebook, twin.with_suffix(".ipynb"))
+    release_into(assignment, solutions, notebooks)
+    return changed
+
+
+def does_the_same(source: str, other: str) -> bool:
+    """Whether two cells differ in comments, docstrings and layout alone."""
+    try:
+        return source == other or without_docstrings(source) == without_docstrings(other)
+    except SyntaxError:  # a line that is IPython's
+        return False
+
+
+def without_docstrings(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
 def release_into(assignment: str, solutions: Path, notebooks: Path) -> None:
     """Replace `notebooks/<assignment>` by a fresh student version."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -133,7 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m autograder.build", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("assignment", nargs="*", help="e.g. 02_collectives; all when none is named")
-    parser.add_argument("--check", action="store_true", help="compare only; execute nothing")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--check", action="store_true", help="compare only; execute nothing")
+    only.add_argument(
+        "--text", action="store_true", help="take over changed text; execute nothing, keep outputs"
+    )
     options = parser.parse_args(arguments)
     known = assignments()
     if unknown := set(options.assignment) - set(known):
@@ -141,6 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
     prefer_this_environment()
     log_to_file(OUT / "build.log")
     chosen = options.assignment or known
+    if options.text:
+        return _follow(chosen)
     return _check(chosen) if options.check else _build(chosen)
 
 
@@ -148,6 +202,17 @@ def _check(chosen: list[str]) -> int:
     found = [line for assignment in chosen for line in differences(assignment)]
     print("\n".join(found) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
     return 1 if found else 0
+
+
+def _follow(chosen: list[str]) -> int:
+    for assignment in chosen:
+        try:
+            changed = follow(assignment)
+        except BuildError as error:
+            print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
+            return 1
+        print(f"{assignment}: {len(changed)} cells changed; nothing was executed.")
+    return 0
 
 
 def _build(chosen: list[str]) -> int:

@@ -76,7 +76,7 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
         where = f"{path}: {title!r}"
         if kind != "base" and ("says" in said) != (kind == "wrong"):
             raise ValueError(f"{where}: wrong cells, and only they, have a `# says:` line")
-        if "on NCCL" in said and kind != "right":
+        if "on NCCL" in said and kind == "wrong":
             raise ValueError(f"{where}: only right cells have an `# on NCCL:` line")
         code = ABOUT.sub("", body).strip("\n").rstrip()
         if "base" in said:

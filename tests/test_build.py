@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 from autograder import kernels
-from autograder.build import BuildError, build, require_full_points
+from autograder.build import BuildError, build, does_the_same, follow, require_full_points
 from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.drift import differences
 from autograder.exercises import read_assignment
@@ -125,6 +125,41 @@ def test_a_second_build_gives_the_same_but_for_what_varies(toy: Path) -> None:
             assert one == other
     assert first.metadata == second.metadata
     assert "execution" not in path.read_text().replace("execution_count", "")
+
+
+def test_text_is_taken_over_without_executing_anything(toy: Path) -> None:
+    folders = {"solutions": toy / "solutions", "notebooks": toy / "notebooks"}
+    path = toy / "solutions/00_toy/00_toy.ipynb"
+    before = nbformat.read(path, as_version=4)
+    assert follow("00_toy", **folders) == []
+    assert nbformat.read(path, as_version=4) == before
+    in_twin("# A toy assignment", "# Another")(toy)
+    in_twin("print(time.time())", "print(time.time())  # now")(toy)
+    changed = follow("00_toy", **folders)
+    assert len(changed) == 2 and drift(toy) == []
+    after = nbformat.read(path, as_version=4)
+    assert [cell.get("outputs") for cell in after.cells] == [
+        cell.get("outputs") for cell in before.cells
+    ]
+    in_twin("print(time.time())  # now", "print(time.ctime())")(toy)
+    with pytest.raises(BuildError, match=changed[1]):
+        follow("00_toy", **folders)
+    assert nbformat.read(path, as_version=4) == after
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('def f():\n    """One."""\n    return 1', 'def f():\n    """Two."""\n    return 1', True),
+        ("x = 1  # one", "x = 1\n\n# two", True),
+        ('x = "one"', 'x = "two"', False),
+        ('def f(): "one"', 'def f(): return "one"', False),
+        ("%time f()", "%time g()", False),
+        ("%time f()", "%time f()", True),
+    ],
+)
+def test_comments_and_docstrings_do_nothing(one: str, other: str, same: bool) -> None:
+    assert does_the_same(one, other) is same
 
 
 def test_cells_are_named_after_their_exercise(toy: Path) -> None:

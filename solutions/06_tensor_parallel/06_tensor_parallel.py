@@ -680,7 +680,7 @@ if run:
 # ways. Lecture 004 draws two of the orders. Here they are, from runs: what every rank holds at each moment, where it
 # talks, and how many bytes the ledger counted.
 #
-# **Break it**: the *wrong* order first, rows and then columns. x A is a sum of terms, and gelu(a + b) is not
+# First the order that costs more: rows, then columns. x A is a sum of terms, and gelu(a + b) is not
 # gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B by columns, and
 # its output must be gathered.
 

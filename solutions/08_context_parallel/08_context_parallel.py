@@ -825,8 +825,8 @@ def hiding_block(
 #
 # - It saves q, k, v, out and lse, and nothing that came by.
 # - δ is known before the first step, from out and its gradient: one number for each query and head.
-# - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys travels
-#   meanwhile, too: add your share when it has come, and pass it on.
+# - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys can travel
+#   meanwhile, too (the check does not ask for it): add your share when it has come, and pass it on.
 # - All sums in float32 at least (`in_float32`), those that are sent among them.
 # - backward returns one value for each argument of forward: None for those that are not tensors.
 

@@ -1,4 +1,5 @@
 # %% base: what the wrong ones change
+# on NCCL: so this run can hang there
 def reduce_scatter(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = [chunk.contiguous().clone() for chunk in input.chunk(n)]
