@@ -12,7 +12,7 @@ ARGS ?=
 # All tests run in several workers, about one to a core; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade test test-all test-hosts lab bench notebooks lock doctor gpu clean
+.PHONY: help setup grade check test test-all test-hosts lab bench notebooks lock doctor gpu clean
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -39,6 +39,10 @@ grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS
 
 # Compiled once: where Python may not write it (PYTHONDONTWRITEBYTECODE), every rank would compile what it imports.
 COMPILED := $(PY) -m compileall -q -x tests/mutants course_lib autograder tests
+
+check: $(READY) ## lint, types, drift and the tests that start no ranks: some minutes
+	@$(COMPILED)
+	@COURSE_QUICK=1 $(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
 test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
 	@$(COMPILED)

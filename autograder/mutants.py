@@ -74,8 +74,8 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
     for head, body in cells:
         kind, title, said = head[1], head[2].strip(), about(body)
         where = f"{path}: {title!r}"
-        if kind != "base" and ("says" in said) != (kind == "wrong"):
-            raise ValueError(f"{where}: wrong cells, and only they, have a `# says:` line")
+        if "says" in said and kind == "right":
+            raise ValueError(f"{where}: a right cell has no `# says:` line")
         if "on NCCL" in said and kind == "wrong":
             raise ValueError(f"{where}: only right cells have an `# on NCCL:` line")
         code = ABOUT.sub("", body).strip("\n").rstrip()
@@ -85,7 +85,8 @@ def read_mutants(path: Path, *, bases: bool = False) -> list[Mutant]:
             code = patched(ABOUT.sub("", whole[said["base"]]).strip("\n").rstrip(), code, where)
         if kind != "base" or bases:
             says, on_nccl = said.get("says", ""), said.get("on NCCL", "")
-            found.append(Mutant(path.stem, not says, title, code, says, on_nccl))
+            right = kind == "right" or (kind == "base" and not says)
+            found.append(Mutant(path.stem, right, title, code, says, on_nccl))
     return found
 
 

@@ -84,6 +84,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
+# --- make check: what needs no ranks -------------------------------------------------------------
+
+QUICK = bool(os.environ.get("COURSE_QUICK"))
+# Of these no test starts ranks, a kernel or a grader.
+WITHOUT_RANKS = (
+    "test_alike.py", "test_backend.py", "test_build.py", "test_class.py", "test_data.py", "test_exports.py",
+    "test_extra_credit.py", "test_facts.py", "test_figures.py", "test_gpt.py", "test_intake.py",
+    "test_layer_checks.py", "test_ledger_tables.py", "test_mutant_files.py", "test_naming.py",
+    "test_notebook_solutions.py", "test_packaging.py", "test_pages.py", "test_pickling.py",
+    "test_pipeline_schedules.py", "test_places.py", "test_points.py", "test_provenance.py", "test_recipes.py",
+    "test_release_stubs.py", "test_reports.py", "test_saved.py", "test_setup.py", "test_style.py",
+    "test_workers.py",
+)  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """With COURSE_QUICK the other files are not even read."""
+    name = collection_path.name
+    return True if QUICK and name.startswith("test_") and name not in WITHOUT_RANKS else None
+
+
+@pytest.fixture(scope="session", autouse=QUICK)
+def no_ranks() -> Iterator[None]:
+    """A test that starts the process that forks ranks does not belong here."""
+    from course_lib.runtime.preloaded import Preloaded
+
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail(
+            "`make check` starts no ranks: this file is none of WITHOUT_RANKS (conftest.py)"
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preloaded, "__init__", refuse)
+        yield
+
+
 IMITATED_RANKS = 3  # of tests that run on several numbers of ranks
 
 # --- backends ------------------------------------------------------------------------------------

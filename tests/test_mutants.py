@@ -172,5 +172,7 @@ def test_every_exercise_has_mutants(assignment: str) -> None:
             f"{name} has fewer than six wrong solutions"
         )
         assert sum(cell.right for cell in cells) >= 2, f"{name} has fewer than two right solutions"
+        silent = [cell.title for cell in cells if not cell.right and not cell.says]
+        assert not silent, f"{name}: the check must say something of {silent}: `# says:`"
         titles = [cell.title for cell in cells]
         assert len(set(titles)) == len(titles), f"{name} has two cells of one title"
