@@ -482,6 +482,6 @@ def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: in
     assert code != right.text
     says = "group_src="
     report, printed = judged_mutant(
-        f"04_zero/{name}", replace(right, right=False, code=code, says=says), seed
+        f"04_zero/{name}", replace(right, right=False, text=code, says=says), seed
     )
     assert report.score < 1 and any(says in said for said in report.messages), printed
