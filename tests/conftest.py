@@ -160,8 +160,13 @@ def carried(request: pytest.FixtureRequest) -> Iterator[str]:
 
     if request.param == nccl_like.NAME:
         world_size = request.node.callspec.params.get("world_size", IMITATED_RANKS)
-        if world_size != IMITATED_RANKS and not os.environ.get("COURSE_ALL_TESTS"):
-            pytest.skip(f"NCCL is imitated on {IMITATED_RANKS} ranks; on others by make test-all")
+        if not os.environ.get("COURSE_ALL_TESTS"):
+            if world_size != IMITATED_RANKS:
+                pytest.skip(
+                    f"NCCL is imitated on {IMITATED_RANKS} ranks; on others by make test-all"
+                )
+            if request.node.get_closest_marker("many_steps"):
+                pytest.skip("it takes many steps of one order: make test-all")
         with nccl_like.offered():
             yield request.param
         return

@@ -210,6 +210,7 @@ def test_signs(world_size: int, seed: int, backend: str, require_ranks: RequireR
 # ---- nothing is lost, only late
 
 
+@pytest.mark.many_steps
 def test_with_feedback_the_average_over_time_is_what_was_asked(
     seed: int, backend: str, require_ranks: RequireRanks
 ):
@@ -254,6 +255,7 @@ def test_with_feedback_the_average_over_time_is_what_was_asked(
         assert with_it < 0.2 * without, name
 
 
+@pytest.mark.many_steps
 def test_without_feedback_training_stalls_with_it_it_converges(
     seed: int, backend: str, require_ranks: RequireRanks
 ):
@@ -580,6 +582,7 @@ def test_closed_forms():
 # ---- models that train
 
 
+@pytest.mark.many_steps
 def test_a_model_trains_as_well_for_less(seed: int, backend: str, require_ranks: RequireRanks):
     """A classifier on four ranks with data of their own: loss and bytes against the uncompressed average."""
     n, steps = 4, 120
