@@ -19,6 +19,7 @@ from course_lib.checks.context_parallel import merge, prediction, tiles, whole
 from course_lib.checks.engine import judge as judging
 from course_lib.checks.engine.case import Case, Draw
 from course_lib.checks.engine.find import find
+from course_lib.checks.engine.functions import operators
 from course_lib.checks.engine.functions.operators import without_operators
 from course_lib.checks.engine.functions.peak import Peak
 from course_lib.checks.engine.harness import describe
@@ -219,6 +220,30 @@ OPERATORS = {
     "its kernel": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     "its plain way": torch.ops.aten._scaled_dot_product_attention_math.default,
 }
+
+
+def test_an_operator_is_refused_once_by_however_many_parts_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch 2.6 lets nobody replace a kernel a second time."""
+    parts = [("scaled_dot_product", "the first"), ("flash_attention", "the second")]
+    both = "_scaled_dot_product_flash_attention"
+    assert operators.named(parts)[both] == "the first"
+    assert operators.named(parts)["_flash_attention_forward"] == "the second"
+    registered: list[tuple[str, str]] = []
+
+    class Library:
+        def __init__(self, *_: str) -> None: ...
+
+        def impl(self, name: str, kernel: object, key: str, **_: object) -> None:
+            assert (name, key) not in registered
+            registered.append((name, key))
+
+        def _destroy(self) -> None: ...
+
+    monkeypatch.setattr(operators, "_Library", Library)
+    with without_operators(parts):
+        assert (both, "CPU") in registered
 
 
 @pytest.mark.parametrize("name", OPERATORS)

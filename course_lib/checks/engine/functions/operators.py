@@ -29,16 +29,21 @@ def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for part, says in refused:
-                for name in _names():
-                    if name.startswith("aten::") and part in name:
-                        for key in ("CPU", "CUDA"):
-                            library.impl(
-                                name.removeprefix("aten::"), refusing(says), key, **SILENTLY
-                            )
+            for name, says in named(refused).items():
+                for key in ("CPU", "CUDA"):
+                    library.impl(name, refusing(says), key, **SILENTLY)
         yield
     finally:  # ranks are kept under NCCL, for other exercises
         library._destroy()
+
+
+def named(refused: Iterable[Iterable[str]]) -> dict[str, str]:
+    """What the error says, by the operator's name: each stands there once, however many parts are in it."""
+    found: dict[str, str] = {}
+    known = [name.removeprefix("aten::") for name in _names() if name.startswith("aten::")]
+    for part, says in refused:
+        found |= {name: says for name in known if part in name and name not in found}
+    return found
 
 
 def refusing(says: str) -> Any:
