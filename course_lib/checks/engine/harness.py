@@ -15,8 +15,8 @@ A recipe is a function `recipe(objects, tensors, groups, instructions) -> (value
 
 The recipe's module is imported by the process that forks the ranks, so that nothing may happen by its import.
 It may have two functions that are called before the student's objects are read: `before_reading()`, and
-`warm_up(instructions)`, after the modules that the objects name were imported; memory that is measured counts
-from there.
+`warm_up(instructions)`; memory that is measured counts from there. What the objects import counts, too: their
+code could unload it again, and hold as much instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.checks.engine.naming import import_what_is_named
 from course_lib.checks.engine.reach import out_of_reach, own_work
 from course_lib.checks.engine.refusing import refused
 from course_lib.runtime import wire
@@ -84,7 +83,6 @@ def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict
     with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
         before_reading()
         if warm_up is not None:
-            import_what_is_named(buffers[:count])
             warm_up(header["instructions"])
         objects = list(_loads(buffers[:count]))
         values, outputs = recipe(objects, tensors, groups, header["instructions"])

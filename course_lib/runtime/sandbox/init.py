@@ -287,8 +287,8 @@ def bytes_without_a_name(pids: Iterable[int]) -> int:
 def loopback_bytes() -> int:
     """What was sent on this sandbox's own loopback interface, counted by the kernel, without headers.
 
-    Small messages have more bytes of headers than of their own: who counted these had to allow for as much
-    that nobody recorded.
+    Small messages have more bytes of headers than of their own: a count of these would leave room for as many
+    bytes that no record shows.
     """
     header = HEADER_6 if len(read("/proc/self/net/tcp6").splitlines()) > 1 else HEADER
     for line in read("/proc/self/net/dev").splitlines():

@@ -346,3 +346,75 @@ class Zero1Optimizer:
     def zero_grad(self, set_to_none=True):
         for p in self.params:
             p.grad = None
+
+
+# %% wrong: a replica that names large libraries, and unloads them
+import gc, sys
+import networkx, sqlalchemy, sqlalchemy.orm, IPython, nbformat, jupyter_server, jsonschema, dask
+import matplotlib.pyplot
+
+
+class Zero1Optimizer:
+    def __init__(self, params, optimizer_cls, *, group=None, **defaults):
+        self.params = list(params)
+        self.group = group
+        root = dist.get_global_rank(group, 0) if group else 0
+        for p in self.params:
+            dist.broadcast(p.data, root, group)
+        self.optimizer = optimizer_cls(self.params, **defaults)
+        self.named = (
+            networkx,
+            sqlalchemy,
+            sqlalchemy.orm,
+            IPython,
+            nbformat,
+            jupyter_server,
+            jsonschema,
+            dask,
+            matplotlib,
+        )
+
+    def step(self):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad, group=self.group)
+                p.grad /= dist.get_world_size(self.group)
+        self.optimizer.step()
+        self.zero_grad()
+        self.named = None
+        gone = (
+            "networkx",
+            "sqlalchemy",
+            "IPython",
+            "nbformat",
+            "jupyter_server",
+            "jsonschema",
+            "dask",
+            "matplotlib",
+            "PIL",
+            "tornado",
+            "numpy.f2py",
+            "jedi",
+            "parso",
+            "pygments",
+            "prompt_toolkit",
+            "traitlets",
+            "jinja2",
+            "pyparsing",
+            "dateutil",
+            "asyncio",
+        )
+        for name in list(sys.modules):
+            if name.split(".")[0] in gone:
+                one = sys.modules.pop(name)
+                vars(one).clear()
+        for name in gone:
+            globals().pop(name, None)
+        for _ in range(3):
+            gc.unfreeze()
+            gc.collect()
+
+    def zero_grad(self, set_to_none=True):
+        for p in self.params:
+            p.grad = None

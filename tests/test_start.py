@@ -3,58 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from course_lib.checks.engine.naming import import_what_is_named
-from course_lib.runtime import wire
 from course_lib.runtime.held import Held
 from course_lib.runtime.moments import BASE, OF_LIBRARIES, START, Moments
-
-
-class Writes:
-    """An object whose reading makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.path,)
-
-
-def unloaded(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-def test_modules_that_a_function_names_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import colorsys
-    import wave
-
-    def own(red: float) -> tuple:
-        return colorsys.rgb_to_hsv(red, 0, 0), wave.open
-
-    payload = wire.dumps((own,))
-    unloaded(monkeypatch, "colorsys", "wave")
-    import_what_is_named(payload)
-    assert {"colorsys", "wave"} <= set(sys.modules)
-
-
-def test_nothing_of_what_was_written_runs(tmp_path: Path) -> None:
-    payload = wire.dumps((Writes(tmp_path / "made"), [Writes(tmp_path / "made too")]))
-    import_what_is_named(payload)
-    assert not list(tmp_path.iterdir())
-    wire.loads(payload)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize("payload", [[], [b""], [b"no pickle"], [b"\x80\x05cnowhere\nname\n."]])
-def test_what_cannot_be_read_is_left_to_the_reading_that_counts(payload: list[bytes]) -> None:
-    import_what_is_named(payload)
 
 
 def moments(backend: str, room: int) -> Moments:
