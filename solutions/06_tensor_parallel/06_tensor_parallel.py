@@ -1740,8 +1740,7 @@ for form, make in FORMS.items():
 # rank, and their gradients are summed: some kilobytes, in every backward, whatever the batch. And norms and attention
 # keep a number or two for each token and head.
 #
-# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M. The dot is
-# your own run.
+# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M.
 
 # %% tags=["skip-in-grading"]
 PARTS = {"norms": 2, "regions": 2, "attention": 4, "MLP": 8}
@@ -1770,7 +1769,9 @@ for row, (form, whole) in enumerate(WHOLE.items()):
         begin += width
     found = single["saved"] if form == "one process" else kept.get(form)
     if found:
-        axes.plot(found / 65536, row, "o", color=INK, markersize=4)
+        (measured,) = axes.plot(
+            found / 65536, row, "o", color=INK, markersize=4, label="your own run"
+        )
         axes.text(begin + 0.35, row, f"{found / 65536:.2f} M", va="center", fontsize=8)
 axes.set_yticks(
     range(4), ["one process", "tensor parallel", 'and sequence, "keep"', 'and sequence, "regather"']
@@ -1780,7 +1781,7 @@ looks = [
     Patch(fc=QUIET, label="replicated"),
     Patch(fc=QUIET, ec="white", hatch="///", label="sharded"),
 ]
-axes.legend(handles=looks, frameon=False, fontsize=8, loc="lower right")
+axes.legend(handles=[*looks, measured], frameon=False, fontsize=8, loc="lower right")
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 figure

@@ -1658,7 +1658,7 @@ axes.loglog(
 )
 if block is not None:
     print(f"your formula: hidden from {block:,.0f} tokens a rank on")
-    axes.axvline(block, color=INK, lw=0.8, ls=":")
+    axes.axvline(block, color=INK, lw=0.8, ls=":", label="hidden from here on, by your formula")
 axes.set(xlabel="tokens on a rank", ylabel="milliseconds")
 axes.set_xticks(PARTS, [str(c) for c in PARTS])
 axes.minorticks_off()
@@ -1667,7 +1667,7 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# The dotted line is your formula's. A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn.
+# A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn.
 # The formula leaves out what does not grow with c, which is all there is on the left, where both lines are flat: α for a
 # message, and for a block what Python needs to start a few operations. If the lines cross there, that decides it; on a
 # GPU, with short parts, too. And your ring on two ranks: of one forward, how long was rank 0 blocked in messages?

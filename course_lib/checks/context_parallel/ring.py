@@ -118,15 +118,18 @@ def ring_attention(draw: Draw) -> Iterator[Case]:
 
 
 def cases(draw: Draw, way: str) -> Iterator[Case]:
-    whole = judged(way, Spread.draw(draw, 4, 1024, head_dim=64, name="whole", measured=True))
+    # Many ranks with wide heads: then the keys of all are more than one step can need, see `held_line`.
+    n = 8
+    whole = judged(way, Spread.draw(draw, n, 64 * n, head_dim=256, name="whole", measured=True))
+    title = words.counted(n, "rank")
     forward = way == FORWARD
     kept = [] if forward else [kept_line(whole)]
     yield case(
         [whole],
-        [values(whole, "4 ranks", 2), *bytes_lines(whole, way), only_messages(0.5),
+        [values(whole, title, 2), *bytes_lines(whole, way), only_messages(0.5),
          neighbours_line(whole, way), under_way_line(whole, way, 1.5 if forward else 0.75),
          *kept, held_line(whole, way, 1.0 if forward else 0.5)],
-        "4 ranks",
+        title,
     )  # fmt: skip
     yield layouts(draw, way, 3, 2, 4)
     uneven: Layout = [[range(0, 3), range(8, 11)], [range(3, 8)]]
@@ -139,7 +142,7 @@ def cases(draw: Draw, way: str) -> Iterator[Case]:
         GROUP, members=(1, 3), world_size=4,
     )  # fmt: skip
     yield rounded(draw, way, 4)
-    yield many(draw, way, 8)
+    yield unequal_parts(draw, way, 4)
     if draw.hidden:
         yield layouts(draw, way, 5, 1, 6)
         alone = judged(way, Spread.draw(draw, 1, 7, causal=True, name="alone"))
@@ -196,10 +199,10 @@ def layouts(draw: Draw, way: str, n: int, batch: int, heads: int) -> Case:
     )  # fmt: skip
 
 
-def many(draw: Draw, way: str, n: int) -> Case:
+def unequal_parts(draw: Draw, way: str, n: int) -> Case:
     """Causal, in zigzag of 2n chunks of 1 or 2 tokens: parts differ in length."""
     seq = draw.integer(2 * n + 1, 4 * n)
-    drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="many")
+    drawn = Spread.draw(draw, n, seq, causal=True, layout=zigzag(seq, n), name="unequal")
     spread, title = judged(way, drawn), f"causal, zigzag, {words.counted(n, 'rank')}"
     return case([spread], [values(spread, title, 0.5, short=True)], title)
 

@@ -158,7 +158,7 @@ def held_line(spread: Spread, way: str, weight: float) -> Line:
     heads, seq = spread.whole.q.shape[2], spread.whole.q.shape[1]
     part = spread.part(spread.whole.q, 0).numel() * FLOAT
     block = heads * (seq // spread.n) ** 2 * FLOAT
-    most = {"forward": 5.5 * block + 12 * part, "backward": 6.5 * block + 16 * part}[way]
+    most = {"forward": 5.5 * block + 12 * part, "backward": 6.5 * block + 20 * part}[way]
     says = (
         "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
         "block when it comes, and let go of it."

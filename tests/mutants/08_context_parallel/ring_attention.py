@@ -41,6 +41,16 @@
              kv = following
 
 
+# %% wrong: keys that came by are kept to the end of backward
+# says: more than one step needs
+# base: blocks merged by their logarithms
+         kv, shares, coming = torch.stack([k, v]), 0, []
++        came_by = []
+@@
+             shares, coming = shift(dkv, count(layout[(owner - 1) % n]), group)
++            came_by.append(kv)
+
+
 # %% wrong: without a graph
 # says: Autograd does not see
 # base: blocks merged by their logarithms

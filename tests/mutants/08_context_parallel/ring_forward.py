@@ -226,6 +226,16 @@ def ring_lse(*args, **kwargs):
         return ring_forward(*args, **kwargs)[1]
 
 
+# %% wrong: keys that came by are kept to the end
+# says: more than one step needs
+# base: blocks merged by their logarithms
+     kv = torch.stack([k, v])
++    came_by = []
+@@
+         wait(works)
++        came_by.append(kv)
+
+
 # %% wrong: PyTorch's attention
 # says: what it does within is what you are to write
 def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
