@@ -24,8 +24,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.twin import BuildError, grade_id
-from course_lib.checks.engine.case import Exercise
-from course_lib.checks.engine.find import UnknownExercise, find
+from course_lib.checks.judge.case import Exercise
+from course_lib.checks.judge.find import UnknownExercise, find
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from autograder.secret import seed
 from autograder.suspicion import suspicious
 from autograder.twin import grade_id
 from autograder.walk import Event, Judge, Means
-from course_lib.checks.engine.find import find
+from course_lib.checks.judge.find import find
 
 CRASHES = (
     status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT,

@@ -1,8 +1,8 @@
 """Which files of ours a single exercise rests on, beside those that all exercises share.
 
-The checks of an assignment stand in a folder of their own, `course_lib/checks/<topic>/`. An exercise's own
-files are the one that its assignment's `__init__` imports it from, and those of such folders that this file
-imports, and so on. Nothing is executed for it: the imports are read.
+The checks of an assignment stand in a folder of their own, `course_lib/checks/notebooks/<topic>/`. An
+exercise's own files are the one that its assignment's `__init__` imports it from, and those of such folders
+that this file imports, and so on. Nothing is executed for it: the imports are read.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHECKS = Path("course_lib", "checks")
-SHARED = "engine"  # the folder of the checks that serves all of them
+EXERCISES = CHECKS / "notebooks"
 
 
 def is_own(path: Path) -> bool:
     """Whether a file, relative to the repository's root, is some exercise's and not of all."""
-    parts = path.relative_to(CHECKS).parts if path.is_relative_to(CHECKS) else ()
-    return len(parts) > 1 and parts[0] != SHARED
+    return path.is_relative_to(EXERCISES) and path.parent != EXERCISES
 
 
 def own_files(check: str, root: Path) -> list[Path]:
@@ -28,7 +27,7 @@ def own_files(check: str, root: Path) -> list[Path]:
     All exercises' files where it cannot be found: an exercise then rests on more than it must.
     """
     assignment, _, name = check.partition("/")
-    folder = CHECKS / assignment.partition("_")[2]
+    folder = EXERCISES / assignment.partition("_")[2]
     first = next((file for file in _named(folder, name, root) if is_own(file)), None)
     if first is None:
         return [file for file in _files(root) if is_own(file)]

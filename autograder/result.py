@@ -17,7 +17,7 @@ FORMAT = 1
 
 @dataclass
 class Exercise:
-    """One graded cell. `report` is the judge's (see `course_lib.checks.engine.report`), None without one.
+    """One graded cell. `report` is the judge's (see `course_lib.checks.report`), None without one.
 
     reason: empty when all points are there. limit: the name of the status of a limit that was reached here
     (see `autograder.status`), else empty. extra: the points are extra credit, on top of the maximum of the

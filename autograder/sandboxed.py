@@ -11,14 +11,14 @@ from autograder.exercises import Assignment
 from autograder.limits import Limits
 from autograder.marking import Course
 from autograder.walk import Judge, JudgeFailureError
-from course_lib.checks.engine.judge import judge
-from course_lib.checks.engine.masks import masked_paths
+from course_lib.checks.judge.judge import judge
+from course_lib.checks.judge.masks import masked_paths
 from course_lib.runtime import places, pool, wire
 from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 
-MODULES = ("course_lib.checks.engine.harness", "autograder.executor")
+MODULES = ("course_lib.checks.rank.harness", "autograder.executor")
 MODES = ("auto", "require", "off")
 
 

@@ -16,7 +16,8 @@ from autograder.scores import one_line
 from autograder.twin import grade_id
 
 MODULES = (
-    "autograder", "course_lib.checks.engine", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
+    "autograder", "course_lib.checks.client", "course_lib.checks.judge", "course_lib.checks.notebooks",
+    "course_lib.checks.rank", "course_lib.ledger.recorder", "course_lib.runtime", "nbgrader",
     "ctypes", "_ctypes", "cffi", "mmap", "_posixshmem",  # memory that is nobody's object
     "importlib.import_module", "importlib.reload", "runpy",  # modules whose names do not stand in the cell
     "multiprocessing", "subprocess", "pty", "socket",  # where a rank could keep what it may not hold

@@ -11,7 +11,7 @@ from autograder import status
 from autograder.exercises import Graded
 from autograder.result import Exercise
 from autograder.scores import one_line
-from course_lib.checks.engine.report import Report, refusal
+from course_lib.checks.report import Report, refusal
 
 BY_HAND = "points are given by a person"
 LEFT_ALONE = "not attempted"

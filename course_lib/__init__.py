@@ -44,7 +44,7 @@ def _start_in_background() -> None:
         return  # in a rank, or under torchrun: nothing to start
     from course_lib.runtime.pool import preload
 
-    preload("course_lib.checks.engine.harness")
+    preload("course_lib.checks.rank.harness")
 
 
 _start_in_background()

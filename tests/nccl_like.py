@@ -254,7 +254,7 @@ def offered(checks: bool = False) -> Iterator[None]:
     """Within, `launch` knows the backend "nccl-like". checks: `check` runs on it."""
     import pytest
 
-    from course_lib.checks.engine import judge
+    from course_lib.checks.judge import judge
     from course_lib.runtime import backend, run, waiting
 
     launching = importlib.import_module("course_lib.runtime.launch")

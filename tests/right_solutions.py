@@ -9,7 +9,7 @@ from pathlib import Path
 import jupytext
 
 from autograder.mutants import Mutant, read_mutants
-from course_lib.checks.engine.find import of_assignment
+from course_lib.checks.judge.find import of_assignment
 from tests.test_mutants import FILES
 
 ROOT = Path(__file__).resolve().parent.parent

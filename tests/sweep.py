@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import pytest
 
 from autograder.mutants import Mutant
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.find import find
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.find import find
 from tests.right_solutions import right_solutions
 from tests.test_mutants import drawing_once, judged
 

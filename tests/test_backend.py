@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from autograder import __main__ as autograder_main
 from course_lib import doctor, launch
-from course_lib.checks.engine import judge
+from course_lib.checks.judge import judge
 from course_lib.doctor import sharing
 from course_lib.runtime import backend, gpus, pool, residue
 from course_lib.runtime.gpus import Trial

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from course_lib.checks import check
-from course_lib.checks.engine import client, harness, judge, replies, witness
-from course_lib.checks.engine.case import (
+from course_lib.checks import check, client
+from course_lib.checks.judge import judge, replies, witness
+from course_lib.checks.judge.case import (
     RIGHT,
     Case,
     Draw,
@@ -32,9 +32,10 @@ from course_lib.checks.engine.case import (
     RankSide,
     wrong,
 )
-from course_lib.checks.engine.conclude import BROKEN, NOT_BEGUN, Judged, conclude
-from course_lib.checks.engine.find import find, of_assignment
-from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.checks.judge.conclude import BROKEN, NOT_BEGUN, Judged, conclude
+from course_lib.checks.judge.find import find, of_assignment
+from course_lib.checks.rank import harness
+from course_lib.checks.report import Report, ReportLine
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import backend, pool
@@ -735,7 +736,7 @@ def test_hidden_cases_are_the_visible_ones_and_more(assignment, seed):
 
 def test_checks_need_no_gpu_and_no_reference_in_this_process():
     code = (
-        "import sys, course_lib.checks.collectives, course_lib.checks.first_ranks; "
+        "import sys, course_lib.checks.notebooks.collectives, course_lib.checks.notebooks.first_ranks; "
         "loaded = {'course_lib.collectives', 'course_lib.first_ranks'} & set(sys.modules); "
         "assert not loaded, loaded"
     )

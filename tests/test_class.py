@@ -44,7 +44,7 @@ from autograder.store import Store
 from autograder.table import Row
 from autograder.twin import read_twin
 from autograder.work import Work
-from course_lib.checks.engine.find import of_assignment
+from course_lib.checks.judge.find import of_assignment
 
 TOY = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"
 SECRET = b"0123456789abcdef"
@@ -390,14 +390,14 @@ def test_what_rests_on_a_limit_is_judged_again_with_the_others(
 def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path: Path) -> None:
     checks = tmp_path / "course_lib/checks"
     for file, text in {
-        "engine/case.py": "",
-        "toy/__init__.py": "from course_lib.checks.toy.one import first\n"
-        "from course_lib.checks.toy.two import second\n",
-        "toy/one.py": "from course_lib.checks.engine import case\n",
-        "toy/two.py": "def cases():\n    from course_lib.checks.toy import words\n",
-        "toy/words.py": "import course_lib.checks.other.deep\n",
-        "other/__init__.py": "",
-        "other/deep.py": "",
+        "judge/case.py": "",
+        "notebooks/toy/__init__.py": "from course_lib.checks.notebooks.toy.one import first\n"
+        "from course_lib.checks.notebooks.toy.two import second\n",
+        "notebooks/toy/one.py": "from course_lib.checks.judge import case\n",
+        "notebooks/toy/two.py": "def cases():\n    from course_lib.checks.notebooks.toy import words\n",
+        "notebooks/toy/words.py": "import course_lib.checks.notebooks.other.deep\n",
+        "notebooks/other/__init__.py": "",
+        "notebooks/other/deep.py": "",
     }.items():
         (checks / file).parent.mkdir(parents=True, exist_ok=True)
         (checks / file).write_text(text)
@@ -405,9 +405,13 @@ def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path:
     def own(check: str) -> list[str]:
         return [str(file.relative_to("course_lib/checks")) for file in own_files(check, tmp_path)]
 
-    assert own("00_toy/first") == ["toy/one.py"]
-    assert own("00_toy/second") == ["other/deep.py", "toy/two.py", "toy/words.py"]
-    assert len(own("00_toy/third")) == 6  # cannot be found: all but the engine's
+    assert own("00_toy/first") == ["notebooks/toy/one.py"]
+    assert own("00_toy/second") == [
+        "notebooks/other/deep.py",
+        "notebooks/toy/two.py",
+        "notebooks/toy/words.py",
+    ]
+    assert len(own("00_toy/third")) == 6  # cannot be found: all exercises' files
     (tmp_path / "autograder").mkdir()
 
     def marks() -> list[str]:
@@ -416,9 +420,9 @@ def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path:
 
     before = marks()
     for file, differs in {
-        "engine/case.py": [True, False, False],
-        "toy/one.py": [False, True, False],
-        "toy/words.py": [False, False, True],
+        "judge/case.py": [True, False, False],
+        "notebooks/toy/one.py": [False, True, False],
+        "notebooks/toy/words.py": [False, False, True],
     }.items():
         with (checks / file).open("a") as changed:
             changed.write("# changed\n")
@@ -430,13 +434,14 @@ def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path:
 LOADED = """
 import importlib, json, sys, types
 from pathlib import Path
-import course_lib.checks as checks
-from course_lib.checks.engine.find import find
-root = Path(checks.__path__[0])
-topics = [one.name for one in root.iterdir() if one.is_dir() and one.name[:2] not in ("en", "__")]
+import course_lib.checks.notebooks as notebooks
+from course_lib.checks.judge.find import find
+root = Path(notebooks.__path__[0])
+topics = [one.name for one in root.iterdir() if one.is_dir() and one.name[0] != "_"]
 
 def ours():
-    return [one for one in sys.modules if one.startswith(tuple(f"course_lib.checks.{t}" for t in topics))]
+    homes = tuple(f"{notebooks.__name__}.{topic}" for topic in topics)
+    return [one for one in sys.modules if one.startswith(homes)]
 
 found = {}
 for name in json.loads(sys.argv[1]):
@@ -446,7 +451,7 @@ for name in json.loads(sys.argv[1]):
     for one in ours():
         del sys.modules[one]
     for topic in topics:  # packages that import nothing of what they hold
-        package = types.ModuleType(f"course_lib.checks.{topic}")
+        package = types.ModuleType(f"course_lib.checks.notebooks.{topic}")
         package.__path__ = [str(root / topic)]
         sys.modules[package.__name__] = package
     importlib.import_module(home)

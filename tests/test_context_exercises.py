@@ -14,16 +14,16 @@ import torch.nn.functional as F
 
 from autograder.mutants import read_mutants
 from course_lib import facts
-from course_lib.checks.context_parallel import layout as layouts
-from course_lib.checks.context_parallel import merge, prediction, tiles, whole
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Case, Draw
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.functions import operators
-from course_lib.checks.engine.functions.operators import without_operators
-from course_lib.checks.engine.functions.peak import Peak
-from course_lib.checks.engine.harness import describe
-from course_lib.checks.engine.refusing import refused
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Case, Draw
+from course_lib.checks.judge.find import find
+from course_lib.checks.notebooks.context_parallel import layout as layouts
+from course_lib.checks.notebooks.context_parallel import merge, prediction, tiles, whole
+from course_lib.checks.rank import operators
+from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.operators import without_operators
+from course_lib.checks.rank.peak import Peak
+from course_lib.checks.rank.refusing import refused
 from course_lib.context_parallel.balanced import zigzag
 from course_lib.context_parallel.softmax import online_softmax_merge
 from course_lib.context_parallel.tiles import tiled_attention

@@ -14,18 +14,18 @@ import torch.distributed as dist
 
 from autograder.mutants import read_mutants
 from course_lib import launch
-from course_lib.checks.context_parallel.ring_slips import (
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.layers.lines import close
+from course_lib.checks.notebooks.context_parallel.ring_slips import (
     backward_mistakes,
     forward_mistakes,
     lse_mistakes,
 )
-from course_lib.checks.context_parallel.ring_traffic import TOO_MANY, WIDE, seen_flops
-from course_lib.checks.context_parallel.ring_whole import Spread
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Draw
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.layers.lines import close
-from course_lib.checks.engine.spread.watching import Work
+from course_lib.checks.notebooks.context_parallel.ring_traffic import TOO_MANY, WIDE, seen_flops
+from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
+from course_lib.checks.rank.notebooks.context_parallel.work import Work
 from course_lib.context_parallel.balanced import zigzag
 from course_lib.context_parallel.ring import ring_attention
 from course_lib.context_parallel.ulysses import ulysses_attention
@@ -197,7 +197,7 @@ def test_a_message_is_under_way_until_it_is_waited_for(late: bool, worth: int, n
 
 WATCHING = """
 import sys, torch
-from course_lib.checks.engine.functions.peak import Peak
+from course_lib.checks.rank.peak import Peak
 x = torch.ones(3, 4)
 with Peak([x]) as peak:
     (x * 2).sum()

@@ -14,19 +14,19 @@ import torch
 
 from autograder.mutants import read_mutants
 from autograder.report.disclosure import told
-from course_lib.checks.engine import faults
-from course_lib.checks.engine.answers import Answer, judge_answer
-from course_lib.checks.engine.case import Case, Draw, Finding, Observed, RankSide
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.formulas import Prediction, judge_prediction
-from course_lib.checks.engine.judge import judge
-from course_lib.checks.engine.replies import misfit
-from course_lib.checks.engine.report import Report, ReportLine
-from course_lib.checks.engine.sentence import OWN_ERROR, Sentence, general
-from course_lib.checks.engine.traffic import used
-from course_lib.checks.engine.values import close
-from course_lib.checks.first_ranks.greeting import said_hello
-from course_lib.checks.first_ranks.repairs import collected, mean_judge
+from course_lib.checks.judge import faults
+from course_lib.checks.judge.answers import Answer, judge_answer
+from course_lib.checks.judge.case import Case, Draw, Finding, Observed, RankSide
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.formulas import Prediction, judge_prediction
+from course_lib.checks.judge.judge import judge
+from course_lib.checks.judge.replies import misfit
+from course_lib.checks.judge.traffic import used
+from course_lib.checks.judge.values import close
+from course_lib.checks.notebooks.first_ranks.greeting import said_hello
+from course_lib.checks.notebooks.first_ranks.repairs import collected, mean_judge
+from course_lib.checks.report import Report, ReportLine
+from course_lib.checks.sentence import OWN_ERROR, Sentence, general
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import wire

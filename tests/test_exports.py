@@ -38,8 +38,8 @@ from autograder.restore import Restored, restore
 from autograder.result import Exercise, Result
 from autograder.store import Store
 from autograder.suspicion import suspicious
-from course_lib.checks.engine.report import Report, ReportLine
-from course_lib.checks.engine.sentence import Sentence
+from course_lib.checks.report import Report, ReportLine
+from course_lib.checks.sentence import Sentence
 
 NAME = "00_first_ranks"
 
@@ -195,7 +195,7 @@ def test_the_bundle_holds_what_grading_takes(tmp_path: Path) -> None:
     for needed in (
         "autograder/__main__.py",
         "autograder/report/pages/feedback.html.j2",
-        "course_lib/checks/engine/judge.py",
+        "course_lib/checks/judge/judge.py",
         f"solutions/{NAME}/{NAME}.ipynb",
         f"notebooks/{NAME}/{NAME}.ipynb",
         "requirements.lock",

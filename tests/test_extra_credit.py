@@ -36,8 +36,8 @@ from autograder.result import Exercise, Result
 from autograder.twin import read_twin
 from autograder.verdict import LEFT_ALONE
 from course_lib.checks import check
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import Report, ReportLine, refusal
+from course_lib.checks.judge.find import find
+from course_lib.checks.report import Report, ReportLine, refusal
 
 assert preloaded  # a fixture
 TWIN = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"

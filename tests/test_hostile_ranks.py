@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from course_lib.checks.engine import replies, traffic, witness
-from course_lib.checks.engine.case import Case, Draw, Exercise, Finding, Observed
-from course_lib.checks.engine.find import find
+from course_lib.checks.judge import replies, traffic, witness
+from course_lib.checks.judge.case import Case, Draw, Exercise, Finding, Observed
+from course_lib.checks.judge.find import find
 from course_lib.ledger import rows
 from course_lib.ledger.group import RecordingGroup
 from course_lib.ledger.ledger import Ledger

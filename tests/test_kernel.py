@@ -133,7 +133,7 @@ def test_an_interrupted_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     def pressed(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("course_lib.checks.engine.client.submit", pressed)
+    monkeypatch.setattr("course_lib.checks.client.submit", pressed)
     with pytest.raises(Interrupted) as caught:
         check("02_collectives/all_gather", None)
     said = (

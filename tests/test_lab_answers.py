@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.checks.first_ranks.quiz import REMEDIES, WAITS
+from course_lib.checks.notebooks.first_ranks.quiz import REMEDIES, WAITS
 from course_lib.runtime import wire
 from course_lib.runtime.diagnosis import Failure
 from course_lib.runtime.run import run_ranks

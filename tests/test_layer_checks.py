@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from course_lib.checks.engine.layers import own_parts, recipes
-from course_lib.checks.engine.layers.counting import Saved, alive, more
-from course_lib.checks.engine.layers.lines import close
-from course_lib.checks.engine.layers.models import build
+from course_lib.checks.judge.layers.lines import close
+from course_lib.checks.rank import layers as recipes
+from course_lib.checks.rank import own_parts
+from course_lib.checks.rank.counting import Saved, alive, more
+from course_lib.checks.rank.gpt import build
 
 GPT_OF = {"seed": 3, "vocab_size": 11, "context": 8, "layers": 1, "heads": 2, "width": 8}
 

@@ -26,7 +26,7 @@ from autograder.sandboxed import open_course
 from autograder.suspicion import suspicious
 from autograder.twin import BuildError
 from autograder.walk import JudgeFailureError
-from course_lib.checks.engine.report import Report, ReportLine
+from course_lib.checks.report import Report, ReportLine
 from course_lib.runtime import places, pool, wire
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.preloaded import Preloaded
@@ -469,7 +469,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "def check(*a, **k): pass": "sets check",
         "import builtins\nsetattr(builtins, 'len', 1)": "sets builtins.len",
         "import sys\nsys.modules['x'] = 1": "sets sys.modules",
-        "from course_lib.checks.engine import client": "imports course_lib.checks.engine",
+        "from course_lib.checks.judge import judge": "imports course_lib.checks.judge",
         "%matplotlib inline\nimport the.answers": "imports the.answers",
         "if True:\n    %pip install x\nimport the.answers": "imports the.answers",
         "dist.group.WORLD._get_backend(cpu).allreduce([x])": "reaches for _get_backend",
@@ -610,7 +610,7 @@ def real() -> Iterator[Course]:
     yield open_course([read_assignment(NAME, SOLUTIONS, NOTEBOOKS)], b"secret" * 5, Limits())
     places.read_files = read_files
     pool.close()
-    pool.preload("course_lib.checks.engine.harness")
+    pool.preload("course_lib.checks.rank.harness")
 
 
 def reference() -> NotebookNode:

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from autograder.mutants import Mutant
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine import memory
-from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, RankSide
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.functions.peak import Peak
-from course_lib.checks.engine.layers.counting import alive, dense_parts, more, pieces
-from course_lib.checks.engine.memory import Patience
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, RankSide
+from course_lib.checks.judge.find import find
+from course_lib.checks.rank import memory
+from course_lib.checks.rank.counting import alive, dense_parts, more, pieces
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.rank.peak import Peak
 from tests.right_solutions import right_solutions
 from tests.sweep import busy, drawn_seeds, sweep
 from tests.test_mutants import judged

@@ -34,12 +34,12 @@ import torch.distributed as dist
 import course_lib
 from autograder.mutants import MUTANTS, Mutant, read_mutants
 from course_lib.checks import check
-from course_lib.checks.engine import case
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Case, Draw, Exercise, Finding
-from course_lib.checks.engine.find import find, of_assignment
-from course_lib.checks.engine.remarks import TITLE
-from course_lib.checks.engine.report import Report
+from course_lib.checks.judge import case
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Case, Draw, Exercise, Finding
+from course_lib.checks.judge.find import find, of_assignment
+from course_lib.checks.judge.remarks import TITLE
+from course_lib.checks.report import Report
 from tests import nccl_like
 
 ASSIGNMENTS = sorted(folder.name for folder in MUTANTS.iterdir() if folder.is_dir())

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autograder.mutants import Mutant, read_mutants
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.judge import judge
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.judge import judge
 from course_lib.runtime import pool as pools
 from course_lib.runtime import wire
 from course_lib.runtime.sandbox import probe, spec
@@ -182,7 +182,7 @@ WAYS = {
         """,
     "what imports give": """
         def begin():
-            for name in ("runtime.moments", "runtime.held", "checks.engine.training.watching"):
+            for name in ("runtime.moments", "runtime.held", "checks.rank.watching"):
                 try:
                     module = importlib.import_module("course_lib." + name)
                 except ImportError:
@@ -339,7 +339,7 @@ def test_a_built_in_collective_is_no_ring(way: str, sandbox: Sandbox, seed: int)
 
 def test_modules_of_ours_are_found_without_a_look_at_all_names() -> None:
     import course_lib.data.text  # noqa: F401  (perhaps after `reach`)
-    from course_lib.checks.engine.reach import our_modules
+    from course_lib.checks.rank.reach import our_modules
 
     names = [name for name in sys.modules if name.startswith("course_lib.")]
     assert sorted(our_modules()) == sorted(names)
@@ -348,7 +348,7 @@ def test_modules_of_ours_are_found_without_a_look_at_all_names() -> None:
 def test_what_was_hidden_is_there_again_after_a_check() -> None:
     """Ranks are kept under NCCL: the next exercise finds what it needs."""
     import course_lib.ledger.recorder as before
-    from course_lib.checks.engine.reach import is_hidden, out_of_reach
+    from course_lib.checks.rank.reach import is_hidden, out_of_reach
 
     assert is_hidden("course_lib.ledger.recorder") and not is_hidden("course_lib.runtime.backend")
     with out_of_reach():

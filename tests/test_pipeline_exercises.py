@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from autograder.mutants import read_mutants
-from course_lib.checks.engine import case as cases
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Case, Draw, Finding, Observed
-from course_lib.checks.engine.conclude import conclude
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.replies import plain_data
-from course_lib.checks.engine.report import Report
-from course_lib.checks.engine.schedules import write_schedules
-from course_lib.checks.engine.sentence import general
-from course_lib.checks.pipeline import interleaved, schedules, zero_bubble
-from course_lib.checks.pipeline.asked import Asked, Rows, Sizes
-from course_lib.checks.pipeline.order import ahead
+from course_lib.checks.judge import case as cases
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Case, Draw, Finding, Observed
+from course_lib.checks.judge.conclude import conclude
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.replies import plain_data
+from course_lib.checks.notebooks.pipeline import interleaved, schedules, zero_bubble
+from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.notebooks.pipeline.order import ahead
+from course_lib.checks.rank.notebooks.pipeline.schedules import write_schedules
+from course_lib.checks.report import Report
+from course_lib.checks.sentence import general
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
 from course_lib.pipeline import violation as violated

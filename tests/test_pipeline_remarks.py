@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from autograder.mutants import read_mutants
 from course_lib import facts, launch
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.remarks import TITLE
-from course_lib.checks.engine.report import Report
-from course_lib.checks.pipeline.running_early import takes_turns
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.remarks import TITLE
+from course_lib.checks.notebooks.pipeline.running_early import takes_turns
+from course_lib.checks.report import Report
 from course_lib.runtime import wire
 from tests.test_mutants import judged
 

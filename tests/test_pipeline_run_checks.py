@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from autograder.mutants import read_mutants
 from course_lib import facts, launch
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.case import Draw, Observed
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.pipelines.watching import Kept, Watched
-from course_lib.checks.engine.recognising import fingerprint
-from course_lib.checks.pipeline.running import drawn, trouble
-from course_lib.checks.pipeline.running_values import counted, why
-from course_lib.checks.pipeline.running_whole import Run, any_order, case
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Draw, Observed
+from course_lib.checks.judge.find import find
+from course_lib.checks.notebooks.pipeline.running import drawn, trouble
+from course_lib.checks.notebooks.pipeline.running_values import counted, why
+from course_lib.checks.notebooks.pipeline.running_whole import Run, any_order, case
+from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
+from course_lib.checks.rank.notebooks.pipeline.watching import Kept, Watched
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Schedule, Stage, stage_ranks, violation
 from course_lib.pipeline.actions import flat

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
 from autograder.exercises import read_assignment
-from course_lib.checks.engine.case import Draw
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.words import number
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.find import find
+from course_lib.checks.words import number
 
 PAGE = ROOT / "docs" / "points.md"
 BEGIN, END = "<!-- POINTS: begin -->\n", "<!-- POINTS: end -->\n"

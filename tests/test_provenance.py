@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.checks.engine import words
-from course_lib.checks.engine.case import Draw
-from course_lib.checks.engine.explain import Language, finding, mistakes
-from course_lib.checks.engine.provenance import Provenance
+from course_lib.checks import words
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.explain import Language, finding, mistakes
+from course_lib.checks.judge.provenance import Provenance
 
 
 class Made:

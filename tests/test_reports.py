@@ -38,9 +38,9 @@ from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
 from autograder.result import Exercise, Result
 from autograder.table import write_points
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import Report, ReportLine, refusal
-from course_lib.checks.engine.sentence import at
+from course_lib.checks.judge.find import find
+from course_lib.checks.report import Report, ReportLine, refusal
+from course_lib.checks.sentence import at
 
 # The smallest picture: one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABpfZFQAAAAABJRU5ErkJggg=="

@@ -33,10 +33,10 @@ import torch.distributed as dist
 import course_lib
 from autograder.config import assignments
 from course_lib import launch
-from course_lib.checks.engine.case import Draw
-from course_lib.checks.engine.find import find, of_assignment
-from course_lib.checks.engine.judge import judge
-from course_lib.checks.engine.masks import masked_paths
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.find import find, of_assignment
+from course_lib.checks.judge.judge import judge
+from course_lib.checks.judge.masks import masked_paths
 from course_lib.runtime import pool as pools
 from course_lib.runtime import rank as rank_module
 from course_lib.runtime import wire
@@ -128,7 +128,7 @@ def test_nothing_of_the_machine_is_visible_but_python(full: Sandbox, tmp_path: P
 
 def test_masked_files_are_empty_and_stay_so(full: Sandbox) -> None:
     """Also for who makes itself a user namespace of its own, where it has all capabilities again."""
-    folder, checks = str(HERE / "collectives"), str(HERE / "checks" / "collectives")
+    folder, checks = str(HERE / "collectives"), str(HERE / "checks" / "notebooks")
     facts = str(HERE / "facts")
 
     def body() -> list:
@@ -484,10 +484,10 @@ def test_the_file_over_which_ranks_met_is_shut_before_a_students_code(seed: int)
     assert "Operation not permitted" in str(report)
 
 
-def test_the_machinery_of_the_checks_is_not_masked() -> None:
+def test_of_the_checks_only_what_runs_in_ranks_is_not_masked() -> None:
     masked = masked_paths("02_collectives")
-    assert str(HERE / "collectives") in masked and str(HERE / "checks" / "collectives") in masked
-    assert not any(path.startswith(str(HERE / "checks" / "engine")) for path in masked)
+    assert str(HERE / "collectives") in masked and str(HERE / "checks" / "notebooks") in masked
+    assert not any(path.startswith(str(HERE / "checks" / "rank")) for path in masked)
     assert not any(path.startswith(str(HERE / "runtime")) for path in masked)
 
 
@@ -497,7 +497,7 @@ def test_what_an_exercise_runs_in_its_ranks_is_there_in_a_sandbox(name: str, see
     for case in find(name).cases(Draw(seed, hidden=True)):
         for module in (case.recipe.partition(":")[0], *case.imports):
             assert not module.startswith("course_lib.checks.") or module.startswith(
-                "course_lib.checks.engine."
+                "course_lib.checks.rank."
             ), (name, case.title)
 
 
@@ -526,7 +526,7 @@ def test_the_environment_is_scrubbed(strongest: Sandbox, monkeypatch: pytest.Mon
     name, token = f"TOKEN_{secrets.token_hex(4)}", secrets.token_hex(8)
     monkeypatch.setenv(name, token)
     pools.close()
-    pools.preload("course_lib.checks.engine.harness", environment=enter.harmless_environment())
+    pools.preload("course_lib.checks.rank.harness", environment=enter.harmless_environment())
     try:
 
         def body() -> tuple[dict, str]:
@@ -538,7 +538,7 @@ def test_the_environment_is_scrubbed(strongest: Sandbox, monkeypatch: pytest.Mon
         assert environment["HOME"] == environment["TMPDIR"]
     finally:
         pools.close()
-        pools.preload("course_lib.checks.engine.harness")
+        pools.preload("course_lib.checks.rank.harness")
 
 
 def test_only_its_own_descriptors_are_open(strongest: Sandbox) -> None:

@@ -197,7 +197,7 @@ def grade() -> Iterator[Callable[[str, bytes], Result]]:
     yield mark_file
     places.read_files = read_files
     pool.close()
-    pool.preload("course_lib.checks.engine.harness")
+    pool.preload("course_lib.checks.rank.harness")
 
 
 def points(result: Result) -> dict[str, float]:

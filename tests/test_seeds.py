@@ -17,11 +17,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from course_lib.checks.engine.case import Draw
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.recognising import fingerprint, recognised, tokens
-from course_lib.checks.pipeline import running
-from course_lib.checks.pipeline.running_whole import Run, microbatches
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.find import find
+from course_lib.checks.notebooks.pipeline import running
+from course_lib.checks.notebooks.pipeline.running_whole import Run, microbatches
+from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint, recognised, tokens
 from tests.right_solutions import right_solutions
 from tests.sweep import CORES, Outcome, busy, drawn_seeds, sweep
 

@@ -10,9 +10,9 @@ import pytest
 
 from autograder.mutants import read_mutants
 from course_lib import facts, tensor_parallel
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.find import find
-from course_lib.checks.tensor_parallel import prediction
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.find import find
+from course_lib.checks.notebooks.tensor_parallel import prediction
 from course_lib.models import GPTConfig
 from course_lib.runtime import wire
 from tests.test_mutants import judged as judged_mutant

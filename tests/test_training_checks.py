@@ -19,12 +19,14 @@ import torch.distributed as dist
 from torch import nn
 
 from autograder.mutants import read_mutants
-from course_lib.checks.data_parallel import bucketed
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine import refusing, words
-from course_lib.checks.engine.case import RIGHT, Case, Draw, Exercise, Line, wrong
-from course_lib.checks.engine.training import lines, single, toys, watching
-from course_lib.checks.zero import stages
+from course_lib.checks import words
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, wrong
+from course_lib.checks.judge.training import single
+from course_lib.checks.notebooks.data_parallel import bucketed, early
+from course_lib.checks.notebooks.zero import stages
+from course_lib.checks.rank import refusing, toys, watching
 from course_lib.runtime import wire
 from course_lib.runtime.held import held
 from tests.test_mutants import judged as judged_mutant
@@ -243,7 +245,7 @@ def overlap_and_memory(n: int = 2) -> Case:
         "replicas", "overlap", run,
         [
             Line("values", lambda seen: RIGHT),
-            lines.during_backward_line(title="overlap"),
+            early.during_backward_line(title="overlap"),
             lines.volume_line([2 * (n - 1) / n * WHOLE + (WHOLE if r == 0 else 0) for r in range(n)],
                               most=[3 * WHOLE] * n),
             lines.held_line([("at the start", 0, WHOLE), ("after the step", 2, 3 * WHOLE)], slack=1e6),

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from autograder.mutants import Mutant, read_mutants
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine import witness
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.judge import judge
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge import witness
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.judge import judge
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.runtime import pool as pools

@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 from autograder.mutants import Mutant, read_mutants
-from course_lib.checks.engine import judge as judging
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import Report
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.find import find
+from course_lib.checks.report import Report
 from tests.test_mutants import FILES, drawing_once, judged
 
 SEEDS = (11, 20261, 1422992698)

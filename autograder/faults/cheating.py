@@ -141,8 +141,8 @@ ROWS = [
     forging(
         "patched-client",
         """
-        import course_lib.checks.engine.client as client
-        from course_lib.checks.engine.report import Report
+        import course_lib.checks.client as client
+        from course_lib.checks.report import Report
 
         client.submit = lambda name, *rest: Report(name, 1.0, [])
         """,
@@ -150,7 +150,8 @@ ROWS = [
     forging(
         "patched-judge",
         """
-        from course_lib.checks.engine import judge, report
+        from course_lib.checks.judge import judge
+        from course_lib.checks import report
 
         report.Report.points = lambda self, most: 1000
         judge.conclude = lambda name, *rest: report.Report(name, 1.0, [])
@@ -161,7 +162,7 @@ ROWS = [
         instead(
             """
             def neighbour_sum(tensor):
-                import course_lib.checks.engine.harness as harness
+                import course_lib.checks.rank.harness as harness
 
                 torch.equal = torch.allclose = lambda *values, **options: True
                 harness.plain = harness._pack = lambda *values: (True, [])

@@ -29,7 +29,7 @@ from nbformat import NotebookNode
 
 from autograder.report.fingerprints import Shape, given_prints, shape
 from autograder.twin import grade_id
-from course_lib.checks.engine.find import UnknownExercise, find
+from course_lib.checks.judge.find import UnknownExercise, find
 
 LEAST = 20
 SHARE = 0.8

@@ -2,7 +2,7 @@
 
 The kind of every case stands: its title, whether it passed, how it relates to others. So do the judge's
 sentences on what was seen and what usually causes it, in the general words that were given to them where
-they were made (see `course_lib.checks.engine.sentence`). What does not: the seed, what the ranks printed,
+they were made (see `course_lib.checks.sentence`). What does not: the seed, what the ranks printed,
 and whatever a student's code could have filled with the inputs that it was given, since a verdict that
 quotes it would carry the inputs out: the text of an exception and any type that is not a common one, the
 arguments of a call, right values and returned ones, the text of a line of code, shapes, sizes and tags.
@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks.engine.report import ASPECTS, Report, ReportLine
+from course_lib.checks.report import ASPECTS, Report, ReportLine
 
 
 @dataclass(frozen=True)
 class Told:
-    """One row of an exercise's table: see `course_lib.checks.engine.report.ReportLine`."""
+    """One row of an exercise's table: see `course_lib.checks.report.ReportLine`."""
 
     title: str
     sign: str

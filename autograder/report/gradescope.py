@@ -11,7 +11,7 @@ from autograder.report import wording
 from autograder.report.disclosure import Told, told
 from autograder.report.standing import ByHand, Standing, final_score
 from autograder.result import Exercise, Result, write_whole
-from course_lib.checks.engine.report import wrapped
+from course_lib.checks.report import wrapped
 
 WITHOUT_GRADEBOOK = (
     "Points that a person gives, and points taken off for being late, are not part of this score."

@@ -13,9 +13,9 @@ from itertools import groupby
 from autograder.exercises import Assignment, Graded
 from autograder.report import pages
 from autograder.report.wording import shown
-from course_lib.checks.engine.case import Draw, Exercise, Line
-from course_lib.checks.engine.find import find
-from course_lib.checks.engine.report import ASPECTS
+from course_lib.checks.judge.case import Draw, Exercise, Line
+from course_lib.checks.judge.find import find
+from course_lib.checks.report import ASPECTS
 
 SEED = 0  # any
 BY_HAND = "A person gives these points in formgrader."

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from course_lib.checks.engine.report import Report
+    from course_lib.checks.report import Report
 
 __all__ = ["Report", "check"]
 
@@ -21,7 +21,7 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
     values and more cases, for graded cells). Returns a Report: `.score` in 0..1, `.points(12)`.
     Never raises for what the objects do, and writes nothing to stderr. Ctrl-C is one line.
     """
-    from course_lib.checks.engine.client import submit
+    from course_lib.checks.client import submit
     from course_lib.runtime.errors import Interrupted
 
     try:
@@ -38,7 +38,7 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
 
 def __getattr__(name: str) -> Any:
     if name == "Report":  # the ranks import this package too and need none of it
-        from course_lib.checks.engine.report import Report
+        from course_lib.checks.report import Report
 
         return Report
     raise AttributeError(f"module 'course_lib.checks' has no attribute {name!r}")

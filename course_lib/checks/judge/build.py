@@ -1,0 +1,88 @@
+"""Help for writing cases: tensors in awkward layouts, and one rank's part of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from course_lib.checks.judge.case import RankSide, Spec
+
+GAP = -7  # what stands between the elements of a strided argument: nobody should touch it
+LAYOUTS = ("contiguous", "every_other", "transposed")
+
+
+@dataclass
+class Argument:
+    """A tensor argument: its values, and how they lie in memory.
+
+    layout "every_other": the elements of the last dimension have gaps between them; "transposed": the
+    memory of a (columns, rows) tensor, two-dimensional values.
+    """
+
+    values: torch.Tensor
+    layout: str = "contiguous"
+    memory: torch.Tensor = field(init=False)
+    view: list | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.layout == "contiguous":
+            self.memory = self.values.contiguous()
+            return
+        if self.layout == "transposed":
+            self.memory = self.values.t().contiguous()
+            seen = self.memory.t()
+        else:
+            *rest, last = self.values.shape
+            self.memory = torch.full((*rest, 2 * last), GAP).to(self.values.dtype)
+            seen = self.memory[..., ::2]
+            seen.copy_(self.values)
+        self.view = [list(seen.shape), list(seen.stride()), 0]
+
+    def gaps(self, memory: torch.Tensor) -> torch.Tensor | None:
+        """What stands between the elements in `memory`; None where there are no gaps."""
+        return memory[..., 1::2] if self.layout == "every_other" else None
+
+
+def side(
+    tensors: dict[str, Argument | torch.Tensor],
+    *,
+    returned: Sequence[str] = (),
+    result: Spec | None = None,
+    extra: Sequence[Any] = (),
+    group: int | None = None,
+    **more: Any,
+) -> RankSide:
+    """One rank's part of calling the student's function with tensors.
+
+    tensors: arguments in order; returned: those to hand back after the call; result: what the
+    function should return; extra: plain or described arguments after the tensors; group: which of
+    the case's groups to pass as group=.
+    """
+    arguments = {n: t if isinstance(t, Argument) else Argument(t) for n, t in tensors.items()}
+    args = [tensor_of(name, argument) for name, argument in arguments.items()]
+    args += [one if isinstance(one, dict) else {"value": one} for one in extra]
+    outputs = {name: Spec.of(arguments[name].values) for name in returned}
+    for name in returned:
+        if arguments[name].layout == "every_other":
+            outputs[f"{name}.memory"] = Spec.of(arguments[name].memory)
+    if result is not None:
+        outputs["result"] = result
+    instructions = {"args": args, "outputs": list(outputs), **more}
+    if group is not None:
+        instructions["kwargs"] = {"group": {"group": group}}
+    return RankSide({n: a.memory for n, a in arguments.items()}, instructions, outputs)
+
+
+def tensor_of(name: str, argument: Argument) -> dict:
+    described: dict = {"tensor": name}
+    if argument.view is not None:
+        described["view"] = argument.view
+    return described
+
+
+def absent() -> RankSide:
+    """A rank that is in none of the groups and takes no part."""
+    return RankSide({}, {}, {})

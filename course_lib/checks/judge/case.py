@@ -1,0 +1,296 @@
+"""What a check is made of: exercises, cases, lines, findings.
+
+An exercise is a function that yields cases:
+
+    @exercise(points=2, objects=("ring_shift",), references=("course_lib.first_ranks",))
+    def ring_shift(draw: Draw) -> Iterator[Case]: ...
+
+A case is one run on some ranks: a recipe that drives the student's objects there, inputs for each rank,
+the tensors that may come back, and the lines of the table that are judged from that one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
+
+CALL = "course_lib.checks.rank.harness:call"
+EVALUATE = "course_lib.checks.rank.harness:evaluate"
+SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a judge says of one line.
+
+    sentences: what was seen, then what usually causes it; of a line that passed, a remark; those that quote
+    something are marked, see `course_lib.checks.sentence`. cause: equal for lines that fail for the
+    same reason, so that only the first tells it; title: what the line says instead of its own title.
+    misses_point: what is missing is what the exercise is about, see `Exercise.point`.
+    raised: nothing came that could be judged, since the call raised.
+    """
+
+    ok: bool
+    sentences: tuple[str, ...] = ()
+    cause: str = ""
+    title: str = ""
+    misses_point: bool = False
+    raised: bool = False
+
+
+RIGHT = Finding(True)
+ANY = "*"  # a cause: the same as that of whatever else is wrong
+
+
+def wrong(*sentences: str, cause: str = "", misses_point: bool = False) -> Finding:
+    said = tuple(sentence for sentence in sentences if sentence)
+    return Finding(False, said, cause or " ".join(said), misses_point=misses_point)
+
+
+hints_may_fail = True  # False in the tests
+
+
+def usual(hint: Callable[..., str] | None, *args: object) -> str:
+    """What a hint says of the usual cause, or "".
+
+    It is a courtesy, made from whatever a student's code left behind: a mistake in it must not cost
+    the verdict.
+    """
+    try:
+        return hint(*args) if hint else ""
+    except Exception:
+        if not hints_may_fail:
+            raise
+        return ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor that a rank must hand back: nothing else is accepted."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Spec:
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype)[6:]}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RankSide:
+    """One rank's part of a case.
+
+    inputs: tensors by name; instructions: what the recipe reads (plain data); outputs: the tensors
+    that it hands back.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    instructions: dict
+    outputs: dict[str, Spec]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What came back from the ranks of one case, checked for form.
+
+    held: bytes that each rank was measured to hold at its moments, from outside, see
+    `course_lib.runtime.moments`; rose: how many more these were at any time since the moment before.
+    """
+
+    case: Case
+    tensors: list[dict[str, torch.Tensor]]
+    values: list[dict]
+    ledger: Ledger
+    operations: list[list[Operation]]
+    held: list[dict[str, list[int]]] = field(default_factory=list)
+    rose: list[dict[str, list[int]]] = field(default_factory=list)
+
+    @property
+    def world_size(self) -> int:
+        return self.case.world_size
+
+    def answer(self, index: int) -> dict:
+        """What the `evaluate` recipe got of its call number `index`: {"value": ...} or {"error": ...}."""
+        answers = self.values[0].get("answers")
+        one = answers[index] if isinstance(answers, list) and index < len(answers) else None
+        return one if isinstance(one, dict) else {}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table.
+
+    aspect: value, shape, communication or memory; lines of communication and memory count only when
+    the value lines of the same run are right. trivial: a case that doing nothing also passes (one
+    rank, no elements); it counts only when another value is right. short: may share a row. enough: of a line
+    of memory, how many bytes are enough, by the name of what the recipe measures; of each of the ranks that
+    take part, in their order, or of all alike.
+    """
+
+    title: str
+    judge: Callable[[Observed], Finding]
+    weight: float = 1.0
+    aspect: str = "value"
+    trivial: bool = False
+    short: bool = False
+    enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
+    alone: it needs no ranks; a process without a process group runs it.
+    on_cpu: it is about the memory of the host; its ranks run there, also where there are GPUs.
+    needed: bytes of messages without which the result cannot come about, of all ranks together, by any
+    algorithm: right values with fewer came another way, and turn every line of the run wrong.
+    imports: modules that every rank needs, and that take long to import.
+    moments: names of those at which a rank is measured from outside, see `course_lib.runtime.moments`.
+    room: bytes that libraries and a student's objects may take before a base, see there.
+    unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
+    remark: what else is to be said of a run that was right, and costs no points, see `remarks`.
+    """
+
+    title: str
+    sides: list[RankSide]
+    lines: list[Line]
+    recipe: str = CALL
+    groups: list[list[int]] = field(default_factory=list)
+    forbidden: frozenset[str] = frozenset()
+    needed: int = 0
+    timeout: float = SECONDS
+    hidden: bool = False
+    alone: bool = False
+    on_cpu: bool = False
+    imports: tuple[str, ...] = ()
+    unrecorded: tuple[int, ...] = ()
+    moments: tuple[str, ...] = ()
+    room: int = 0
+    remark: Callable[[Observed], Sequence[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.alone and (self.world_size != 1 or self.groups):
+            raise ValueError(
+                f"the case {self.title!r} is to run alone: it has one side and no groups, "
+                f"not {self.world_size} and {len(self.groups)}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return len(self.sides)
+
+    def enough(self, rank: int) -> dict[str, float]:
+        """Bytes that are enough on a rank, by the names of what its recipe measures; see `rank.memory`."""
+        ranks = self.groups[0] if self.groups else range(self.world_size)
+        if rank not in ranks:
+            return {}
+        place, found = ranks.index(rank), dict[str, float]()
+        for name, most in (bound for line in self.lines for bound in line.enough.items()):
+            own = most[place] if isinstance(most, Sequence) else most
+            found[name] = min(own, found.get(name, math.inf))
+        return found
+
+
+class Draw:
+    """The source of a check's inputs: the same seed draws the same. `hidden`: more cases are wanted."""
+
+    def __init__(self, seed: int, hidden: bool = False):
+        self.hidden = hidden
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        """A number in low .. high - 1."""
+        return int(torch.randint(low, high, (), generator=self.generator))
+
+    def choice(self, options: Sequence):
+        return options[self.integer(0, len(options))]
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=dtype)
+
+    def distinct(self, *shape: int, low: int = 1, high: int = 1 << 20) -> torch.Tensor:
+        """Distinct random integers in low .. high - 1, as int64: a wrong sum of them can be decoded."""
+        count = int(torch.Size(shape).numel())
+        if count * 4 > high - low:
+            picked = torch.randperm(high - low, generator=self.generator)[:count]
+        else:
+            picked = torch.empty(0, dtype=torch.int64)
+            while len(picked) < count:
+                more = torch.randint(high - low, (count,), generator=self.generator)
+                picked = torch.unique(torch.cat([picked, more]))
+            picked = picked[torch.randperm(len(picked), generator=self.generator)[:count]]
+        return (picked + low).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise of a notebook.
+
+    objects: the names that `check` takes, in order; references: modules that a student's object may
+    not import; hint: (case, what happened, its text) -> a sentence on the usual cause, or "".
+    point: what the exercise is about, such as "holding less", where a solution could be right in
+    all else: a finding that misses it leaves at most half of the points.
+    besides: what a solution without the point still is, such as "a schedule that can be done", where that is
+    little of the work: then it leaves at most a quarter.
+    refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
+    """
+
+    name: str
+    points: float
+    objects: tuple[str, ...]
+    cases: Callable[[Draw], Iterator[Case]]
+    references: tuple[str, ...] = ()
+    extra: bool = False
+    constants: bool = False
+    hint: Callable[[Case, str, str], str] | None = None
+    point: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    besides: str = ""
+
+
+def exercise(
+    *,
+    points: float,
+    objects: Sequence[str],
+    references: Sequence[str] = (),
+    extra: bool = False,
+    constants: bool = False,
+    hint: Callable[[Case, str, str], str] | None = None,
+    point: str = "",
+    refused: dict[str, str] | None = None,
+    besides: str = "",
+) -> Callable[[Callable[[Draw], Iterator[Case]]], Exercise]:
+    """Make a function that yields cases an exercise of its notebook's module, under the same name.
+
+    extra: extra credit; constants: the objects are values (answers), not functions. The rest: see `Exercise`.
+    """
+
+    def register(cases: Callable[[Draw], Iterator[Case]]) -> Exercise:
+        name = cases.__name__
+        return Exercise(
+            name, points, tuple(objects), cases, tuple(references), extra, constants, hint, point,
+            refused or {}, besides,
+        )  # fmt: skip
+
+    return register
+
+
+def exercises(module: ModuleType) -> dict[str, Exercise]:
+    """The exercises of a notebook's module, by name: every attribute that is one, in order."""
+    found = [value for value in vars(module).values() if isinstance(value, Exercise)]
+    return {one.name: one for one in found}

@@ -1,0 +1,233 @@
+"""A run that did not end well, in the words of the table: what happened, where, and the usual cause."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Exercise, Finding, usual, wrong
+from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.ledger import rows
+from course_lib.runtime.diagnosis import Failure, RankReport
+
+SHOWN = 4  # ranks whose state is told
+OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))})\b")
+EXIT = re.compile(r"os\._exit\(\d+\)")
+STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
+
+# Where an error is placed that came out of no line of the student's: our recipes, autograd's engine.
+NOT_THEIRS = ("harness.py, ", "recipes.py, ", "graph.py, ")
+TO_ITSELF = re.compile(
+    r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"
+    r"(send to|receive from) itself"
+)
+NOT_RUN = (
+    "Run the cells above, the one that defines the name among them. If that was done, is the name typed as "
+    "it is there?"
+)
+NOT_HERE = (
+    "In a check a rank starts no processes and opens no sockets, pipes or shared memory: what it holds is "
+    "its own, and what it sends goes through the process group."
+)
+COPY = "A rank cannot send to itself: copy what it keeps."
+OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
+WITHIN = re.compile(r"Group rank \d+ is not part of group")
+WORLD_RANKS = (
+    "In torch.distributed `src` and `dst` are ranks of the whole world, also in a group: translate "
+    "with dist.get_global_rank(group, r), or pass group_src= and group_dst= (group_peer= of a dist.P2POp)."
+)
+GROUP_RANKS = (
+    "A rank's number within a group is one of 0 .. size - 1: take dist.get_rank(group) and "
+    "dist.get_world_size(group), which count the group's ranks. Without `group` they count all ranks."
+)
+RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
+    (
+        r"not contiguous",
+        "Messages need memory in a row: send x.contiguous(), receive into a new "
+        "tensor, copy back with copy_().",
+    ),
+    (
+        r"two ends of a message differ",
+        "A message and the buffer that it is received into must have the same size and dtype.",
+    ),
+    (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
+    (r"nobody waited for", "Call wait() on every handle before the function returns."),
+    (r"before Module\.__init__\(\) call", "Call super().__init__() first in __init__."),
+    (
+        r"collective number",
+        "All ranks must call the same collectives, in the same order, with the same sizes.",
+    ),
+)
+
+
+def not_written(failure: Failure) -> bool:
+    """Some rank met a stub."""
+    return any(report.error_type == "NotImplementedError" for report in failure.ranks.values())
+
+
+def stub_place(failure: Failure) -> str:
+    return next(r.line for r in failure.ranks.values() if r.error_type == "NotImplementedError")
+
+
+def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Finding:
+    """The finding for every line of the case. `hidden`: exceptions by type and line only."""
+    text = failure.message
+    hint = group_hint(case, failure) or peer_hint(case, text)
+    hint = hint or refused_hint(failure)
+    hint = hint or usual(exercise.hint, case, failure.kind, text) or undefined_hint(failure)
+    if hidden and not hint:
+        hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
+    if failure.kind == "deadlock":
+        advice = [hint or failure.message.splitlines()[-1]]
+        if (held := failure.held) is not None:
+            advice = [Sentence(held.said, held.general), held.advice]
+        where = sorted({f"{r.operation.split('(')[0]}|{r.line}" for r in stuck(failure).values()})
+        return wrong(failure.headline, *waiting(failure), *advice, cause=f"deadlock {where}")
+    if failure.kind == "timeout":
+        late = f"not finished after {case.timeout:g} seconds; the ranks were ended."
+        busy = {r.line for r in failure.ranks.values() if r.state == "running"}
+        advice = hint or ("Does a loop there ever end?" if busy else "")
+        return wrong(late, *waiting(failure), advice, cause=f"timeout {sorted(busy)}")
+    if failure.kind == "died":
+        return wrong(ended(failure), *died(failure), hint, cause="died")
+    refusal = next((said for said in exercise.refused.values() if said in text), "")
+    return raised(failure, hint, hidden, refusal)
+
+
+def used_up(failure: Failure) -> str:
+    """What there was no more of when a rank raised: "memory", "disk", "processes", "files", or ""."""
+    for report in failure.ranks.values():
+        kind, text = report.error_type, report.error_text
+        if kind in ("MemoryError", "OutOfMemoryError") or "allocate memory" in text:
+            return "memory"
+        if kind == "OSError" and f"[Errno {errno.EMFILE}]" in text:
+            return "files"
+        if f"[Errno {errno.ENOSPC}]" in text or os.strerror(errno.ENOSPC) in text:
+            return "disk"  # PyTorch and others raise errors of their own with the system's words
+        if "start new thread" in text:
+            return "processes"
+    return ""
+
+
+def by_chance(failure: Failure) -> bool:
+    """Whether it was the clock that ended the run, or somebody who kills processes."""
+    killed = any("SIGKILL" in report.how for report in failure.ranks.values())
+    return failure.kind == "timeout" or killed
+
+
+def peer_hint(case: Case, text: str) -> str:
+    """A peer outside the group, or the rank itself: within a group both come of the wrong count."""
+    if WITHIN.search(text):
+        return GROUP_RANKS
+    if OUTSIDE.search(text) or (case.groups and TO_ITSELF.search(text)):
+        return WORLD_RANKS
+    return COPY if TO_ITSELF.search(text) else ""
+
+
+def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Finding:
+    """refusal: what we say in the exception's text. Hidden cases do not show the text, but that they may."""
+    causes = {r: report for r, report in failure.ranks.items() if report.state == "raised"}
+    first = next(iter(causes.values()), None)
+    if first is None:
+        return wrong(failure.headline, hint)
+    head = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "given", failure.headline)
+    if hidden:
+        who = words.ranks(list(causes))
+        told = f"{who} raised {error_kind(first.error_type)}."
+        head = refusal or Sentence(f"{who} raised {first.error_type}{missing_name(first)}.", told)
+    ours = first.line.startswith(NOT_THEIRS)
+    return wrong(
+        head, at("" if ours else first.line), hint, cause=f"{first.error_type} {first.line}"
+    )
+
+
+def undefined_hint(failure: Failure) -> str:
+    """A name that no cell has made yet, or none ever does."""
+    raised = [one for one in failure.ranks.values() if one.state == "raised"]
+    return NOT_RUN if any(missing_name(one) for one in raised) else ""
+
+
+def refused_hint(failure: Failure) -> str:
+    """A system call that checks do without, see `course_lib.runtime.sandbox.calls`."""
+    raised = [one for one in failure.ranks.values() if one.state == "raised"]
+    refused = f"[Errno {errno.EPERM}]"
+    return NOT_HERE if any(refused in one.error_text for one in raised) else ""
+
+
+def missing_name(report: RankReport) -> str:
+    """Of a NameError the name, if it stands in the student's own line and so tells nothing of the inputs."""
+    match = re.match(r"name '(\w+)' is not defined", report.error_text)
+    stands_there = match and re.search(rf"\b{match[1]}\b", report.line)
+    return f": name '{match[1]}' is not defined" if match and stands_there else ""
+
+
+def stuck(failure: Failure) -> dict[int, RankReport]:
+    return {rank: r for rank, r in failure.ranks.items() if r.state in ("waiting", "running")}
+
+
+def waiting(failure: Failure) -> list[str]:
+    """What each rank is in that got no further, and where; without the seconds, which vary."""
+    some = dict(list(stuck(failure).items())[:SHOWN])
+    lines = {report.line for report in some.values()}
+    shared = lines.pop() if len(lines) == 1 else ""
+    said = []
+    for rank, report in some.items():
+        what = f"rank {rank} computes"
+        if report.state != "running":
+            whom = f", waits for {words.ranks(report.waits_for)}" if report.waits_for else ""
+            what = Sentence(
+                f"rank {rank} is in {report.operation}{whom}",
+                f"rank {rank} is in {operation(report)}{whom}",
+            )
+        said.append(at("" if shared else report.line, what))
+    if (more := len(stuck(failure)) - SHOWN) > 0:
+        said.append(f"and {words.counted(more, 'other rank')} likewise")
+    return [*said, at(shared)] if shared else said
+
+
+def operation(report: RankReport) -> str:
+    """The operation by its name alone: its tag and its tensor's shape are the student's to choose."""
+    match = OPERATION.search(report.operation)
+    return match[0] if match else "an operation"
+
+
+def ended(failure: Failure) -> Sentence:
+    """Which ranks died and how; an exit code is the student's to choose."""
+    dead = {rank: report for rank, report in failure.ranks.items() if report.state == "died"}
+    told = [
+        f"rank {rank} died: {EXIT.sub('os._exit', report.how)}." for rank, report in dead.items()
+    ]
+    return Sentence(failure.headline, " ".join(told))
+
+
+def died(failure: Failure) -> list[Sentence]:
+    """What each rank that died had come to: "in recv(src=2)", "after send(dst=1)", "before ..."."""
+    said = []
+    for rank, report in failure.ranks.items():
+        if report.state != "died" or not report.operation:
+            continue
+        when = report.operation.partition(" ")[0]
+        first = "its first communication" if when == "before" else operation(report)
+        told = f"rank {rank} was {when} {first}"
+        said.append(at(report.line, Sentence(f"rank {rank} was {report.operation}", told)))
+    return said
+
+
+def group_hint(case: Case, failure: Failure) -> str:
+    """Members of a group that wait for a rank outside it."""
+    if failure.kind != "deadlock" or not case.groups:
+        return ""
+    members = {rank for group in case.groups for rank in group}
+    outside = {r for report in stuck(failure).values() for r in report.waits_for} - members
+    if not outside:
+        return ""
+    who, group = words.ranks(sorted(outside)).capitalize(), ", ".join(map(str, case.groups[0]))
+    return (
+        f"{who} {words.verb(sorted(outside), 'is', 'are')} not in the group "
+        f"{{{group}}}: count ranks within it (dist.get_rank(group), "
+        "dist.get_world_size(group)), pass group= to every operation, and translate "
+        "a neighbour with "
+        "dist.get_global_rank(group, r)."
+    )

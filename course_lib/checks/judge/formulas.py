@@ -1,0 +1,169 @@
+"""Functions of plain numbers that a student writes, held against closed forms.
+
+A process without ranks evaluates them (see `course_lib.runtime.alone`); the answers come back as plain
+data. Where they are what another, usual formula gives, that formula's mistake is told.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    wrong,
+)
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+Formula = Callable[..., float]
+FACTOR = re.compile(
+    r"\d times too (large|small)"
+)  # what a kind of mistake makes, and no value could be
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A function of the student's, compared with a closed form on a list of arguments.
+
+    index: of the object in the exercise; slips: what a usual mistake makes of the question, by the
+    sentence that names it; otherwise: said when no slip fits.
+    """
+
+    name: str
+    index: int
+    arguments: Sequence[tuple]
+    formula: Formula
+    slips: Mapping[str, Formula] = field(default_factory=dict)
+    weight: float = 1.0
+    title: str = ""
+    otherwise: str = ""
+
+
+def predictions(questions: Sequence[Prediction]) -> Iterator[Case]:
+    """A case for each function, so that one which never ends costs no other; a line for each question."""
+    for index in dict.fromkeys(one.index for one in questions):
+        calls: list[list] = []
+        lines: list[Line] = []
+        for one in (question for question in questions if question.index == index):
+            lines.append(Line(one.title or one.name, judge_prediction(one, len(calls)), one.weight))
+            calls += [[index, list(args)] for args in one.arguments]
+        sides = [RankSide({}, {"calls": calls}, {})]
+        yield Case(f"function {index}", sides, lines, recipe=EVALUATE, alone=True)
+
+
+def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        off = []
+        for k, args in enumerate(one.arguments, start=start):
+            answer = seen.answer(k)
+            if isinstance(answer.get("error"), list):
+                return failed(one, args, *map(str, answer["error"]))
+            value = numeric(answer.get("value"))
+            if value is None:
+                return wrong(no_number(one, args, answer.get("value")))
+            if not equal(value, one.formula(*args)):
+                off.append((args, value))
+        return explain(one, off) if off else RIGHT
+
+    return judge
+
+
+def no_number(one: Prediction, args: tuple, value: Any) -> Sentence:
+    return Sentence(
+        f"{shown(one.name, args)} gives {kind(value)}, not a number.",
+        f"{one.name} gives no number for some arguments.",
+    )
+
+
+def failed(
+    one: Prediction, args: tuple, error: str = "", text: str = "", place: str = ""
+) -> Finding:
+    if error == "NotImplementedError":
+        return wrong(f"{one.name} is not written yet.", cause=f"{one.name} not written")
+    said = Sentence(
+        f"{shown(one.name, args)} raised {error}: {text}",
+        f"{one.name} raised {error_kind(error)}.",
+    )
+    return wrong(said, at(place))
+
+
+def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
+    """What the first wrong answer is, an argument for which it is right, and the mistake that fits."""
+    args, value = off[0]
+    said = f"{shown(one.name, args)} gives {words.number(value)}; "
+    apart = compared(value, one.formula(*args))
+    said += f"{apart}."
+    wrong_for = [given for given, _ in off]
+    good = [given for given in one.arguments if given not in wrong_for and one.formula(*given)]
+    if good:
+        said += f" {shown(one.name, good[0])} is right."
+    slip = next((s for s, f in one.slips.items() if all(fits(f, a, v) for a, v in off)), "")
+    factor = f": {apart}" if FACTOR.fullmatch(apart) else ""
+    told = Sentence(said, f"{one.name} gives a wrong number for some arguments{factor}.")
+    return wrong(told, slip or one.otherwise, cause=f"{one.name}: {slip}")
+
+
+def compared(value: float, right: float) -> str:
+    """How far off, by a factor where there is one."""
+    if not math.isfinite(right):
+        return "no finite number is right"
+    if not math.isfinite(value):
+        return "a finite number is right"
+    if right == 0 or value == 0 or value / right < 0:
+        return f"{words.number(right)} is right"
+    factor = value / right
+    if factor > 1:
+        return f"{words.number(factor)} times too large"
+    return f"{words.number(1 / factor)} times too small"
+
+
+def shown(name: str, args: Sequence[Any]) -> str:
+    return f"{name}({', '.join(map(argument, args))})"
+
+
+def argument(value: Any) -> str:
+    """An argument as one would type it: 4000, 1_000_000, 2e-05, 'broadcast'."""
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:_}"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def fits(formula: Formula, args: tuple, value: float) -> bool:
+    try:
+        return equal(value, formula(*args))
+    except ArithmeticError:  # a wrong formula may divide by zero where the right one does not
+        return False
+
+
+def equal(value: float, right: float, tolerance: float = 1e-6) -> bool:
+    if not math.isfinite(right) or not math.isfinite(value):
+        return value == right
+    return abs(value - right) <= tolerance * abs(right) or abs(value - right) < 1e-15
+
+
+def numeric(value: Any) -> float | None:
+    """A number that came back (see `harness.plain`), or None. True is no number; a text is none."""
+    if isinstance(value, dict) and isinstance(value.get("tensor"), list):
+        value = value["tensor"][0] if len(value["tensor"]) == 1 else None
+    if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
+        return float(value["float"])
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def kind(value: Any) -> str:
+    """What came back instead of a number."""
+    if value is None:
+        return "None (is there a `return`?)"
+    if isinstance(value, dict):
+        return f"a value of type {value.get('other') or next(iter(value), 'dict')}"
+    return f"{value!r}"[:60]

@@ -1,0 +1,321 @@
+"""In the judge: calls of functions, what must come back, and lines about values and memory. See `recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    ANY,
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Spec,
+    usual,
+    wrong,
+)
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+RECIPE = "course_lib.checks.rank.functions:calls"
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+ROOM = 2_000_000  # bytes that libraries take at the first call
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function.
+
+    inputs: by name, in order; wanted: what must come back, in the order in which it is looked at: outputs by
+    their names, "grad.NAME" of an input. gradients: of the outputs; none: no backward.
+    anything: {name: mask} of places where any finite number is right.
+    """
+
+    name: str
+    inputs: Tensors
+    wanted: Tensors
+    gradients: Tensors = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] = ("y",)
+    anything: Tensors = field(default_factory=dict)
+    measured: bool = False
+    object: int = 0
+
+    @property
+    def returned(self) -> dict[str, torch.Tensor]:
+        """All that goes back: what is wanted, and the inputs afterwards."""
+        return {**self.wanted, **{f"after.{name}": one for name, one in self.inputs.items()}}
+
+    def instructions(self) -> dict:
+        prefix = f"{self.name}."
+        return {
+            "name": self.name, "object": self.object, "kwargs": dict(self.kwargs),
+            "inputs": [[name, prefix + name] for name in self.inputs],
+            "outputs": list(self.outputs), "measured": self.measured,
+            "gradients": {name: f"{prefix}gradient.{name}" for name in self.gradients},
+            "expects": {
+                name: [str(one.dtype)[6:], list(one.shape)] for name, one in self.returned.items()
+            },
+        }  # fmt: skip
+
+
+def case(
+    title: str,
+    calls: Sequence[Call],
+    lines: Sequence[Line],
+    refused: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Case:
+    """The calls one after the other in a process without ranks; refused: see `without_operators`."""
+    inputs, outputs = {}, {}
+    for one in calls:
+        inputs |= {f"{one.name}.{name}": tensor for name, tensor in one.inputs.items()}
+        inputs |= {f"{one.name}.gradient.{name}": g for name, g in one.gradients.items()}
+        outputs |= {f"{one.name}.{name}": Spec.of(tensor) for name, tensor in one.returned.items()}
+    told = {
+        "calls": [one.instructions() for one in calls],
+        "refused": [list(pair) for pair in (refused or {}).items()],
+    }
+    side = RankSide(inputs, told, outputs)
+    moments = tuple(name for one in calls if one.measured for name in moments_of(one.name))
+    return Case(
+        title, [side], list(lines), recipe=RECIPE, alone=True, moments=moments, room=ROOM, **more
+    )
+
+
+def moments_of(call: str) -> tuple[str, ...]:
+    """See `recipes.Call.from_outside`."""
+    return tuple(f"{call}.pages.{moment}" for moment in ("base", "forward", "backward"))
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A way to go wrong whose values can be computed: it must give all of `tensors`."""
+
+    says: str
+    tensors: Callable[[], Tensors]
+
+
+@dataclass(frozen=True)
+class About:
+    """What is said of calls: of which function, against what, why an error or another shape came."""
+
+    function: str
+    against: str
+    subjects: Mapping[str, str]
+    error: Callable[[str, str], str] | None = None
+    misfit: Callable[[str, str], str] | None = None
+    own_errors: Sequence[str] = ()
+
+
+# ---- values
+
+
+def values_line(
+    call: Call,
+    about: About,
+    title: str,
+    *,
+    names: Sequence[str] = (),
+    slips: Iterable[Slip] = (),
+    otherwise: str = "",
+    weight: float = 1.0,
+    short: bool = False,
+) -> Line:
+    """What came back is what `call` wants: of `names`, or of all; and the inputs are what they were.
+
+    otherwise: said when none of the slips fits.
+    """
+    slips = tuple(slips)
+
+    def judge(seen: Observed) -> Finding:
+        told = told_of(seen, call)
+        if isinstance(told.get("error"), list):
+            return raised(about, *map(str, told["error"][:3]))
+        for name in names or list(call.wanted):
+            if found := wrong_one(seen, call, about, name, slips, otherwise):
+                return found
+        return changed(seen, call) or RIGHT
+
+    return Line(title, judge, weight, short=short)
+
+
+def told_of(seen: Observed, call: Call) -> dict:
+    told = seen.values[0].get(call.name)
+    return told if isinstance(told, dict) else {}
+
+
+def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError" and not text:
+        return wrong(f"{about.function} is not written yet for this.", at(place), cause="stub")
+    if text in about.own_errors:
+        found = wrong(text, at(place), cause="refused", misses_point=True)
+        return replace(found, raised=True)
+    told = f"{about.function} raised {error_kind(error)}."
+    said = Sentence(f"{about.function} raised {error}: {text}", told)
+    found = wrong(said, at(place), usual(about.error, error, text), cause=f"{error} {place}")
+    return replace(found, raised=True)
+
+
+def wrong_one(
+    seen: Observed,
+    call: Call,
+    about: About,
+    name: str,
+    slips: Sequence[Slip],
+    otherwise: str,
+) -> Finding | None:
+    misfits = told_of(seen, call).get("misfits")
+    misfits = misfits if isinstance(misfits, dict) else {}
+    if name.startswith("grad.") and any(one in misfits for one in call.outputs):
+        return wrong(cause=ANY)  # backward had nothing to begin with
+    subject, wanted = about.subjects.get(name, name), call.wanted[name]
+    if name in misfits:
+        came = str(misfits[name])
+        agreed = f"{Spec.of(wanted)} is expected"
+        why = usual(about.misfit, name, came)
+        if came == "None" and not why:
+            why = "Is there a `return` at its end?" if name in call.outputs else ""
+        said = Sentence(
+            f"{subject} is {came}; {agreed}.", f"{subject} is not what was agreed; {agreed}."
+        )
+        return wrong(said, why, cause=why or f"misfit {name}")
+    found = got(seen, call, name)
+    if close(found, wanted):
+        return None
+    here = {one: got(seen, call, one) for one in call.wanted}
+    says = next((one.says for one in slips if fits(one, name, here)), "")
+    said = difference(about, subject, found, wanted)
+    if not says and name.startswith("grad.") and not forward_is_right(here, call):
+        return wrong(said, "Forward is not right yet: look there first.", cause=ANY)
+    return wrong(said, says or otherwise, cause=says or otherwise or name)
+
+
+def forward_is_right(here: Tensors, call: Call) -> bool:
+    return all(close(here[one], call.wanted[one]) for one in call.outputs if one in call.wanted)
+
+
+def got(seen: Observed, call: Call, name: str) -> torch.Tensor:
+    """What came, with the wanted number wherever any finite one is right and there is one."""
+    found = seen.tensors[0][f"{call.name}.{name}"]
+    if name not in call.anything:
+        return found
+    return torch.where(call.anything[name] & found.isfinite(), call.wanted[name], found)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal but for rounding, to a share of the largest finite element; nan is not, infinity is itself."""
+    if found.shape != wanted.shape:
+        return False
+    finite = wanted.isfinite()
+    largest = float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0
+    near = (found - wanted).abs() <= TOLERANCE[wanted.dtype] * max(largest, 1e-3)
+    return bool(torch.where(finite, near, found == wanted).all())
+
+
+def fits(slip: Slip, name: str, found: Tensors) -> bool:
+    tensors = slip.tensors()
+    return name in tensors and all(close(found[one], tensor) for one, tensor in tensors.items())
+
+
+def difference(
+    about: About, subject: str, found: torch.Tensor, wanted: torch.Tensor
+) -> Sentence:  # fmt: skip
+    general = f"{subject} is not what {about.against} gives"
+    off = torch.where(found == wanted, 0.0, (found.double() - wanted.double()).abs())
+    worst = int(off.nan_to_num(float("inf"), posinf=float("inf")).flatten().argmax())
+    one, other = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
+    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)]
+    return Sentence(f"{general}: element {where} is {one} instead of {other}.", f"{general}.")
+
+
+def changed(seen: Observed, call: Call) -> Finding | None:
+    for name, before in call.inputs.items():
+        if not torch.equal(seen.tensors[0][f"{call.name}.after.{name}"], before):
+            return wrong(
+                f"{name} was changed: it belongs to the caller.",
+                "Work on a new tensor: `x = x * a` and not `x *= a`.",
+                cause=f"changed {name}",
+            )
+    return None
+
+
+# ---- what is computed
+
+
+def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weight: float) -> Line:
+    """FLOPs of products of matrices: `most` at most in each direction, "forward" and "backward"."""
+
+    def judge(seen: Observed) -> Finding:
+        told = told_of(seen, call).get("flops")
+        for direction, enough in most.items():
+            done = told.get(direction) if isinstance(told, dict) else None
+            if type(done) is not int:
+                return wrong(f"FLOPs of {direction} were not told.", cause=ANY)
+            if done > enough:
+                return wrong(
+                    f"in {direction} the products took {words.number(done)} FLOPs; "
+                    f"{words.number(round(enough))} are enough.",
+                    says,
+                    cause=says,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")
+
+
+# ---- memory
+
+
+def memory_line(
+    call: Call,
+    key: str,
+    title: str,
+    most: float,
+    says: Callable[[int], tuple[str, bool]],
+    weight: float = 1.0,
+    pages: int = 0,
+) -> Line:
+    """Bytes "kept" for backward, or alive at a moment of "forward" or "backward": `most` at most.
+
+    Tensors are counted in the rank, exactly; from outside, by the pages of the process, so many as `pages`
+    and more are too many, whatever holds them. says: bytes -> the usual cause, and whether the exercise's
+    point is missed.
+    """
+    what = {
+        "kept": "forward keeps {} bytes for backward",
+        "forward": "at one moment of forward {} bytes were alive beside the inputs",
+        "backward": "at one moment of backward {} bytes were alive beside the inputs",
+    }[key]
+
+    def judge(seen: Observed) -> Finding:
+        found, outside = told_of(seen, call).get(key), from_outside(seen, call, key)
+        if type(found) is not int or outside is None:
+            return wrong(f"bytes of {key} were not told.", cause=ANY)
+        if outside >= pages > 0:
+            found = max(found, outside)
+        if found <= most:
+            return RIGHT
+        cause, misses = says(found)
+        enough = f"{words.number(round(most))} are enough"
+        said = Sentence(
+            f"{what.format(words.number(found))}; {enough}.",
+            f"{what.format('too many')}; {enough}.",
+        )
+        return wrong(said, cause, cause=cause or key, misses_point=misses)
+
+    return Line(title, judge, weight, "memory", enough={f"{call.name}.{key}": most})
+
+
+def from_outside(seen: Observed, call: Call, key: str) -> int | None:
+    """What the process's pages say, see `recipes.Call.from_outside`."""
+    direction = "forward" if key == "kept" else key
+    told = (seen.held if key == "kept" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
+    return told[0] if told else None

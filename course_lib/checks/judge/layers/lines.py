@@ -1,0 +1,312 @@
+"""In the judge: lines about a run of a layer: its values, what each direction sent, what is held and kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.judge.layers.runs import Run, Tensors
+from course_lib.checks.sentence import Sentence, at
+from course_lib.ledger.operation import Operation
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `recipes`
+DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
+SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
+PAGES = 2_000_000  # bytes that a process may hold besides, where its pages are counted
+NO_GRADIENT = (
+    "Autograd does not see what torch.distributed does: what is behind a collective has no graph. A "
+    "torch.autograd.Function says what goes back."
+)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A way to go wrong whose values can be computed: tensors(k), of the k-th rank, by name."""
+
+    says: str
+    tensors: Callable[[int], Tensors]
+
+
+def members(seen: Observed) -> list[int]:
+    """The ranks that take part, in order."""
+    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+
+
+def told(seen: Observed, rank: int, run: Run, key: str) -> Any:
+    """What the recipe told of the run on this rank; None where it is not there."""
+    values = seen.values[rank].get(run.name)
+    return values.get(key) if isinstance(values, dict) else None
+
+
+# ---- values
+
+
+def values_line(
+    run: Run,
+    title: str,
+    *,
+    names: Sequence[str] = (),
+    mistakes: Iterable[Mistake] = (),
+    misfit: Callable[[str, str, int], str] | None = None,
+    otherwise: str = "",
+    weight: float = 1.0,
+    aspect: str = "value",
+    trivial: bool = False,
+    short: bool = False,
+) -> Line:
+    """What came back is what `run` wants: of `names`, or of all; the first difference is told.
+
+    mistakes: what a mistake would give; misfit: (name, what came, k) -> the usual cause of another shape;
+    otherwise: said when no mistake fits.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        return differs(run, seen, names, tuple(mistakes), misfit, otherwise) or RIGHT
+
+    return Line(title, judge, weight, aspect, trivial=trivial, short=short)
+
+
+def differs(
+    run: Run,
+    seen: Observed,
+    names: Sequence[str],
+    mistakes: Sequence[Mistake],
+    misfit: Callable[[str, str, int], str] | None,
+    otherwise: str,
+) -> Finding | None:
+    """The first of the wanted tensors that is not what it should be, name by name on all ranks."""
+    for name in names or list(run.wanted[0]):
+        for k, rank in enumerate(members(seen)):
+            came = told(seen, rank, run, "misfits")
+            if isinstance(came, dict) and name.startswith("grad.") and "y" in came:
+                return wrong(cause=ANY)  # backward had nothing to begin with
+            if isinstance(came, dict) and name in came:
+                return unfit(run, name, str(came[name]), k, rank, misfit)
+            wanted = run.wanted[k][name]
+            found = seen.tensors[rank][f"{run.name}.{name}"]
+            if close(found, wanted):
+                continue
+            found_here = {one: seen.tensors[rank][f"{run.name}.{one}"] for one in run.wanted[k]}
+            says = next((m.says for m in mistakes if fits(m.tensors(k), name, found_here)), "")
+            said = difference(name, rank, found, wanted)
+            return wrong(said, says or otherwise, cause=says or otherwise or f"{run.name} {name}")
+    return None
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal but for rounding: to a share of the largest element; NaN is not."""
+    if not wanted.numel():
+        return True
+    if not wanted.is_floating_point():
+        return bool((found == wanted).all())
+    bound = TOLERANCE[wanted.dtype] * max(float(wanted.abs().max()), 1e-3)
+    return bool(((found - wanted).abs() <= bound).all())
+
+
+def fits(mistake: Tensors, name: str, found: Tensors) -> bool:
+    """Whether what was found, wrong in `name`, is what the mistake gives."""
+    return name in mistake and all(
+        one in found and one_tensor.shape == found[one].shape and close(found[one], one_tensor)
+        for one, one_tensor in mistake.items()
+    )
+
+
+def subject(name: str) -> str:
+    """ "the output", "the gradient of x"."""
+    if name.startswith("grad."):
+        return f"the gradient of {name[5:].removeprefix('p.')}"
+    plain = {"y": "the output", "again": "the output after a step of SGD", "drawn": "torch.rand"}
+    return plain.get(name) or name.removeprefix("p.")
+
+
+def unfit(
+    run: Run,
+    name: str,
+    came: str,
+    k: int,
+    rank: int,
+    misfit: Callable[[str, str, int], str] | None,
+) -> Finding:
+    """A tensor of another shape or dtype, or none."""
+    wanted = run.wanted[k][name]
+    agreed = f"{str(wanted.dtype)[6:]}{list(wanted.shape)} is expected"
+    why = usual(misfit, name, came, k)
+    if came == "None" and not why:
+        no_graph = name.startswith("grad.")
+        why = NO_GRADIENT if no_graph else "Is there a `return` at its end?" if name == "y" else ""
+    return wrong(
+        Sentence(
+            f"on rank {rank} {subject(name)} is {came}; {agreed}.",
+            f"on rank {rank} {subject(name)} is not what was agreed; {agreed}.",
+        ),
+        why,
+        cause=why or f"misfit {name} {came}",
+    )
+
+
+def difference(name: str, rank: int, found: torch.Tensor, wanted: torch.Tensor) -> Sentence:
+    general = f"on rank {rank} {subject(name)} is not what one process gets"
+    error = (found.double() - wanted.double()).abs().nan_to_num(float("inf")).flatten()
+    worst = int(error.argmax())
+    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
+    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)]
+    return Sentence(f"{general}: element {where} is {got} instead of {want}.", f"{general}.")
+
+
+def values_or_refusal_line(
+    run: Run,
+    title: str,
+    numbers: Sequence[int],
+    *,
+    mistakes: Iterable[Mistake] = (),
+    misfit: Callable[[str, str, int], str] | None = None,
+    otherwise: str = "",
+    weight: float = 1.0,
+) -> Line:
+    """Sizes that do not divide: right values, or a ValueError on every rank that names the `numbers`."""
+
+    def judge(seen: Observed) -> Finding:
+        refused = [told(seen, rank, run, "refused") for rank in members(seen)]
+        if all(isinstance(one, list) and len(one) == 3 for one in refused):
+            _, text, place = map(str, refused[0])
+            if set(numbers) <= {int(one) for one in re.findall(r"\d+", text)[:20]}:
+                return Finding(True, title=f"{title}: refused, with a sentence")
+            said = Sentence(f"it was refused: {text}", "it was refused.")
+            which = words.listing(numbers)
+            return wrong(at(place, said), f"Say in the sentence which numbers do not fit: {which}.")
+        return differs(run, seen, (), tuple(mistakes), cause, otherwise) or RIGHT
+
+    def cause(name: str, came: str, k: int) -> str:
+        said = misfit(name, came, k) if misfit else ""
+        return said or ("" if came == "None" else otherwise)
+
+    return Line(title, judge, weight, "shape")
+
+
+def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: float = 1.0) -> Line:
+    """All ranks hand back the same `name`, whatever it is; says: why they should."""
+
+    def judge(seen: Observed) -> Finding:
+        key, ranks = f"{run.name}.{name}", members(seen)
+        if any(name in (told(seen, rank, run, "misfits") or {}) for rank in ranks):
+            return wrong(f"{subject(name)} is not there, or of another shape.", cause=ANY)
+        first = seen.tensors[ranks[0]][key]
+        for rank in ranks[1:]:
+            if not bool((seen.tensors[rank][key] == first).all()):
+                return wrong(
+                    f"{subject(name)} differs between ranks {ranks[0]} and {rank}.",
+                    says,
+                    cause=says,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+# ---- what was sent
+
+
+def operations(run: Run, seen: Observed, rank: int, direction: str) -> list[Operation]:
+    """Those of one direction of the run; none where that was not told as agreed."""
+    begun = told(seen, rank, run, "begun")
+    if not isinstance(begun, list) or len(begun) <= BACKWARD:
+        return []
+    first, last = (begun[place] for place in DIRECTIONS[direction])
+    agreed = type(first) is int and type(last) is int and 0 <= first <= last
+    return seen.operations[rank][first:last] if agreed else []
+
+
+def sent_line(
+    run: Run,
+    direction: str,
+    least: Sequence[float],
+    *,
+    most: Sequence[float] | None = None,
+    hint: Callable[[float, list[Operation]], str] | None = None,
+    title: str = "",
+    weight: float = 1.0,
+    point: float = float("inf"),
+) -> Line:
+    """Bytes that each rank sends in a direction, "forward" or "backward": between `least` and `most` (the
+    same when left out). hint: (sent over allowed, the rank's operations) -> the usual cause. point: from that
+    many times too many on, the point of the exercise is missed (see `Exercise`).
+    """
+    allowed = list(most or least)
+    title = title or f"bytes {direction}"
+
+    def judge(seen: Observed) -> Finding:
+        busiest = 0
+        for k, rank in enumerate(members(seen)):
+            done = operations(run, seen, rank, direction)
+            sent = round(sum(one.bytes_sent for one in done))
+            busiest = max(busiest, sent)
+            if least[k] - 1 <= sent <= allowed[k] + 1:
+                continue
+            bound = round(allowed[k] if sent > allowed[k] else least[k])
+            ratio = sent / bound if bound else float("inf")
+            enough = "are enough" if sent > bound else "are needed"
+            names = words.listing(dict.fromkeys(one.op for one in done))
+            return wrong(
+                f"{direction}, rank {rank} sent {words.number(sent)} bytes{f' ({names})' if names else ''}; "
+                f"{words.number(bound)} {enough}.",
+                usual(hint, ratio, done),
+                cause=f"{direction} {ratio:.2f} {run.name}",
+                misses_point=ratio >= point,
+            )
+        return Finding(True, title=f"{title}: {words.number(busiest)} by each rank")
+
+    return Line(title, judge, weight, "communication")
+
+
+# ---- what is held and kept
+
+
+def held_line(
+    run: Run, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
+) -> Line:
+    """Bytes of the tensors that the layer brought with it, wherever it keeps them."""
+    return memory_line(run, "held", most, title or "memory of the layer", says, weight)
+
+
+def saved_line(
+    run: Run, most: Sequence[float], *, says: str = "", title: str = "", weight: float = 1.0
+) -> Line:
+    """Bytes that forward keeps for backward, the layer's own parameters left out."""
+    return memory_line(run, "saved", most, title or "kept for backward", says, weight)
+
+
+def memory_line(
+    run: Run, key: str, most: Sequence[float], title: str, says: str, weight: float
+) -> Line:
+    what = {"held": "holds", "saved": "keeps for backward"}[key]
+    # After backward there are gradients, too, as large as the parameters.
+    times = {"held": {"made": 1, "backward": 2}, "saved": {"forward": 1}}[key]
+    looked = {moment: many for moment, many in times.items() if run.looked_at(moment)}
+    bounds = [SLACK[0] * enough + SLACK[1] for enough in most]
+
+    def judge(seen: Observed) -> Finding:
+        for k, rank in enumerate(members(seen)):
+            got = told(seen, rank, run, key)
+            if type(got) is not int:
+                return wrong(f"rank {rank} did not tell what it {what}.")
+            for moment, many in looked.items():
+                if not (pages := seen.held[rank].get(f"{run.name}.pages.{moment}")):
+                    return wrong(f"rank {rank} was not measured where it {what}.")
+                got = pages[0] if pages[0] > many * (bounds[k] + PAGES) else got
+            if got > bounds[k]:
+                enough = f"{words.number(round(most[k]))} are enough."
+                said = Sentence(
+                    f"rank {rank} {what} {words.number(got)} bytes; {enough}",
+                    f"rank {rank} {what} too many bytes; {enough}",
+                )
+                return wrong(said, says, cause=f"{key} {says}")
+        return Finding(True, title=f"{title}: {words.number(round(max(most)))} bytes are enough")
+
+    return Line(title, judge, weight, "memory", enough={f"{run.name}.{key}": bounds})

@@ -1,0 +1,148 @@
+"""In the judge: what is to be run on the ranks, and what must come back. See `recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from course_lib.checks.judge.case import Case, Line, RankSide, Spec
+
+RECIPE = "course_lib.checks.rank.layers:layers"
+SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
+ROOM = 800_000  # bytes that libraries take in the runs before
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One layer on some ranks, or one call of a function where `make` is left out.
+
+    inputs: for each of these ranks, what it is called with, in order; gradient: the output's, for each; left
+        out: no backward.
+    wanted: for each rank the tensors that must come back, in the order in which they are looked at: "y",
+        "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
+    make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
+    norm: weight and bias of an nn.LayerNorm that is the first argument; eps: the norm's.
+    model: description of a GPT that is the first argument.
+    drawn: two numbers of the default generator come back too, as "drawn".
+    evaluates: the layer is called after eval(), as it is where nobody trains.
+    pages: the process's pages are counted, since the layer is large enough to be seen among them.
+    The rest: see `recipes`.
+    """
+
+    name: str
+    inputs: Sequence[Tensors]
+    wanted: Sequence[Tensors]
+    gradient: Sequence[torch.Tensor] | None = None
+    make: tuple[Sequence, Mapping[str, Any]] | None = None
+    norm: Sequence[torch.Tensor] = ()
+    eps: float = 1e-5
+    model: Mapping[str, Any] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    object: int = 0
+    seed: int = 0
+    lr: float | None = None
+    fixed: tuple[str, ...] = ()
+    views: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+    refuses: bool = False
+    drawn: bool = False
+    evaluates: bool = False
+    pages: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part."""
+        return len(self.inputs)
+
+    def looked_at(self, moment: str) -> bool:
+        """Whether the pages of the process are counted there: "made", "forward" or "backward"."""
+        return self.pages and moment in ("base", "made", "backward")
+
+    def instructions(self, k: int, group: int | None) -> dict:
+        told: dict[str, Any] = {
+            "name": self.name, "object": self.object, "kwargs": dict(self.kwargs), "seed": self.seed,
+            "inputs": list(self.inputs[k]), "fixed": list(self.fixed), "refuses": self.refuses,
+            "views": {name: [list(one) for one in view] for name, view in self.views.items()},
+            "expects": {
+                name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in self.outputs(k).items()
+            },
+        }  # fmt: skip
+        if self.make is not None:
+            told["make"] = [list(self.make[0]), dict(self.make[1])]
+        if self.model is not None:
+            told["model"] = dict(self.model)
+        if self.gradient is not None:
+            told["backward"] = "gradient"
+        if self.lr is not None:
+            told["lr"] = self.lr
+        if self.evaluates:
+            told["evaluates"] = True
+        if self.pages:
+            told["pages"] = True
+        if group is not None:
+            told["group"] = group
+        return told
+
+    def tensors(self, k: int) -> dict[str, torch.Tensor]:
+        gradient = {} if self.gradient is None else {"gradient": self.gradient[k]}
+        norm = dict(zip(("norm.weight", "norm.bias"), self.norm, strict=False))
+        return {**self.inputs[k], **gradient, **norm}
+
+    def outputs(self, k: int) -> dict[str, Spec]:
+        drawn = {"drawn": Spec(torch.float64, (2,))} if self.drawn else {}
+        return {name: Spec.of(one) for name, one in self.wanted[k].items()} | drawn
+
+
+def case(
+    title: str,
+    runs: Sequence[Run],
+    lines: Sequence[Line],
+    *,
+    members: Sequence[int] = (),
+    world_size: int = 0,
+    known: Sequence[Sequence[int]] = (),
+    dtype: str = "float64",
+    **more: Any,
+) -> Case:
+    """The runs one after the other in one launch.
+
+    members: the ranks that take part, of world_size; they are passed as group=. Left out: all, and no group.
+    known: groups of ranks that dist.new_group returns; others cannot be made in a check.
+    dtype: the default in the ranks meanwhile.
+    """
+    more.setdefault("timeout", SECONDS)
+    size = runs[0].size
+    ranks, group = (list(members), 0) if members else (list(range(size)), None)
+    sides = {rank: side(runs, k, group, dtype) for k, rank in enumerate(ranks)}
+    places = ("base", "made", "forward", "backward")
+    moments = [f"{run.name}.pages.{one}" for run in runs for one in places if run.looked_at(one)]
+    return Case(
+        title,
+        [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or size)],
+        list(lines),
+        recipe=RECIPE,
+        groups=[ranks, *map(list, known)] if members or known else [],
+        moments=tuple(moments),
+        **{"room": ROOM, **more},
+    )
+
+
+def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide:
+    """What the k-th of the ranks that take part is given, and hands back."""
+    inputs, told, outputs = {}, [], {}
+    for run in runs:
+        described = run.instructions(k, group)
+        prefix = f"{run.name}."
+        described["inputs"] = [[name, prefix + name] for name in described["inputs"]]
+        if "backward" in described:
+            described["backward"] = prefix + described["backward"]
+        if run.norm:
+            described["norm"] = [f"{prefix}norm.weight", f"{prefix}norm.bias"]
+            described["eps"] = run.eps
+        inputs |= {prefix + name: one for name, one in run.tensors(k).items()}
+        outputs |= {prefix + name: spec for name, spec in run.outputs(k).items()}
+        told.append(described)
+    return RankSide(inputs, {"runs": told, "dtype": dtype}, outputs)

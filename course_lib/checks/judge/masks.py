@@ -1,0 +1,49 @@
+"""What must not be seen by code that is being graded: the references, the cases, and what judges them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import course_lib.checks
+from course_lib.checks.judge.find import of_assignment
+
+# Of `course_lib.checks`: what ranks run, and what a cell's `check` needs to say that it is judged elsewhere.
+SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "words.py", "__pycache__")
+
+
+def reference_modules(assignment: str) -> list[str]:
+    """The modules that hold the answers to the assignment's exercises."""
+    found = {name for one in of_assignment(assignment).values() for name in one.references}
+    return sorted(found)
+
+
+def masked_paths(assignment: str) -> tuple[str, ...]:
+    """Files and folders to be masked while the assignment is graded: sources and compiled files.
+
+    Of the checks all but what runs in ranks, or speaks of the verdict; modules that cannot be found have
+    no file.
+    """
+    paths: list[str] = []
+    for folder in course_lib.checks.__path__:
+        paths += [
+            os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name not in SEEN
+        ]
+    for name in reference_modules(assignment):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        if spec.submodule_search_locations:
+            paths += list(spec.submodule_search_locations)
+        else:
+            paths += [spec.origin, *compiled(spec.origin)]
+    return tuple(paths)
+
+
+def compiled(source: str) -> list[str]:
+    """The compiled files of a source, of whatever Python and optimisation."""
+    folder, name = os.path.split(source)
+    cache, stem = os.path.join(folder, "__pycache__"), name.removesuffix(".py")
+    if not os.path.isdir(cache):
+        return []
+    return [os.path.join(cache, one) for one in os.listdir(cache) if one.startswith(f"{stem}.")]

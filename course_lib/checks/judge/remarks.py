@@ -1,0 +1,29 @@
+"""Beside the points of a run that was right: what NCCL would do otherwise. It costs nothing.
+
+Checks run over gloo, which carries what ranks have begun side by side, and tells messages apart by their
+tags. What is said of a run comes once in a report.
+"""
+
+from __future__ import annotations
+
+from course_lib.checks.judge.case import Finding, Line, Observed
+from course_lib.checks.judge.conclude import Judged
+from course_lib.checks.sentence import Sentence
+from course_lib.ledger.on_nccl import remarks
+
+TITLE = "a remark on NCCL (costs no points)"
+
+
+def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
+    """At most one line, which has passed and weighs nothing. told: what the report says already."""
+    said = []
+    for remark in remarks(seen.ledger):
+        said.append((Sentence(remark.said, remark.general), remark.advice))
+    if not said and seen.case.remark is not None:
+        said = [(sentence,) for sentence in seen.case.remark(seen)]
+    new = [sentences for sentences in said if sentences[-1] not in told]
+    if not new:
+        return []
+    told.add(new[0][-1])
+    line = Line(TITLE, lambda _: Finding(True), 0.0, "communication")
+    return [Judged(seen.case, line, Finding(True, new[0]))]

@@ -1,0 +1,80 @@
+"""What the ranks of a case handed back: read where it has the agreed form, refused where it has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, wrong
+from course_lib.checks.sentence import Sentence
+from course_lib.runtime import wire
+from course_lib.runtime.run import Outcome
+
+LONGEST = 4_000  # characters of a text, entries of a list: more than the recipes send
+LONGEST_TYPE = 80  # characters
+
+
+def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding:
+    """The ranks' tensors, or why they are refused."""
+    tensors, values = [], []
+    for rank, (side, reply) in enumerate(zip(case.sides, outcome.replies, strict=True)):
+        header, buffers = reply or ({}, [])
+        try:
+            found = wire.unpack_tensors(header["tensors"], buffers)
+            others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
+            plain = plain_data(header["values"])
+        except (wire.WireError, KeyError, TypeError, ValueError):
+            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+        if not isinstance(plain, dict) or set(found) | set(others) != set(side.outputs):
+            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+        for name, spec in side.outputs.items():
+            if name in others or (found[name].dtype, tuple(found[name].shape)) != (
+                spec.dtype,
+                spec.shape,
+            ):
+                got = others.get(name) or f"{str(found[name].dtype)[6:]}{list(found[name].shape)}"
+                return misfit(exercise, rank, name, got, str(spec))
+        tensors.append(found)
+        values.append(plain)
+    operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
+    return Observed(case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose)
+
+
+def plain_data(value: Any, depth: int = 16) -> Any:
+    """`value`, if it is data as the recipes send it. ValueError for what is too long or too deep.
+
+    A rank's code may send in a recipe's name whatever JSON holds, and sentences are made of it.
+    """
+    if isinstance(value, str | list | dict) and len(value) > LONGEST:
+        raise ValueError("too long")
+    if isinstance(value, int) and value.bit_length() > 4096:
+        raise ValueError("too large a number")
+    if isinstance(value, list | dict) and not depth:
+        raise ValueError("too deep")
+    if isinstance(value, list):
+        return [plain_data(one, depth - 1) for one in value]
+    if isinstance(value, dict):
+        return {plain_data(k): plain_data(one, depth - 1) for k, one in value.items()}
+    return value
+
+
+def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) -> Finding:
+    who = exercise.objects[0]
+    if name == "result":
+        missing = got == "NoneType"
+        got = "None" if missing else got
+        rest = f"a tensor {expected} is expected."
+        told = f"what {who} returned on rank {rank} is not what it should be; {rest}"
+        said = f"{who} returned {got} on rank {rank}; {rest}"
+        return wrong(
+            said if missing else Sentence(said, told),
+            "Is there a `return` at its end?" if missing else "",
+            cause=f"result {got}",
+        )
+    return wrong(
+        Sentence(
+            f"after the call `{name}` is {got} on rank {rank}; it was {expected}.",
+            f"after the call `{name}` is something else on rank {rank}; it was {expected}.",
+        ),
+        "Change its elements, not its shape or dtype.",
+        cause=f"{name} {got}",
+    )

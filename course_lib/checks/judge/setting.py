@@ -1,0 +1,76 @@
+"""The circumstances of a case: how many ranks, which of them, what tensors; and its line in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checks.judge.build import Argument, absent
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, RankSide
+from course_lib.checks.judge.traffic import BUILT_IN
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case of an exercise that is a function of tensors.
+
+    n ranks, each with a tensor of `shape`; members: the sub-group that calls, passed as group=, all ranks
+    when empty; layout: of the arguments in memory, see `Argument`. The rest is the line: see `Line`;
+    more: further lines, judged from the same run.
+    """
+
+    n: int
+    shape: tuple[int, ...] = ()
+    title: str = ""
+    members: tuple[int, ...] = ()
+    layout: str = "contiguous"
+    dtype: torch.dtype = torch.float32
+    aspect: str = "value"
+    weight: float = 1.0
+    short: bool = False
+    trivial: bool = False
+    more: tuple[Line, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks that call the function."""
+        return list(self.members) or list(range(self.n))
+
+    @property
+    def group(self) -> int | None:
+        """Which of the case's groups is passed as group=."""
+        return 0 if self.members else None
+
+    def numbers(self, draw: Draw, shape: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Integers for each member whose sum is exact in the dtype; distinct where they can be."""
+        shape, count = self.shape if shape is None else shape, len(self.ranks)
+        if self.dtype.itemsize > 2:
+            return [values.to(self.dtype) for values in draw.distinct(count, *shape)]
+        return [draw.distinct(*shape, high=250 // count).to(self.dtype) for _ in range(count)]
+
+    def arguments(self, values: Sequence[torch.Tensor]) -> list[Argument]:
+        return [Argument(one, self.layout) for one in values]
+
+    def case(
+        self,
+        title: str,
+        sides: Sequence[RankSide],
+        judge: Callable[[Observed], Finding],
+        groups: Sequence[Sequence[int]] = (),
+        *,
+        needed: int,
+    ) -> Case:
+        """The case with `sides` at the members' ranks; `title` unless the setting has its own."""
+        title = self.title or title
+        placed = dict(zip(self.ranks, sides, strict=True))
+        line = Line(title, judge, self.weight, self.aspect, trivial=self.trivial, short=self.short)
+        return Case(
+            title,
+            [placed.get(rank) or absent() for rank in range(self.n)],
+            [line, *self.more],
+            groups=[self.ranks] if self.members else [list(group) for group in groups],
+            forbidden=BUILT_IN,
+            needed=needed,
+        )

@@ -1,0 +1,55 @@
+"""A training run: its values against one process's (`single`), what was sent and when, what memory held."""
+
+from course_lib.checks.judge.training.memory import held_line, megabytes, peak_line
+from course_lib.checks.judge.training.runs import (
+    IN_A_GROUP,
+    OPTIMIZERS,
+    case,
+    group_trouble,
+    members,
+    outputs,
+)
+from course_lib.checks.judge.training.traffic import (
+    at_the_first_block,
+    counts,
+    volume_line,
+    within,
+)
+from course_lib.checks.judge.training.values import (
+    TOLERANCE,
+    Mistake,
+    common,
+    differing,
+    first,
+    kind,
+    only,
+    same_as_one_process,
+    told,
+    whole_world,
+)
+
+__all__ = [
+    "IN_A_GROUP",
+    "OPTIMIZERS",
+    "TOLERANCE",
+    "Mistake",
+    "at_the_first_block",
+    "case",
+    "common",
+    "counts",
+    "differing",
+    "first",
+    "group_trouble",
+    "held_line",
+    "kind",
+    "megabytes",
+    "members",
+    "only",
+    "outputs",
+    "peak_line",
+    "same_as_one_process",
+    "told",
+    "volume_line",
+    "whole_world",
+    "within",
+]

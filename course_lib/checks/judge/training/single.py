@@ -1,0 +1,122 @@
+"""The same training in one process, in float64: what the ranks' results are held against."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from course_lib.checks.rank import toys
+
+Tensors = dict[str, torch.Tensor]
+Gradient = Callable[[int, list[list[Tensors]]], Tensors]
+
+
+@dataclass
+class Training:
+    """What a run is made of. steps[rank][step] is that rank's list of microbatches (see `toys.batch`)."""
+
+    model: dict
+    optimizer: tuple[str, dict]
+    steps: Sequence[Sequence[Sequence[dict]]]
+    tell: tuple[str, ...] = ("start", "grads", "params")
+    more: dict = field(default_factory=dict)
+    # what `train` gave, by its other arguments
+    known: dict[tuple[Gradient, int], Tensors] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def world_size(self) -> int:
+        return len(self.steps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.model.get("dtype", "float64"))
+
+    def model_seed(self, rank: int) -> int:
+        """Rank 0's model is the one that counts. From a seed of its own no rank can tell another's."""
+        if rank == 0:
+            return self.model["seed"]
+        digest = hashlib.sha256(f"{self.model['seed']}/{rank}".encode()).digest()
+        return int.from_bytes(digest[:6], "big")
+
+    def instructions(self, rank: int) -> dict:
+        model = {**self.model, "seed": self.model_seed(rank)}
+        steps = [list(step) for step in self.steps[rank]]
+        return {
+            "model": model, "optimizer": list(self.optimizer), "steps": steps, "tell": list(self.tell),
+            **self.more,
+        }  # fmt: skip
+
+    def built(self, rank: int = 0) -> toys.Toy:
+        model = {**self.model, "seed": self.model_seed(rank)}
+        return toys.build(model).to(torch.float64)
+
+
+def mean(step: int, given: list[list[Tensors]]) -> Tensors:
+    """Of the ranks' gradients, each the sum over its microbatches: what data parallelism is to give.
+
+    given[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
+    """
+    names = {name: one for rank in given for micro in rank for name, one in micro.items()}
+    zeros = {name: torch.zeros_like(one) for name, one in names.items()}
+    for rank in given:
+        for micro in rank:
+            for name, one in micro.items():
+                zeros[name] += one
+    return {name: total / len(given) for name, total in zeros.items()}
+
+
+def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tensors:
+    """The tensors that every rank should hand back, in float64, by the names of `recipes`.
+
+    gradient: from the ranks' gradients to the one that the optimizer gets; another one than `mean` shows
+    what a mistake gives. start: the rank whose model is trained. Computed once for each of these, as several
+    lines of a case are held against it: the tensors are shared, and only to be read.
+    """
+    if (gradient, start) not in training.known:
+        training.known[gradient, start] = trained(training, gradient, start)
+    return training.known[gradient, start]
+
+
+def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
+    """What `train` gives, computed anew and kept by nobody."""
+    model = training.built(start)
+    named = dict(model.named_parameters())
+    parameters = [p for p in named.values() if p.requires_grad]
+    kind, defaults = training.optimizer
+    optimizer = getattr(torch.optim, kind)(parameters, **defaults)
+    found: Tensors = {f"start.{name}": p.detach().clone() for name, p in named.items()}
+    for step in range(len(training.steps[0])):
+        given = [
+            [gradients(model, described, len(rank[step])) for described in rank[step]]
+            for rank in training.steps
+        ]
+        result = gradient(step, given)
+        for name, p in named.items():
+            if p.requires_grad:
+                p.grad = result.get(name)
+                shown = p.grad if p.grad is not None else torch.zeros_like(p)
+                found[f"grad.{step}.{name}"] = shown.detach().clone()
+        optimizer.step()
+        found |= {f"param.{step}.{name}": p.detach().clone() for name, p in named.items()}
+    return found | {f"end.{name}": p.detach().clone() for name, p in named.items()}
+
+
+def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:
+    """Of one microbatch, by name; parameters that took no part are missing.
+
+    Inputs are drawn as the ranks draw them, and parameters are rounded only at the start, so that what
+    differs from a run in float32 is that run's rounding.
+    """
+    x, y = toys.batch(described, torch.float64)
+    model.zero_grad(set_to_none=True)
+    (nn.functional.mse_loss(model(x), y) / microbatches).backward()
+    named = dict(model.named_parameters())
+    found = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found

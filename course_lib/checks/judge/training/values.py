@@ -1,0 +1,183 @@
+"""Values of a training run: every rank's tensors against one process's, and the mistake that gives others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.training.runs import members
+from course_lib.checks.judge.training.single import (
+    Gradient,
+    Tensors,
+    Training,
+    mean,
+    train,
+    trained,
+)
+from course_lib.checks.sentence import Sentence
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+WHAT = {
+    "start": "parameter", "grad": "gradient of", "param": "parameter", "end": "parameter",
+    "buffer": "buffer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A way to go wrong whose values can be computed: gradient(rank), and the rank whose model is trained."""
+
+    says: str
+    gradient: Callable[[int], Gradient] = lambda rank: mean
+    own_start: bool = False
+
+
+def scaled(factor: float) -> Gradient:
+    return lambda step, given: {name: factor * one for name, one in mean(step, given).items()}
+
+
+def only(pick: Callable[[list[list[Tensors]]], list[list[Tensors]]]) -> Gradient:
+    """The mean over a part of what was computed: pick(given) in the form of `given`."""
+    return lambda step, given: mean(step, pick(given))
+
+
+def common(n: int) -> list[Mistake]:
+    """The mistakes that any data-parallel training can make on n ranks."""
+    return [
+        Mistake(
+            "Each rank went on with the gradients of its own data: nothing was exchanged.",
+            lambda rank: only(lambda given: [given[rank]]),
+        ),
+        Mistake(
+            f"That is the sum over the {n} ranks: divide it by their number, once.",
+            lambda rank: scaled(n),
+        ),
+        Mistake(
+            f"That is the mean divided by {n} once more: average once, before or after the sum.",
+            lambda rank: scaled(1 / n),
+        ),
+        Mistake(
+            "Only the last microbatch was exchanged; gradients of the earlier ones stayed on their ranks.",
+            last_exchanged,
+        ),
+        Mistake(
+            "Only the last microbatch counts: the earlier gradients were overwritten, not added to.",
+            lambda rank: only(lambda given: [one[-1:] for one in given]),
+        ),
+        Mistake(
+            "Each rank trained the model that it made itself: all are to start from the first rank's.",
+            own_start=True,
+        ),
+    ]  # fmt: skip
+
+
+def whole_world(n: int, world_size: int) -> Mistake:
+    """The ranks outside of the group of n were counted, too."""
+    return Mistake(
+        f"That is divided by {world_size}, the number of all ranks; the group has {n}: "
+        "dist.get_world_size(group).",
+        lambda rank: scaled(n / world_size),
+    )
+
+
+def last_exchanged(rank: int) -> Gradient:
+    def gradient(step: int, given: list[list[Tensors]]) -> Tensors:
+        found = dict(mean(step, [one[-1:] for one in given]))
+        for micro in given[rank][:-1]:
+            for name, one in micro.items():
+                found[name] = found[name] + one if name in found else one.clone()
+        return found
+
+    return gradient
+
+
+def same_as_one_process(
+    what: str,
+    training: Training,
+    title: str,
+    *,
+    gradient: Gradient = mean,
+    mistakes: Iterable[Mistake] = (),
+    weight: float = 1.0,
+    trivial: bool = False,
+    short: bool = False,
+) -> Line:
+    """Every rank's tensors of kind `what` ("start", "grad", "param", "end") are one process's on all data."""
+
+    def judge(seen: Observed) -> Finding:
+        expected = kind(what, train(training, gradient))
+        for k, rank in enumerate(members(seen)):
+            found = {name: seen.tensors[rank][name] for name in expected}
+            differ = differing(found, expected, training.dtype)
+            if differ:
+                says = told(training, differ[0], found, k, mistakes)
+                return wrong(first(differ[0], found, expected, rank, seen), says)
+        return RIGHT
+
+    return Line(title, judge, weight, trivial=trivial, short=short)
+
+
+def kind(what: str, tensors: Tensors) -> Tensors:
+    return {name: one for name, one in tensors.items() if name.startswith(f"{what}.")}
+
+
+def differing(found: Tensors, expected: Tensors, dtype: torch.dtype) -> list[str]:
+    """Names whose tensors differ by more than rounding, in order."""
+    tolerance = TOLERANCE[dtype]
+    overall = max((float(one.abs().max()) for one in expected.values() if one.numel()), default=0.0)
+    differ = []
+    for name, wanted in expected.items():
+        error = (found[name].to(torch.float64) - wanted).abs()
+        largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+        bound = tolerance * max(largest, 1e-3 * overall, 1e-12)
+        if not bool((error <= bound).all()):  # also where it is not a number
+            differ.append(name)
+    return differ
+
+
+def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observed) -> Sentence:
+    """What is wrong first: which tensor, on which rank, after which step, and by how much."""
+    what, _, rest = name.partition(".")
+    if what in ("grad", "param"):
+        step, _, rest = rest.partition(".")
+        when = f"in step {int(step) + 1}" if what == "grad" else f"after step {int(step) + 1}"
+    else:
+        when = "after the last step" if what == "end" else "after the model was wrapped"
+    subject = f"{WHAT[what]} {rest}"
+    right = "the first rank's" if what == "start" else "what one process gets from all data"
+    general = f"{when}, {subject} on rank {rank} is not {right}"
+    without = seen.values[rank].get("without")
+    if isinstance(without, list) and name in without:
+        return Sentence(
+            f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}."
+        )
+    error = (found[name].to(torch.float64) - expected[name]).abs()
+    worst = int(error.nan_to_num(float("inf")).flatten().argmax())
+    got, want = words.apart(
+        float(found[name].flatten()[worst]), float(expected[name].flatten()[worst])
+    )
+    return Sentence(f"{general}: an element is {got} instead of {want}.", f"{general}.")
+
+
+def told(
+    training: Training, wrong_first: str, found: Tensors, rank: int, mistakes: Iterable[Mistake]
+) -> str:
+    """The first mistake whose values are the ones that were found, in the step that went wrong first.
+
+    rank: which of the training's own ranks found them, counted in the group where one is passed.
+
+    Later steps are not looked at: there the ranks' models differ, which no computation here follows.
+    """
+    what, step = wrong_first.split(".")[:2]
+    prefix = f"{what}.{step}." if what in ("grad", "param") else f"{what}."
+    of_that_step = {name: one for name, one in found.items() if name.startswith(prefix)}
+    for mistake in mistakes:
+        values = trained(training, mistake.gradient(rank), rank if mistake.own_start else 0)
+        expected = {name: values[name] for name in of_that_step}
+        if not differing(of_that_step, expected, training.dtype):
+            return mistake.says
+    return ""

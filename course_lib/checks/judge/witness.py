@@ -1,0 +1,160 @@
+"""The ranks' record of what they sent, held against what the kernel counted on their network.
+
+A student's code runs in the ranks, and so can reach gloo behind the group that records
+(`dist.group.WORLD._get_backend(device)`), or send by other means. What it cannot reach is the counter of the
+sandbox's loopback interface. So the record is believed no further than it agrees with the counter, either
+way. The limit: a forged record around gloo's own algorithm, which sends the same bytes on the same
+connections, looks like the real thing; the modules that record have no names there (`rank.reach`), and code
+that searches for them is listed for eyes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Finding, wrong
+from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.operation import Operation
+from course_lib.ledger.rows import REFUSED
+
+# Bytes of a message beside its own, gloo's three headers, without TCP's. Whatever is allowed beyond them is
+# room for messages that nobody recorded, however many small ones stand in the record.
+BESIDE_A_MESSAGE, BESIDE_A_RANK = 144, 1_000
+SPARE = 1.1  # of the bytes themselves: TCP may send again what found no room
+SEGMENT = 1 << 20  # bytes of an all-reduce that are sent in one message at most
+OF_A_SPARSE_ONE = 72  # bytes that tell of a sparse tensor's shape
+TAMPERED = "tampered record"
+
+
+class Sent(NamedTuple):
+    """What an operation puts on the network: at least and at most so many bytes, in so many messages."""
+
+    least: float
+    most: float
+    messages: float
+
+
+def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> Sent:
+    """What the built-in `op` on a full tensor of `nbytes` bytes sends, all `n` ranks together.
+
+    count: of as many tensors in one call, which are sent one after the other.
+
+    gloo's algorithms: rings in 2 n segments for all-reduce, all-gather and reduce (which collects the
+    reduced segments at the root), a binomial tree for broadcast, pairs for all-to-all, dissemination for
+    the barrier. Segments without elements are not sent. reduce-scatter is an all-reduce of everything, n of
+    them where it is given a list. Source:
+    gloo's `allreduce.cc`, `allgather.cc`, `reduce.cc`, `broadcast.cc`, `alltoall.cc`, `barrier.cc`, and
+    PyTorch's `ProcessGroupGloo.cpp`. Measured with PyTorch 2.13 in the sandbox, from 4 bytes to 4 MB on 2,
+    3, 4, 5 and 8 ranks: these bytes, and 144 more for each of these messages.
+
+    Raises ValueError for an operation that is none of gloo's.
+    """
+    whole, share = (n - 1) * nbytes, (n - 1) / n * nbytes
+    elements = nbytes / itemsize / max(count, 1)
+    segments = count * (min(2 * n, elements) + nbytes // SEGMENT)
+    if n == 1 or op in ("recv", "new_group"):
+        return Sent(0, 0, 0)
+    if op == "all_reduce":
+        return Sent(2 * whole, 2 * whole, 2 * (n - 1) * segments)
+    if op == "reduce_scatter":  # half of it, should gloo ever have one of its own
+        return Sent(whole, 2 * whole, 2 * (n - 1) * segments)
+    if op == "all_gather":
+        return Sent(whole, whole, 2 * n * (n - 1) if nbytes else 0)
+    if op == "all_to_all":
+        # What a rank keeps for itself is not sent: of unequal parts it may be all.
+        return Sent(0, n * nbytes, n * (n - 1))
+    if op == "broadcast":
+        return Sent(whole, whole, n - 1)
+    if op == "reduce":
+        return Sent(whole + share, whole + share, (n - 1) * segments + min(n - 1, elements // 2))
+    if op in ("gather", "scatter"):
+        return Sent(share, share, n - 1)
+    if op == "barrier":
+        return Sent(0, 0, n * math.ceil(math.log2(n)))
+    raise ValueError(f"nothing is known of what gloo sends in {op!r}")
+
+
+def of_one_rank(one: Operation) -> Sent:
+    """A rank's part of what its operation puts on the network.
+
+    Nobody knows when an operation that was never waited for is over: it may not have sent anything yet.
+    """
+    if one.op == "send":
+        sent = Sent(one.nbytes, one.nbytes, 1)
+    else:
+        n, kind, sparse = len(one.group), one.dtype.removeprefix("sparse "), "sparse" in one.dtype
+        dtype = getattr(torch, kind, None)
+        itemsize = dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+        if sparse:  # indices and values that are there, to all others
+            each = OF_A_SPARSE_ONE + one.tag * (itemsize + 8 * len(one.shape))
+            return Sent(0, (n - 1) * each, 4 * (n - 1))
+        # gloo lays the tensors of others side by side
+        count = one.tag if one.op == "reduce_scatter" else 1
+        sent = Sent(*(part / n for part in gloo(one.op, n, one.nbytes, itemsize, count)))
+    return sent if one.waited else sent._replace(least=0)
+
+
+def begun(ledger: Ledger) -> list[Operation]:
+    """Operations that can have sent something: all but collectives that some member did not begin."""
+    refused = {id(one) for one in ledger.operations() if one.op != "send" and one.tag == REFUSED}
+    alone = {
+        id(call)
+        for one in ledger.collectives()
+        for call in one.calls.values()
+        if len(one.calls) < len(one.group) or refused & {*map(id, one.calls.values())}
+    }
+    return [one for one in ledger.operations() if id(one) not in alone | refused]
+
+
+def contradicted(
+    ledger: Ledger, on_the_wire: int | None, unrecorded: Iterable[int] = ()
+) -> Finding | None:
+    """A record that what went over the sandbox's network contradicts, either way; None where it agrees.
+
+    on_the_wire: bytes, counted by the operating system; None: nobody counted. unrecorded: the bytes of
+    each tensor that the recipe summed over all ranks beside the record.
+    """
+    if on_the_wire is None:
+        return None
+    alone = {id(one) for one in ledger.unmatched()}
+    sends = [one for one in ledger.operations() if one.op == "send"]
+    left = [one for one in sends if not one.waited or id(one) in alone]
+    if left:
+        many = words.counted(len(left), "message")
+        return wrong(
+            f"of {many} in the record nothing says that it left: nobody waited for it, or received it.",
+            "Call wait() on every handle before the function returns, and receive what is sent.",
+            cause="never waited for",
+        )
+    n = ledger.world_size
+    parts_of_it = [of_one_rank(one) for one in begun(ledger)]
+    parts_of_it += [gloo("all_reduce", n, nbytes) for nbytes in unrecorded]
+    least, most, messages = (
+        sum(column) for column in zip(Sent(0, 0, 0), *parts_of_it, strict=True)
+    )
+    if (
+        math.floor(least)
+        <= on_the_wire
+        <= SPARE * most + BESIDE_A_MESSAGE * messages + BESIDE_A_RANK * n
+    ):
+        return None
+    less = on_the_wire < least
+    told = words.number(round(least if less else most))
+    return wrong(
+        f"the record tells of {told} bytes in {operations(ledger)}, but "
+        f"{'only ' if less else ''}{words.number(on_the_wire)} went over the network.",
+        "The record of the operations was changed." if less else "Something else was sent besides.",
+        cause=TAMPERED,
+    )
+
+
+def operations(ledger: Ledger) -> str:
+    """ "12 messages", or "30 operations" where there are others than messages."""
+    begun: Sequence[Operation] = [one for one in ledger.operations() if one.op != "recv"]
+    kind = "message" if all(one.op == "send" for one in begun) else "operation"
+    return words.counted(len(begun), kind)

@@ -1,0 +1,149 @@
+"""recursive_doubling_all_reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.judge.explain import Mistake
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import bytes_line, only_messages, rounds_line
+from course_lib.checks.notebooks.collectives.record import other_partners, sent_wider
+from course_lib.checks.notebooks.collectives.sums import (
+    REFERENCE,
+    common_hint,
+    counts_of,
+    rounding_case,
+    sum_case,
+)
+from course_lib.facts import bytes_sent_per_rank, rounds
+
+NAME = "recursive_doubling_all_reduce"
+
+
+def power_below(n: int) -> int:
+    """The largest power of two that is at most n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def doubling_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+    if common := common_hint(found, n, numel):
+        return common
+    if power_below(n) < n:
+        return folding_hint(found, n, power_below(n))
+    if "twice" in {one.sign for one in found}:
+        return (
+            "In round k the partner of rank r is r ^ 2**k: both then hold the same sum of 2**(k+1) "
+            "ranks."
+        )
+    return "Rounds are missing: distances 1, 2, 4, ... up to half the number of ranks."
+
+
+def folding_hint(found: list[Mistake], n: int, core: int) -> str:
+    """What went wrong with the n - core ranks that are too many for a power of two."""
+    affected = sorted({rank for one in found for rank in one.ranks})
+    signs = {one.sign for one in found}
+    if signs <= {"own", "copy"} and len(affected) <= n - core:
+        have = words.verb(affected, "has", "have")
+        return (
+            f"{words.ranks(affected).capitalize()} {have} no partner among the {core} that double: "
+            "at the end they are sent the sum."
+        )
+    missing = {source for counts in counts_of(found) for source, c in enumerate(counts) if not c}
+    if "twice" not in signs and missing and len(missing) <= n - core:
+        return (
+            f"{n} is no power of two: before doubling, every extra rank must hand its values to "
+            f"one of the {core} that double."
+        )
+    twice = ", and values came round twice" if "twice" in signs else ""
+    return (
+        f"{n} is no power of two{twice}: fold the extra ranks into the first {core}, double there, "
+        "and send them the sum."
+    )
+
+
+def no_partners(seen: Observed) -> str:
+    """Why the bits differ: each rank that adds what comes from elsewhere adds in an order of its own."""
+    apart = other_partners(seen, range(seen.world_size))
+    if not apart:
+        return ""
+    return (
+        f"Ranks did not swap: {apart}. With r ^ 2**k as the partner both add the same two sums, a + b and "
+        "b + a, which are equal to the last bit."
+    )
+
+
+def doubling_trouble(case: Case, kind: str, text: str) -> str:
+    n = case.world_size
+    core = power_below(n)
+    if core < n and not case.groups and kind in ("deadlock", "error"):
+        return (
+            f"{n} is no power of two: r ^ distance is not always a rank. Fold the extra ranks in "
+            f"first: each sends its values to one of the first {core}, waits, and is sent the sum "
+            "at the end."
+        )
+    if kind == "deadlock":
+        return (
+            "Partners swap their sums: both send and both receive, so post the two together "
+            "(batch_isend_irecv)."
+        )
+    return ""
+
+
+def doubling_cost(ratio: float, seen: Observed) -> str:
+    return sent_wider(seen) or (
+        "Each round swaps the tensor once with one partner: log2 N rounds, M bytes each."
+    )
+
+
+def doubling_rounds(ratio: float, seen: Observed) -> str:
+    return (
+        "The distance doubles from round to round (1, 2, 4, ...), and both partners send at the "
+        "same time: log2 N rounds."
+    )
+
+
+def traffic(n: int, nbytes: int, suffix: str, weight: float) -> list[Line]:
+    """A rank that is folded in sends its tensor once; the busiest one is told by the closed form."""
+    core = power_below(n)
+    least = nbytes * (core.bit_length() - 1) if core == n else nbytes
+    most = int(bytes_sent_per_rank(NAME, n, nbytes))
+    title = f"bytes sent{suffix}"
+    return [
+        bytes_line([least] * n, most=[most] * n, hint=doubling_cost, weight=weight, title=title),
+        rounds_line(rounds(NAME, n), hint=doubling_rounds, weight=1.5, title=f"rounds{suffix}"),
+    ]
+
+
+@exercise(points=8, objects=(NAME,), references=REFERENCE, hint=doubling_trouble)
+def recursive_doubling_all_reduce(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return sum_case(draw, Setting(n, shape, **more), doubling_hint)
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    def odd(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", title=f"{n} ranks: no power of two", **more)
+
+    yield case(4, 6, weight=3, more=(*traffic(4, 24, "", 2.5), only_messages()))
+    yield case(2, 5)
+    yield odd(3, 4, weight=2)
+    yield odd(5, 3, weight=2, more=tuple(traffic(5, 12, ", 5 ranks", 1)))
+    yield small(4, 3, dtype=torch.bfloat16, title="bfloat16")
+    yield small(2, 3, 2, layout="transposed", title="non-contiguous")
+    yield small(4, 5, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 5, title="1 rank", trivial=True, weight=0.5)
+    yield rounding_case(draw, Setting(3, (9,), aspect="shape"))
+    on = Setting(4, (500,), "4 ranks: the same bits on every rank", aspect="shape", weight=2.5)
+    yield rounding_case(draw, on, why=no_partners)
+    if draw.hidden:
+        yield small(2, 0, title="no elements", trivial=True, weight=0.5)
+        yield odd(7, 2)
+        yield case(8, 4, aspect="shape", more=tuple(traffic(8, 16, ", 8 ranks", 1)))
+        yield small(2, 2, 3, layout="every_other", title="a view with gaps")
+        yield small(6, 4, members=(1, 2, 5), title="sub-group {1, 2, 5}")

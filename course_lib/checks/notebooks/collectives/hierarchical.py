@@ -1,0 +1,153 @@
+"""hierarchical_all_reduce: ranks r with equal r // g share a node, those with equal r % g a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, wrong
+from course_lib.checks.judge.explain import Mistake
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import only_messages
+from course_lib.checks.notebooks.collectives.sums import (
+    REFERENCE,
+    common_hint,
+    rounding_case,
+    sum_case,
+    tail,
+)
+from course_lib.facts import hierarchical_bytes
+
+MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g times as much
+
+
+def hierarchical_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+    if tail(found, n, numel):
+        return (
+            f"What is left over of {numel} / {n} elements was not summed: pad, or cut with "
+            "torch.tensor_split."
+        )
+    if common := common_hint(found, n, numel):
+        return common
+    signs = {one.sign for one in found}
+    if "twice" in signs:
+        return (
+            "Values were counted twice: reduce-scatter inside the node, all-reduce of the own "
+            "shard across nodes, all-gather inside; each value goes into one shard's sum once."
+        )
+    if signs & {"moved", "moved_copy"}:
+        return (
+            "Shards came back in the wrong order: shard k of the gathered tensor is that of the "
+            "k-th rank of the node."
+        )
+    return (
+        "Sums of some ranks only: inside the node every rank is to get a share (reduce-scatter), "
+        "across nodes the shares are summed, inside they are gathered."
+    )
+
+
+def hierarchical_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock":
+        return (
+            "Each step runs in one of the two groups: pass it to every operation, count ranks "
+            "within it, and make every rank of the group take part."
+        )
+    if kind == "error" and ("invalid for input" in text or "must match" in text):
+        return "What is left over when the ranks do not divide the size: pad, or cut with tensor_split."
+    return ""
+
+
+def groups_of(nodes: int, per_node: int) -> list[list[int]]:
+    """First the groups inside the nodes, then those across them."""
+    inside = [list(range(k * per_node, (k + 1) * per_node)) for k in range(nodes)]
+    across = [list(range(place, nodes * per_node, per_node)) for place in range(per_node)]
+    return inside + across
+
+
+def wire_line(nodes: int, per_node: int, nbytes: int, *, inside: bool, weight: float) -> Line:
+    """Bytes that each rank sends inside its node, or to other nodes."""
+    least = int(hierarchical_bytes(per_node, nodes, nbytes)[0 if inside else 1])
+    where = "inside a node" if inside else "across nodes"
+    size = f"{nodes} x {per_node} ranks"
+
+    def sent_by(seen: Observed, rank: int) -> int:
+        return sum(
+            one.nbytes
+            for one in seen.operations[rank]
+            if one.op == "send"
+            and one.peer is not None
+            and (one.peer // per_node == rank // per_node) == inside
+        )
+
+    def judge(seen: Observed) -> Finding:
+        sent = [sent_by(seen, rank) for rank in range(seen.world_size)]
+        rank = max(range(len(sent)), key=lambda r: abs(sent[r] - least))
+        if sent[rank] == least:
+            return Finding(
+                True, title=f"bytes sent {where}, {size}: {words.number(least)} per rank"
+            )
+        said = f"rank {rank} sent {words.number(sent[rank])} bytes {where}, {size}; "
+        said += f"{words.number(least)} are right."
+        many = max(sent) / max(least, 1)
+        return wrong(
+            said, wire_hint(sent, least, per_node, inside), cause=where,
+            misses_point=not inside and many >= MANY_MORE,
+        )  # fmt: skip
+
+    return Line(f"bytes sent {where}, {size}", judge, weight, "communication")
+
+
+def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
+    ratio = max(sent) / max(least, 1)
+    if min(sent) == 0 < max(sent):
+        where = "inside a node" if inside else "across nodes"
+        idle = [rank for rank, nbytes in enumerate(sent) if not nbytes]
+        return (
+            f"{words.ranks(idle).capitalize()} sent nothing {where}: one ring over all ranks does that, or "
+            "one rank of a node that speaks for all. Every rank is to send inside its node, and its own "
+            "share of 1/g across."
+        )
+    if inside:
+        return "Inside: a reduce-scatter and an all-gather on a ring, (g-1)/g M each."
+    if abs(ratio - per_node) < 0.02:
+        return (
+            "The whole tensor crossed between the nodes, on the slow wire: only each rank's own "
+            "share of 1/g, the result of the reduce-scatter, is to cross."
+        )
+    return "Across: an all-reduce of M/g by a ring, 2(n-1)/n M/g."
+
+
+def wires(nodes: int, per_node: int, numel: int) -> list[Line]:
+    return [
+        wire_line(nodes, per_node, 4 * numel, inside=True, weight=1),
+        wire_line(nodes, per_node, 4 * numel, inside=False, weight=2),
+    ]
+
+
+@exercise(
+    points=5, objects=("hierarchical_all_reduce",), references=REFERENCE, hint=hierarchical_trouble,
+    point="sending each rank's own share of 1/g across the nodes, and no more",
+)  # fmt: skip
+def hierarchical_all_reduce(draw: Draw) -> Iterator[Case]:
+    def both_groups(nodes: int, per_node: int):
+        return lambda rank: [{"group": rank // per_node}, {"group": nodes + rank % per_node}]
+
+    def case(nodes: int, per_node: int, numel: int, **more: Any) -> Case:
+        of = f"{words.counted(nodes, 'node')} of {words.counted(per_node, 'rank')}"
+        on = Setting(nodes * per_node, (numel,), f"{of}, {words.counted(numel, 'element')}", **more)
+        return sum_case(
+            draw, on, hierarchical_hint, both_groups(nodes, per_node), groups_of(nodes, per_node)
+        )
+
+    yield case(2, 2, 8, weight=3, more=(*wires(2, 2, 8), only_messages(0.5)))
+    yield case(2, 3, 12, weight=2, more=tuple(wires(2, 3, 12)))
+    yield case(2, 2, 7, weight=1.5, aspect="shape")
+    yield case(2, 1, 5, weight=0.5, aspect="shape")
+    yield case(1, 2, 4, weight=0.5, aspect="shape")
+    if draw.hidden:
+        yield case(3, 2, 12, more=tuple(wires(3, 2, 12)))
+        yield case(2, 2, 1, weight=0.5, aspect="shape")
+        yield rounding_case(
+            draw, Setting(4, (9,), aspect="shape"), both_groups(2, 2), groups_of(2, 2)
+        )

@@ -1,0 +1,266 @@
+"""all_gather and all_to_all: nothing is added, every chunk must arrive where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import bytes_line, messages_line, only_messages
+from course_lib.checks.notebooks.collectives.record import sent_wider, turned_left
+from course_lib.checks.notebooks.collectives.shards import (
+    chunks,
+    output_case,
+    ring_order,
+    ring_trouble,
+    traffic,
+    with_old,
+)
+from course_lib.checks.notebooks.collectives.sums import REFERENCE
+from course_lib.facts import exact_bytes
+
+SHARDS = "passing on one shard in a round, and never the whole output"
+ONE_EACH = "sending each rank the chunk that is for it, and not the whole input"
+WHOLE = 3  # times the bytes of such chunks; the whole is four times as many on four ranks
+
+
+def not_contiguous(kind: str, text: str) -> str:
+    """The cause of an error that views raise of a tensor that is not contiguous."""
+    if kind != "error" or not ("view size is not compatible" in text or "contiguous" in text):
+        return ""
+    return "`input` need not be contiguous: take input.contiguous(), or reshape instead of view."
+
+
+# ---- all_gather
+
+
+def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Observed) -> str:
+    signs = {one.sign for one in found}
+    if left := turned_left(seen, members):
+        return left
+    if signs == {"old"} and all(own_place(one, members, shard) for one in found):
+        return (
+            "Its own shard never came into the output: copy `input` there before the ring starts."
+        )
+    if "old" in signs:
+        return (
+            "Parts of `output` were never written: N - 1 rounds bring N - 1 shards, and the own "
+            "one is copied."
+        )
+    if signs & {"nan", "zero", "unknown"}:
+        return (
+            "A chunk was passed on before it had come: wait() for the receive of a round before "
+            "the next."
+        )
+    if len(members) > 2 and all(from_the_left(one, members, shard) for one in found):
+        return (
+            "Every wrong place holds the left neighbour's shard: each round sent the rank's own shard once "
+            "more. Pass on the shard that came in the round before."
+        )
+    return (
+        "Shards stand in each other's place: in round k the shard that arrives from the left is "
+        "that of rank r - k - 1; shard s belongs at place s of the output."
+    )
+
+
+def from_the_left(one: Mistake, members: list[int], shard: int) -> bool:
+    """What stands there instead is the left neighbour's shard, on each rank."""
+    return all(
+        (element + piece.origin.offset) // shard == (members.index(piece.rank) - 1) % len(members)
+        for piece in one.pieces
+        for element in piece.elements
+    )
+
+
+def own_place(one: Mistake, members: list[int], shard: int) -> bool:
+    """It is the rank's own chunk, exactly, on each rank."""
+    return all(
+        piece.elements == tuple(range(place * shard, (place + 1) * shard))
+        for piece in one.pieces
+        for place in [members.index(piece.rank)]
+    )
+
+
+def gather_trouble(case: Case, kind: str, text: str) -> str:
+    return not_contiguous(kind, text) or ring_trouble(case, kind, text)
+
+
+def gather_cost(ratio: float, seen: Observed) -> str:
+    return "In each of the N - 1 rounds one shard goes to the right: the one that came before."
+
+
+def all_gather_case(draw: Draw, on: Setting) -> Case:
+    """The setting's shape is that of each rank's input."""
+    count = len(on.ranks)
+    inputs = on.numbers(draw)
+    whole, shard = torch.cat(inputs), inputs[0].numel()
+    language = Language(
+        size=whole.numel(),
+        ranks=[-1],  # one source holds every value: no rank's "own" stands out
+        summed=1,
+        chunks=chunks(shard, count),
+        source=lambda source: "what it held before the call" if source else "its value",
+        belongs=lambda rank, element: f"rank {on.ranks[element // shard]}'s shard",
+        chunk_name=lambda k: f"rank {on.ranks[k]}'s shard",
+    )
+    return output_case(
+        on,
+        f"{words.counted(on.n, 'rank')}, {words.counted(shard, 'element')} each",
+        inputs,
+        [whole] * count,
+        with_old([whole]),
+        [np.arange(whole.numel())] * count,
+        language,
+        lambda found, seen: gather_hint(found, on.ranks, shard, seen),
+        needed=(count - 1) * whole.nbytes,
+    )
+
+
+@exercise(
+    points=6, objects=("all_gather",), references=REFERENCE, hint=gather_trouble, point=SHARDS
+)
+def all_gather(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return all_gather_case(draw, Setting(n, shape, **more))
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    def cost(n: int, shard: int, suffix: str = "") -> list[Line]:
+        return traffic("all_gather", n, n * shard, gather_cost, ring_order, suffix, WHOLE)
+
+    yield case(4, 6, weight=2, more=(*cost(4, 6), only_messages(0.5)))
+    yield case(3, 5, weight=2)
+    yield case(2, 4)
+    yield small(3, 2, 3, title="two dimensions")
+    yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
+    yield small(4, 4, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
+    if draw.hidden:
+        yield case(5, 3, aspect="shape", more=tuple(cost(5, 3, ", 5 ranks")))
+        yield small(3, 4, dtype=torch.bfloat16, title="bfloat16")
+        yield small(3, 4, dtype=torch.int64, title="int64")
+        yield small(2, 0, title="no elements", trivial=True, weight=0.5)
+
+
+# ---- all_to_all
+
+
+def to_all_hint(found: list[Mistake], seen: Observed) -> str:
+    signs = {one.sign for one in found}
+    if signs == {"old"}:
+        return (
+            "A rank's own chunk is not sent to itself: copy it into its place. Every other chunk "
+            "has one sender."
+        )
+    if "old" in signs:
+        return "Some chunks never arrived: each rank sends N - 1 messages and receives N - 1."
+    if signs & {"nan", "zero", "unknown"}:
+        return "A buffer was read or reused before its message was in it: wait() first."
+    return (
+        "Chunk d of the input goes to rank d, and what comes from rank s belongs at place s of the "
+        "output, whatever the round it came in."
+    )
+
+
+def to_all_trouble(case: Case, kind: str, text: str) -> str:
+    if strided := not_contiguous(kind, text):
+        return strided
+    if kind == "deadlock":
+        return (
+            "In round k rank r sends to r + k and receives from r - k at the same time; with r ^ k "
+            "pairs only powers of two fit. Post send and receive together (batch_isend_irecv)."
+        )
+    if kind == "error" and ("rank" in text.lower() or "range" in text):
+        return (
+            "With r ^ k some partners do not exist unless N is a power of two: send to r + k, "
+            "receive from r - k, mod N."
+        )
+    return ""
+
+
+def to_all_cost(ratio: float, seen: Observed) -> str:
+    n = seen.world_size
+    if wider := sent_wider(seen):
+        return wider
+    if abs(ratio - n) < 0.02:
+        return "The whole input went to every rank: rank d needs chunk d alone."
+    if abs(ratio - n / 2) < 0.02:
+        return (
+            "Passed on round the ring a chunk travels up to N - 1 times: send it straight to the "
+            "rank that needs it."
+        )
+    return "Each rank sends one chunk to each of the others, and none to itself."
+
+
+def all_to_all_case(draw: Draw, on: Setting) -> Case:
+    """The setting's shape is that of one chunk; input and output hold one for each member."""
+    count, (length, *rest) = len(on.ranks), on.shape
+    inputs = on.numbers(draw, (count * length, *rest))
+    size = inputs[0].numel() // count
+    expected = [torch.cat([x.tensor_split(count)[d] for x in inputs]) for d in range(count)]
+    # positions: (rank, chunk, element), of all inputs in a row
+    homes = [
+        np.concatenate([np.arange(size) + (s * count + d) * size for s in range(count)])
+        for d in range(count)
+    ]
+    language = Language(
+        size=count * size,
+        ranks=[-1],
+        summed=1,
+        chunks=chunks(size, count * count),
+        source=lambda source: "what it held before the call" if source else "its value",
+        belongs=lambda rank, element: (
+            f"rank {on.ranks[element // size]}'s chunk {on.ranks.index(rank)}"
+        ),
+        chunk_name=lambda k: f"rank {on.ranks[k // count]}'s chunk {k % count}",
+        homes=dict(zip(on.ranks, homes, strict=True)),
+    )
+    return output_case(
+        on,
+        f"{words.counted(on.n, 'rank')}, {words.counted(size, 'element')} to each",
+        inputs,
+        expected,
+        with_old([torch.cat(inputs)]),
+        homes,
+        language,
+        to_all_hint,
+        needed=(count - 1) * inputs[0].nbytes,
+    )
+
+
+@exercise(
+    points=5, objects=("all_to_all",), references=REFERENCE, hint=to_all_trouble, point=ONE_EACH
+)
+def all_to_all(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return all_to_all_case(draw, Setting(n, shape, **more))
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
+        least = [exact_bytes("all_to_all", n, n * chunk, 4, rank) for rank in range(n)]
+        return [
+            bytes_line(least, hint=to_all_cost, weight=3, title=f"bytes sent{suffix}", point=WHOLE),
+            messages_line([n - 1] * n, weight=0.5, title=f"messages{suffix}"),
+        ]
+
+    yield case(4, 3, weight=2, more=(*cost(4, 3), only_messages(0.5)))
+    yield case(3, 2, weight=2)
+    yield case(2, 4)
+    yield small(3, 2, 3, title="two dimensions")
+    yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
+    yield small(4, 3, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
+    if draw.hidden:
+        yield case(5, 2, aspect="shape", more=tuple(cost(5, 2, ", 5 ranks")))
+        yield small(2, 3, dtype=torch.bfloat16, title="bfloat16")
+        yield small(3, 2, dtype=torch.int64, title="int64")
+        yield small(2, 0, title="no elements", trivial=True, weight=0.5)

@@ -1,0 +1,180 @@
+"""ring_all_reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.judge.explain import Mistake
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import bytes_line, only_messages, rounds_line
+from course_lib.checks.notebooks.collectives.record import sends, sent_wider, turned_left
+from course_lib.checks.notebooks.collectives.shards import NOT_AGREED
+from course_lib.checks.notebooks.collectives.sums import (
+    REFERENCE,
+    common_hint,
+    complete_chunks,
+    counts_of,
+    rounding_case,
+    sum_case,
+    tail,
+)
+from course_lib.facts import exact_bytes, rounds
+
+CHUNKS = "chunks of 1/N, of which a rank sends one in a round, and never the whole tensor"
+MANY_MORE = 1.5  # times the bytes of such chunks; whole tensors are twice as many on four ranks
+
+
+def ring_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+    if left := turned_left(seen, ring_of(seen)):
+        return left
+    if tail(found, n, numel):
+        rest = numel % n
+        they = "They are" if rest > 1 else "It is"
+        covered = words.counted(numel - rest, "element")
+        return f"{they} the remainder of {numel} / {n}: your chunks cover {covered}."
+    if numel < n and all(one.sign == "own" for one in found):
+        return (
+            f"With {words.counted(numel, 'element')} and {n} ranks some chunks are empty; "
+            "torch.tensor_split cuts so."
+        )
+    return common_hint(found, n, numel) or phase_hint(found, n, numel, seen)
+
+
+def ring_of(seen: Observed) -> list[int]:
+    """The ranks of the ring, in its order."""
+    return seen.case.groups[0] if seen.case.groups else list(range(seen.world_size))
+
+
+def phase_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
+    """Which of the ring's two phases went wrong, and how."""
+    signs = {one.sign for one in found}
+    if signs & {"twice", "times"}:
+        return (
+            "Something was added twice: in the second phase the complete chunks are copied, not "
+            "added; and a round passes on a chunk, not a sum that has been round already."
+        )
+    if signs <= {"copy", "own"} and "copy" in signs:
+        return (
+            "Chunks with one rank's value went round: that is what happens when the second phase "
+            "starts from the chunk that each rank began with, instead of the one that it finished."
+        )
+    if signs & {"moved", "moved_copy"}:
+        return (
+            "A chunk was received into another chunk's place: in round k rank r sends chunk r - k "
+            "and receives chunk r - k - 1."
+        )
+    if set(complete_chunks(found, n, numel)) == {1}:
+        return (
+            "One chunk on each rank is complete: that is the first phase. The second sends the "
+            "complete chunks round once more, N - 1 rounds, and copies them."
+        )
+    rounds_of_both = all(len(sends(seen, rank)) == 2 * (n - 1) for rank in ring_of(seen))
+    one_short = n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}
+    if one_short and numel >= n and not rounds_of_both:
+        return "Every sum misses one rank: the first phase takes N - 1 rounds, and one is missing."
+    return (
+        "The second phase passes on chunks that are not complete: which chunk did rank r finish in "
+        "the first phase? With the indices r - k and r - k - 1 it is chunk r + 1."
+    )
+
+
+def ring_trouble(case: Case, kind: str, text: str) -> str:
+    n = case.world_size
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return NOT_AGREED
+    if kind == "deadlock":
+        return (
+            "Every rank is to send to its right and receive from its left in the same round: post "
+            "both together with dist.batch_isend_irecv."
+        )
+    if kind == "error" and ("must match the size" in text or "ends of a message differ" in text):
+        return (
+            "Chunks differ in length when N does not divide the size: the buffer must fit the "
+            "chunk that comes, which is the one that the left neighbour sends in this round."
+        )
+    if kind == "error" and "IndexError" in text and case.sides[0].inputs["tensor"].numel() % n:
+        return (
+            f"torch.chunk may give fewer than {n} chunks, and never an empty one; tensor_split({n}) always "
+            f"gives {n}."
+        )
+    return ""
+
+
+def ring_cost(ratio: float, seen: Observed) -> str:
+    n = seen.world_size
+    if wider := sent_wider(seen):
+        return wider
+    if n > 2 and abs(ratio - n / 2) < 0.02:
+        return (
+            "That is N - 1 times the whole tensor: pass on one chunk of 1/N in each round, not all "
+            "of it."
+        )
+    if abs(ratio - n) < 0.02:
+        return "Every round sends the whole tensor: a round's message is one chunk of 1/N."
+    return "N - 1 rounds in each of the two phases, and in each round one chunk of 1/N."
+
+
+def ring_rounds(ratio: float, seen: Observed) -> str:
+    most = rounds("ring_all_reduce", seen.world_size)
+    one_each = all(len(sends(seen, rank)) <= most for rank in range(seen.world_size))
+    if ratio < 3 and one_each:
+        return (
+            "Send and receive at the same time: a rank that first waits for one and then does the "
+            "other takes two rounds."
+        )
+    return "One message carries a whole chunk; more messages are more latencies."
+
+
+@exercise(
+    points=12, objects=("ring_all_reduce",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
+)
+def ring_all_reduce(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return sum_case(draw, Setting(n, shape, **more), ring_hint)
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    def traffic(n: int, numel: int, suffix: str, weight: float) -> list[Line]:
+        least = [exact_bytes("ring_all_reduce", n, numel, 4, rank) for rank in range(n)]
+        most = rounds("ring_all_reduce", n)
+        return [
+            bytes_line(
+                least,
+                hint=ring_cost,
+                weight=weight,
+                title=f"bytes sent{suffix}",
+                point=MANY_MORE,
+            ),
+            rounds_line(most, hint=ring_rounds, title=f"rounds{suffix}", each_way=True),
+        ]
+
+    yield case(4, 1000, weight=3, more=(*traffic(4, 1000, "", 4.5), only_messages(0.5)))
+    yield case(2, 8)
+    yield case(3, 6, weight=2)
+    yield case(4, 10, weight=2, aspect="shape", more=(rounded(4, 10),))
+    yield case(3, 2, aspect="shape")
+    yield small(3, 7, dtype=torch.bfloat16, title="bfloat16", weight=0.5)
+    yield small(3, 4, 3, layout="transposed", title="non-contiguous", weight=0.5)
+    yield small(4, 5, members=(1, 3), title="sub-group {1, 3}")
+    yield small(2, 0, title="no elements", trivial=True, weight=0.25)
+    yield small(1, 5, title="1 rank", trivial=True, weight=0.25)
+    yield rounding_case(draw, Setting(3, (11,), aspect="shape"))
+    if draw.hidden:
+        yield case(5, 13, aspect="shape")
+        yield case(8, 64, aspect="shape", more=tuple(traffic(8, 64, ", 8 ranks", 1)))
+        yield small(3, 2, 5, dtype=torch.int64, title="int64, two dimensions")
+        yield small(2, 3, 4, layout="every_other", title="a view with gaps")
+
+
+def rounded(n: int, numel: int) -> Line:
+    """A size that n does not divide: up to one chunk's rounding more, in every round."""
+    count = rounds("ring_all_reduce", n)
+    least, most = count * (numel // n) * 4, count * -(-numel // n) * 4
+    title = f"bytes sent, {numel} elements"
+    return bytes_line([least] * n, most=[most] * n, hint=ring_cost, title=title)

@@ -1,0 +1,143 @@
+"""reduce_scatter: every rank ends with one chunk of the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import only_messages
+from course_lib.checks.notebooks.collectives.record import turned_left
+from course_lib.checks.notebooks.collectives.shards import (
+    ShardHint,
+    chunks,
+    output_case,
+    ring_order,
+    ring_trouble,
+    traffic,
+    with_old,
+)
+from course_lib.checks.notebooks.collectives.sums import (
+    OTHER_PLACES,
+    READ_TOO_EARLY,
+    REFERENCE,
+    counts_of,
+)
+
+SIGNS = {  # in this order: the first sign that is there tells
+    "old": "`output` may hold anything before the call: write into it, do not add to it.",
+    "mean": "reduce_scatter sums; whoever wants the mean divides afterwards.",
+    "nan": READ_TOO_EARLY,
+    "zero": READ_TOO_EARLY,
+    "unknown": OTHER_PLACES,
+    "twice": "A value was added more than once: each rank adds its own chunk to what comes, once, "
+    "and passes that on.",
+    "times": "A value was added more than once: each rank adds its own chunk to what comes, once, "
+    "and passes that on.",
+    "moved_copy": "Parts of different chunks were added: for rank r to end with chunk r, what "
+    "arrives in round k is chunk r - k - 2 (mod N).",
+}
+
+CHUNKS = "one chunk of 1/N in a round, and never the whole input"
+WHOLE = 3  # times the bytes of such chunks; whole inputs are four times as many on four ranks
+
+
+def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
+    n = len(members)
+
+    def hint(found: list[Mistake], seen: Observed) -> str:
+        if left := turned_left(seen, members):
+            return left
+        signs = {one.sign for one in found}
+        if signs == {"moved"}:
+            off = {piece.origin.offset // chunk % n for one in found for piece in one.pieces}
+            shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
+            return (
+                f"Complete sums, but on the wrong ranks: rank r is to end with chunk r.{shift} "
+                "Start the ring with another chunk, so that the last one to arrive is the rank's own."
+            )
+        if told := next((text for sign, text in SIGNS.items() if sign in signs), ""):
+            return told
+        if signs == {"own"}:
+            return (
+                "What the others added to chunk r never came to rank r: the last of the N - 1 "
+                "rounds brings it, and the rank's own chunk is added to it."
+            )
+        if n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}:
+            return "Every sum misses one rank: N - 1 rounds, and the last addition counts too."
+        return (
+            "Sums of some ranks only: N - 1 rounds, and in each the received chunk plus the own "
+            "one goes on."
+        )
+
+    return hint
+
+
+def scatter_cost(ratio: float, seen: Observed) -> str:
+    if abs(ratio - seen.world_size) < 0.02:
+        return "Every round sends the whole input: one chunk of 1/N is enough."
+    if abs(ratio - 2) < 0.02:
+        return "That is an all-reduce's traffic: for a reduce-scatter the first half is enough."
+    return "In each of the N - 1 rounds one chunk of 1/N goes to the right."
+
+
+def reduce_scatter_case(draw: Draw, on: Setting) -> Case:
+    """The setting's shape is that of the output; the input holds one such chunk for each member."""
+    count, (length, *rest) = len(on.ranks), on.shape
+    inputs = on.numbers(draw, (count * length, *rest))
+    total = torch.stack(inputs).to(torch.float64).sum(0).to(on.dtype)
+    expected = list(total.tensor_split(count))
+    size = expected[0].numel()
+    homes = [np.arange(size) + k * size for k in range(count)]
+    return output_case(
+        on,
+        f"{words.counted(on.n, 'rank')}, {words.counted(size, 'element')} each",
+        inputs,
+        expected,
+        with_old(inputs),
+        homes,
+        Language(
+            size=size,
+            ranks=on.ranks,
+            summed=count,
+            chunks=chunks(size, count),
+            homes=dict(zip(on.ranks, homes, strict=True)),
+        ),
+        scatter_hint(on.ranks, size),
+        "Add into a buffer of your own: the caller still needs its gradients.",
+        needed=(count - 1) * inputs[0].nbytes,
+    )
+
+
+def cost(n: int, chunk: int, suffix: str = "") -> list[Line]:
+    return traffic("reduce_scatter", n, n * chunk, scatter_cost, ring_order, suffix, WHOLE)
+
+
+@exercise(
+    points=8, objects=("reduce_scatter",), references=REFERENCE, hint=ring_trouble, point=CHUNKS
+)
+def reduce_scatter(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return reduce_scatter_case(draw, Setting(n, shape, **more))
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    yield case(4, 6, weight=2, more=(*cost(4, 6), only_messages(0.5)))
+    yield case(3, 5, weight=2)
+    yield case(2, 4)
+    yield small(3, 2, 3, title="two dimensions")
+    yield small(3, 4, dtype=torch.bfloat16, title="bfloat16")
+    yield small(2, 2, 3, layout="transposed", title="non-contiguous input")
+    yield small(4, 4, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
+    if draw.hidden:
+        yield case(5, 3, aspect="shape", more=tuple(cost(5, 3, ", 5 ranks")))
+        yield small(3, 4, dtype=torch.int64, title="int64")
+        yield small(2, 0, title="no elements", trivial=True, weight=0.5)

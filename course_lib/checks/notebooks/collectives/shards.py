@@ -1,0 +1,133 @@
+"""Cases in which chunks of a larger tensor move: an output buffer, an input that is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from course_lib.checks.judge.build import Argument, side
+from course_lib.checks.judge.case import Case, Finding, Line, Observed
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import Hint, bytes_line, rounds_line
+from course_lib.checks.judge.values import Exact, both, contributions, left_alone
+from course_lib.checks.notebooks.collectives.record import sent_wider
+from course_lib.facts import exact_bytes, rounds
+
+OLD = -3  # what output buffers hold before the call
+ShardHint = Callable[[list[Mistake], Observed], str]
+
+
+def chunks(length: int, count: int) -> list[tuple[int, int]]:
+    """(first, last + 1) of `count` chunks of `length` positions; none when they are empty."""
+    return [(k * length, (k + 1) * length) for k in range(count)] if length else []
+
+
+def with_old(tensors: Sequence[torch.Tensor]) -> Provenance:
+    """The sources of a sum, and last what the output held before."""
+    return Provenance(
+        contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors)
+    )
+
+
+def output_case(
+    on: Setting,
+    title: str,
+    inputs: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    provenance: Provenance,
+    homes: Sequence[np.ndarray],
+    language: Language,
+    hint: ShardHint,
+    why: str = "",
+    *,
+    needed: int,
+) -> Case:
+    """f(output, input): every member's output becomes `expected`, its input stays.
+
+    needed: bytes of all ranks together without which that cannot be, see `Case`.
+    """
+    exact = Exact("output", on.ranks, expected, provenance, homes, language)
+
+    def arrived(seen: Observed) -> Finding:
+        def cause(found: list[Mistake]) -> str:
+            return never_written(found, on.ranks, language.size) or hint(found, seen)
+
+        return replace(exact, hint=cause)(seen)
+
+    judge = both(
+        arrived,
+        left_alone("input", dict(zip(on.ranks, inputs, strict=True)), why),
+    )
+    sides = [
+        side(
+            {"output": torch.full_like(made, OLD), "input": Argument(given, on.layout)},
+            returned=["output", "input"],
+            group=on.group,
+        )
+        for made, given in zip(expected, inputs, strict=True)
+    ]
+    return on.case(title, sides, judge, needed=needed)
+
+
+def never_written(found: list[Mistake], members: Sequence[int], size: int) -> str:
+    """That `output` is on every rank what it was, where that is so."""
+    whole = all(
+        len(one.elements) == size and not any(one.pieces[0].origin.counts[:-1]) for one in found
+    )
+    if {one.sign for one in found} != {"old"} or not whole:
+        return ""
+    if {rank for one in found for rank in one.ranks} != set(members):
+        return ""
+    return (
+        "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and what "
+        "is returned goes nowhere. Write into the tensor that was given: output.copy_(...)."
+    )
+
+
+def traffic(
+    algorithm: str,
+    n: int,
+    numel: int,
+    cost: Hint,
+    order: Hint,
+    suffix: str = "",
+    point: float = float("inf"),
+) -> list[Line]:
+    """Bytes and rounds of an algorithm on `numel` float32 elements. point: of `bytes_line`."""
+    least = [exact_bytes(algorithm, n, numel, 4, rank) for rank in range(n)]
+    return [
+        bytes_line(
+            least,
+            hint=lambda ratio, seen: sent_wider(seen) or cost(ratio, seen),
+            weight=4,
+            title=f"bytes sent{suffix}",
+            point=point,
+        ),
+        rounds_line(rounds(algorithm, n), hint=order, title=f"rounds{suffix}", each_way=True),
+    ]
+
+
+def ring_order(ratio: float, seen: object) -> str:
+    return "N - 1 rounds, one message to the right in each; send and receive at the same time."
+
+
+NOT_AGREED = (
+    "The two ends of a message must agree on it: what rank r sends to its right in a round is what rank "
+    "r + 1 receives from its left, and where the one leaves out an empty chunk so does the other."
+)
+
+
+def ring_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return NOT_AGREED
+    if kind == "deadlock":
+        return (
+            "Every rank is to send to its right and receive from its left in the same round: post "
+            "both together with dist.batch_isend_irecv."
+        )
+    return ""

@@ -1,0 +1,167 @@
+"""Cases that all all-reduces share: a sum over the ranks, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.build import side
+from course_lib.checks.judge.case import Case, Draw, Finding, Observed, usual
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.values import (
+    Exact,
+    both,
+    close,
+    contributions,
+    gaps_left_alone,
+    same_bits,
+)
+from course_lib.facts import chunk_sizes
+
+REFERENCE = ("course_lib.collectives",)
+# (mistakes, ranks, elements, what was recorded) -> the usual cause
+SumHint = Callable[[list[Mistake], int, int, Observed], str]
+Extra = Callable[[int], list]  # rank -> further arguments, described as in `harness.call`
+
+
+def chunks(numel: int, n: int) -> list[tuple[int, int]]:
+    """The first and the last + 1 element of each of n chunks, as torch.tensor_split cuts."""
+    return list(pairwise(accumulate(chunk_sizes(numel, n), initial=0)))
+
+
+def sum_case(
+    draw: Draw,
+    on: Setting,
+    hint: SumHint,
+    extra: Extra | None = None,
+    groups: Sequence[list[int]] = (),
+) -> Case:
+    """`tensor` of every member becomes the sum over the members."""
+    values = on.numbers(draw)
+    count, numel = len(on.ranks), values[0].numel()
+    total = torch.stack(values).to(torch.float64).sum(0).to(on.dtype)
+    arguments = on.arguments(values)
+    exact = Exact(
+        name="tensor",
+        members=on.ranks,
+        expected=[total] * count,
+        provenance=Provenance(contributions(values)),
+        homes=[np.arange(numel)] * count,
+        language=Language(
+            size=numel,
+            ranks=on.ranks,
+            summed=count,
+            # where the ranks do not divide the size, a student may cut it otherwise
+            chunks=chunks(numel, count) if numel and numel % count == 0 else (),
+        ),
+    )
+
+    def summed(seen: Observed) -> Finding:
+        return replace(exact, hint=lambda found: hint(found, count, numel, seen))(seen)
+
+    judge = both(
+        summed,
+        gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
+    )
+    sides = [
+        side(
+            {"tensor": argument},
+            returned=["tensor"],
+            group=on.group,
+            extra=extra(rank) if extra else (),
+        )
+        for rank, argument in zip(on.ranks, arguments, strict=True)
+    ]
+    title = f"sum, {words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
+    return on.case(title, sides, judge, groups, needed=all_reduce_needs(values))
+
+
+def all_reduce_needs(values: Sequence[torch.Tensor]) -> int:
+    """Bytes of any all-reduce: every rank but one hands its share on, and is told the sum."""
+    return 2 * (len(values) - 1) * values[0].nbytes
+
+
+def rounding_case(
+    draw: Draw,
+    on: Setting,
+    extra: Extra | None = None,
+    groups: Sequence[list[int]] = (),
+    why: Callable[[Observed], str] | None = None,
+) -> Case:
+    """Normal floats: rounding is allowed, ranks that differ in their bits are not; why: they do."""
+    values = torch.stack([draw.normal(*on.shape) for _ in on.ranks])
+    wide = values.to(torch.float64)
+    bound = on.n * torch.finfo(torch.float32).eps * wide.abs().sum(0)
+    same = same_bits("tensor", on.ranks)
+
+    def bits(seen: Observed) -> Finding:
+        found = same(seen)
+        told = "" if found.ok else usual(why, seen)
+        return replace(found, sentences=(*found.sentences, told)) if told else found
+
+    judge = both(close("tensor", on.ranks, wide.sum(0), bound), bits)
+    sides = [
+        side({"tensor": one}, returned=["tensor"], extra=extra(rank) if extra else ())
+        for rank, one in enumerate(values)
+    ]
+    title = "floats: within rounding, the same bits on every rank"
+    return on.case(title, sides, judge, groups, needed=all_reduce_needs(list(values)))
+
+
+# ---- what wrong sums have in common
+
+READ_TOO_EARLY = "A receive buffer was read before its message was in it: wait() first, then add."
+OTHER_PLACES = (
+    "Either a receive buffer was read before its message was in it (wait() first, then add), or what came "
+    "was added to another chunk than the one that it belongs to."
+)
+
+
+def tail(found: list[Mistake], n: int, numel: int) -> bool:
+    """The remainder of numel / n alone was left as it was."""
+    rest = numel % n
+    return bool(rest) and all(
+        one.sign == "own" and one.elements == tuple(range(numel - rest, numel)) for one in found
+    )
+
+
+def common_hint(found: list[Mistake], n: int, numel: int) -> str:
+    """Causes of a wrong sum that do not depend on the algorithm."""
+    signs = {one.sign for one in found}
+    if "mean" in signs and signs <= {"mean", "unknown"}:  # unknown: a mean that was rounded
+        return "An all-reduce sums; whoever wants the mean divides afterwards."
+    if signs == {"times"}:
+        return "Every value was counted too often, and equally so: a phase ran more than once."
+    if signs & {"nan", "zero", "unknown"} and "twice" not in signs:
+        return READ_TOO_EARLY if signs & {"nan", "zero"} else OTHER_PLACES
+    everywhere = len({rank for one in found for rank in one.ranks}) == n
+    if signs == {"own"} and everywhere and all(len(one.elements) == numel for one in found):
+        return (
+            "The sum never came into `tensor`. If you worked on a copy (contiguous(), reshape, "
+            "clone), write it back with copy_()."
+        )
+    return ""
+
+
+def counts_of(found: list[Mistake]) -> list[tuple[int, ...]]:
+    """How often each rank counts, for every piece that is a sum."""
+    return [piece.origin.counts for one in found for piece in one.pieces if piece.origin.counts]
+
+
+def complete_chunks(found: list[Mistake], n: int, numel: int) -> list[int]:
+    """How many chunks are right on each rank that has something wrong."""
+    wrong: dict[int, set[int]] = {}
+    for one in found:
+        for rank in one.ranks:
+            wrong.setdefault(rank, set()).update(one.elements)
+    return [
+        sum(elements.isdisjoint(range(low, high)) for low, high in chunks(numel, n) if high > low)
+        for elements in wrong.values()
+    ]

@@ -1,0 +1,164 @@
+"""broadcast, by a binomial tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.build import side
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import only_messages, rounds_line, total_bytes_line
+from course_lib.checks.judge.values import Exact, both, contributions, gaps_left_alone
+from course_lib.checks.notebooks.collectives.sums import REFERENCE
+from course_lib.facts import bytes_sent_per_rank, rounds
+
+IN_A_GROUP = (
+    "`src` is a rank of the whole world, and a place in the group is another number. "
+    "dist.get_group_rank(group, src) gives the one from the other: count relative to that, within the group."
+)
+
+
+def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake]], str]:
+    def hint(found: list[Mistake]) -> str:
+        missed = sorted({rank for one in found if one.sign == "own" for rank in one.ranks})
+        count = rounds("broadcast", n)
+        if any(one.sign in ("partial", "twice", "times") for one in found):
+            return "A broadcast replaces what the other ranks hold; nothing is added."
+        if any(src in one.ranks for one in found):
+            return (
+                IN_A_GROUP
+                if in_a_group
+                else (
+                    f"The source's own tensor was overwritten. The tree has to start at `src`, here rank "
+                    f"{src}: count ranks relative to it, (rank - src) % N."
+                )
+            )
+        if missed and len(missed) == n - 1:
+            return (
+                "Nothing came into `tensor` on the others: receive into it, or copy what was "
+                "received back with copy_()."
+            )
+        if missed and n > 2 and src == 0 and min(missed) >= 1 << (count - 1):
+            return f"The last ranks were never reached: {n} ranks take ceil(log2 {n}) = {count} rounds."
+        if missed:
+            return (
+                "Some ranks were never reached: in round k every rank that has the value sends it "
+                "2**k further."
+            )
+        return (
+            f"Ranks got another rank's value: only the value of rank {src} may be passed on, and "
+            "only once it has come."
+        )
+
+    return hint
+
+
+def broadcast_trouble(case: Case, kind: str, text: str) -> str:
+    if case.groups and (kind == "error" or "finished" in text.splitlines()[0]):
+        return IN_A_GROUP
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return (
+            "A rank waits for a sender that never sends to it, or sends to one that does not "
+            "receive: both ends must agree who is whose parent. Count relative to the source, "
+            "(rank - src) % N, and translate back with + src."
+        )
+    if kind == "deadlock":
+        return (
+            "A rank may send only what it has: first receive from the parent, then send to the "
+            "children."
+        )
+    if kind == "error" and "invalid" in text.lower():
+        return (
+            "Not every rank has a child in every round: the last round is cut short when N is no "
+            "power of two."
+        )
+    return ""
+
+
+def broadcast_cost(ratio: float, seen: Observed) -> str:
+    return (
+        "Every rank but the source receives the tensor once, and no rank sends more than one "
+        "message a round: that is (N-1) M in all, ceil(log2 N) M at most from one."
+    )
+
+
+def broadcast_rounds(ratio: float, seen: Observed) -> str:
+    return (
+        "Whoever has the value passes it on in every round, so that the number of ranks that have "
+        "it doubles: a binomial tree, ceil(log2 N) rounds."
+    )
+
+
+def broadcast_case(draw: Draw, on: Setting, src: int) -> Case:
+    """`tensor` of every member becomes that of the global rank `src`."""
+    values = on.numbers(draw)
+    count, numel = len(on.ranks), values[0].numel()
+    arguments = on.arguments(values)
+    judge = both(
+        Exact(
+            name="tensor",
+            members=on.ranks,
+            expected=[values[on.ranks.index(src)]] * count,
+            provenance=Provenance(contributions(values)),
+            homes=[np.arange(numel)] * count,
+            language=Language(
+                size=numel,
+                ranks=on.ranks,
+                summed=count,
+                belongs=lambda rank, element: f"rank {src}'s",
+            ),
+            hint=broadcast_hint(src, count, bool(on.members)),
+        ),
+        gaps_left_alone("tensor", dict(zip(on.ranks, arguments, strict=True))),
+    )
+    sides = [
+        side({"tensor": argument}, returned=["tensor"], extra=[src], group=on.group)
+        for argument in arguments
+    ]
+    size = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
+    needed = (count - 1) * values[0].nbytes
+    return on.case(f"from rank {src}, {size}", sides, judge, needed=needed)
+
+
+def traffic(n: int, nbytes: int, suffix: str = "") -> list[Line]:
+    most = int(bytes_sent_per_rank("broadcast", n, nbytes))
+    title = f"bytes sent{suffix}"
+    return [
+        total_bytes_line(
+            (n - 1) * nbytes, busiest=most, hint=broadcast_cost, weight=2.5, title=title
+        ),
+        rounds_line(
+            rounds("broadcast", n), hint=broadcast_rounds, weight=2, title=f"rounds{suffix}"
+        ),
+    ]
+
+
+@exercise(points=6, objects=("broadcast",), references=REFERENCE, hint=broadcast_trouble)
+def broadcast(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, src: int = 0, **more: Any) -> Case:
+        return broadcast_case(draw, Setting(n, shape, **more), src)
+
+    def small(n: int, *shape: int, src: int = 0, **more: Any) -> Case:
+        return case(n, *shape, src=src, aspect="shape", short=True, **more)
+
+    yield case(4, 6, weight=2)
+    yield case(4, 3, src=2, weight=2)
+    yield case(5, 4, weight=1.5, aspect="shape", more=(*traffic(5, 16), only_messages(0.5)))
+    yield case(3, 5, src=1, aspect="shape")
+    yield small(2, 3, 2, layout="transposed", title="non-contiguous")
+    yield small(4, 5, src=1, members=(1, 3), title="sub-group {1, 3}, from rank 1")
+    yield small(1, 4, title="1 rank", trivial=True, weight=0.5)
+    if draw.hidden:
+        yield small(2, 0, title="no elements", trivial=True, weight=0.5)
+        yield case(5, 3, src=4, aspect="shape")
+        yield case(8, 2, src=5, aspect="shape", more=tuple(traffic(8, 8, ", 8 ranks")))
+        yield small(5, 4, src=4, members=(0, 3, 4), title="sub-group {0, 3, 4}, from rank 4")
+        yield small(3, 4, dtype=torch.bfloat16, title="bfloat16")
+        yield small(2, 6, src=1, layout="every_other", title="a view with gaps")

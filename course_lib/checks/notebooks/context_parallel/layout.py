@@ -1,0 +1,230 @@
+"""zigzag: which rank holds which tokens, so that a causal mask leaves all of them the same work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.context_parallel.references import REFERENCES
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+Layout = list[list[range]]
+NOBODYS = "is nobody's", "are nobody's"
+TWICE = "is held twice, or does not exist", "are held twice, or do not exist"
+ALL_RANKS = (
+    "No ranks run here: zigzag tells of all n of them at once, and asks none which one it is."
+)
+MOST = 100_000  # positions in an answer that is looked at
+FORM = (
+    "For each rank a list of its ranges of positions is expected, such as [[range(0, 2), range(6, 8)], "
+    "[range(2, 6)]]."
+)
+
+
+def cut(seq: int, parts: int) -> list[range]:
+    """Ranges in succession, the first seq % parts of them one longer."""
+    sizes = [seq // parts + (i < seq % parts) for i in range(parts)]
+    return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+
+
+def pairs(seq: int, n: int) -> Layout:
+    chunks = cut(seq, 2 * n)
+    return [[chunks[rank], chunks[-1 - rank]] for rank in range(n)]
+
+
+def floored(seq: int, n: int) -> Layout:
+    size = seq // (2 * n)
+    return [[range(i * size, (i + 1) * size) for i in (r, 2 * n - 1 - r)] for r in range(n)]
+
+
+def longer_last(seq: int, n: int) -> Layout:
+    layout = floored(seq, n)
+    layout[0][1] = range(layout[0][1].start, seq)
+    return layout
+
+
+def rounded_up(seq: int, n: int) -> Layout:
+    size = -(-seq // (2 * n))
+    chunks = [range(min(i * size, seq), min((i + 1) * size, seq)) for i in range(2 * n)]
+    return [[chunks[rank], chunks[-1 - rank]] for rank in range(n)]
+
+
+UNEVEN = (
+    "Where 2n does not divide the sequence the first seq % (2n) chunks are one token longer, as "
+    "torch.tensor_split cuts."
+)
+SLIPS: dict[str, Callable[[int, int], Layout]] = {
+    "These are parts in succession: the last rank has most to do. Cut 2n chunks, and give rank r the r-th "
+    "and the r-th from the end.": lambda seq, n: [[one] for one in cut(seq, n)],
+    "These are stripes, every n-th token: zigzag deals out two chunks in succession to each rank.": (
+        lambda seq, n: [[range(rank, seq, n)] for rank in range(n)]
+    ),
+    "Rank r has chunks 2r and 2r + 1: that is in succession again. Pair the r-th with the r-th from the "
+    "end.": lambda seq, n: [[cut(seq, 2 * n)[2 * r], cut(seq, 2 * n)[2 * r + 1]] for r in range(n)],
+    "Rank r has chunks r and n + r: the second must come from the end, 2n - 1 - r, or the last rank still "
+    "has most to do.": lambda seq, n: [
+        [cut(seq, 2 * n)[r], cut(seq, 2 * n)[n + r]] for r in range(n)
+    ],
+    "Those are n chunks: cut 2n, so that each rank has two of its own.": (
+        lambda seq, n: [[cut(seq, n)[r], cut(seq, n)[n - 1 - r]] for r in range(n)]
+    ),
+    f"The last chunk has all that is left. {UNEVEN}": longer_last,
+    f"Tokens at the end are nobody's. {UNEVEN}": floored,
+    f"Chunks of the size rounded up leave the last ones short. {UNEVEN}": rounded_up,
+}
+
+
+# ---- what came
+
+
+def read(value: Any) -> Layout | None:
+    """The layout that was told (see `harness.plain`), or None."""
+    if not isinstance(value, list) or not all(isinstance(held, list) for held in value):
+        return None
+    layout = [[span(one) for one in held] for held in value]
+    good = [[one for one in held if one is not None] for held in layout]
+    if [len(held) for held in good] != [len(held) for held in layout]:
+        return None
+    return good if sum(len(one) for held in good for one in held) <= MOST else None
+
+
+def span(told: Any) -> range | None:
+    ends = told.get("range") if isinstance(told, dict) else None
+    if not isinstance(ends, list) or len(ends) != 3 or not all(type(one) is int for one in ends):
+        return None
+    start, stop, step = ends
+    known = step and all(abs(one) <= MOST for one in ends)  # longer ones have no length in Python
+    return range(start, stop, step) if known else None
+
+
+def held(layout: Layout) -> list[list[int]]:
+    """The positions on each rank."""
+    return [sorted(position for one in spans for position in one) for spans in layout]
+
+
+def judge(
+    sizes: Sequence[tuple[int, int]], start: int, others: Sequence[tuple[int, int]]
+) -> Callable[[Observed], Finding]:
+    """Of calls number `start` and on, with these sizes: the first that is wrong.
+
+    others: the sizes of all calls. In few tokens several mistakes look alike: told is what fits the most.
+    """
+
+    def judged(seen: Observed) -> Finding:
+        errors = [seen.answer(start + i).get("error") for i in range(len(sizes))]
+        told = [one for one in errors if isinstance(one, list) and one[0] == "NotImplementedError"]
+        if len(told) == len(sizes):
+            return wrong("zigzag is not written yet.", at(str(told[0][2])), cause="stub")
+        read_so_far: list[tuple[int, int, Layout]] = []
+        for index, (seq, n) in enumerate(sizes, start=start):
+            answer = seen.answer(index)
+            if isinstance(answer.get("error"), list):
+                return raised(seq, n, *map(str, answer["error"][:3]))
+            layout = read(answer.get("value"))
+            if layout is None or len(layout) != n:
+                said = f"zigzag({seq}, {n}) gives something else, or not one list for each rank."
+                return wrong(Sentence(said, "zigzag gives no layout."), FORM, cause="form")
+            read_so_far.append((seq, n, layout))
+        for seq, n, layout in read_so_far:
+            if held(layout) != held(pairs(seq, n)):
+                return other_tokens(seq, n, layout, usual_slip(seen, others, seq, n, layout))
+            if any(not one or one.step != 1 for spans in layout for one in spans):
+                return wrong(
+                    "there are ranges without tokens, or with gaps.",
+                    "Leave a chunk out in which there is no token, and write a chunk as range(start, stop).",
+                    cause="empty",
+                )
+        return RIGHT
+
+    return judged
+
+
+def raised(seq: int, n: int, error: str, text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("zigzag is not written yet for all sizes.", at(place), cause="stub")
+    hint = ALL_RANKS if "process group" in text else ""
+    said = Sentence(
+        f"zigzag({seq}, {n}) raised {error}: {text}", f"zigzag raised {error_kind(error)}."
+    )
+    return wrong(said, at(place), hint, cause=f"raised {place}")
+
+
+def usual_slip(
+    seen: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
+) -> str:
+    """Of the mistakes that give this layout the one that gives most of all that came; "" without any."""
+    came = [(size, read(seen.answer(i).get("value"))) for i, size in enumerate(others)]
+
+    def fits(make: Callable[[int, int], Layout]) -> int:
+        return sum(one is not None and held(make(*size)) == held(one) for size, one in came)
+
+    found = [says for says, make in SLIPS.items() if held(make(seq, n)) == held(layout)]
+    return max(found, key=lambda says: fits(SLIPS[says]), default="")
+
+
+def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
+    """Who holds what they should not, and the usual cause."""
+    came, right = held(layout), held(pairs(seq, n))
+    everything = sorted(position for one in came for position in one)
+    if everything == list(range(seq)):
+        rank = next(r for r in range(n) if came[r] != right[r])
+        told = f"rank {rank} holds the tokens {listed(came[rank])}, not {listed(right[rank])}"
+        general = "some ranks hold other tokens than they should"
+    else:
+        missing = sorted(set(range(seq)) - set(everything))
+        strange = [
+            one for one, count in Counter(everything).items() if count > 1 or not 0 <= one < seq
+        ]
+        named = missing or sorted(strange)
+        one, many = NOBODYS if missing else TWICE
+        told = f"{'token' if len(named) == 1 else 'tokens'} {listed(named)} {words.verb(named, one, many)}"
+        general = "tokens are left out, held twice, or do not exist"
+    said = Sentence(f"zigzag({seq}, {n}): {told}.", f"{general}.")
+    return wrong(
+        said, says or "Each of the 2n chunks has one holder: r and 2n - 1 - r.", cause=says or told
+    )
+
+
+def listed(positions: list[int]) -> str:
+    if not positions:
+        return "none"
+    runs = words.spans(positions)
+    return words.listing(runs if len(runs) < 5 else [*runs[:4], "others"])
+
+
+@exercise(points=5, objects=("zigzag",), references=REFERENCES)
+def zigzag(draw: Draw) -> Iterator[Case]:
+    n = draw.integer(5, 8)
+    counts = (n, 2, 3, 8)
+    fitting = [(2 * one * draw.integer(3, 9), one) for one in counts]
+    uneven = [(8 * one + draw.integer(1, 2 * one), one) for one in counts]
+    table = [
+        ("2n divides the sequence", [(16, 4), *fitting], 2.0, False),
+        ("2n does not divide it", [(29, 4), *uneven], 1.5, False),
+        ("fewer tokens than chunks", [(draw.integer(n, 2 * n), n), (3, 2)], 1.0, False),
+        ("1 rank", [(draw.integer(4, 30), 1)], 0.5, True),
+    ]  # fmt: skip
+    if draw.hidden:
+        table.append(("longer ones", [(draw.integer(500, 900), draw.integer(6, 9))], 0.5, False))
+    every = [size for _, sizes, _, _ in table for size in sizes]
+    calls: list[list] = []
+    lines: list[Line] = []
+    for title, sizes, weight, trivial in table:
+        lines.append(Line(title, judge(sizes, len(calls), every), weight, trivial=trivial))
+        calls += [[0, list(one)] for one in sizes]
+    yield Case("layouts", [RankSide({}, {"calls": calls}, {})], lines, recipe=EVALUATE, alone=True)

@@ -1,0 +1,314 @@
+"""online_softmax_merge: two partial results of attention become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
+from course_lib.checks.judge.functions import (
+    About,
+    Call,
+    Slip,
+    case,
+    changed,
+    got,
+    values_line,
+)
+from course_lib.checks.notebooks.context_parallel.references import (
+    OPERATIONS,
+    REFERENCES,
+    REFUSED,
+    THEIRS,
+)
+
+NAMES = ("out", "lse", "block_out", "block_lse")
+GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
+NOTHING_SEEN = (
+    "Where nothing was seen lse is -inf, and -inf - -inf is nan. Put a lowest number, "
+    "torch.finfo(lse.dtype).min, in its place before you subtract."
+)
+TOO_LARGE = (
+    "exp(1000) is infinite in every format. Take weights from differences: exp(lse - merged), or "
+    "sigmoid(lse - block_lse), and the logarithm from torch.logaddexp."
+)
+NOT_LOW = (
+    "The number that stands in for -inf is too high: where lse is below it in both parts, their difference "
+    "is lost, and both count the same. Clamp at torch.finfo(lse.dtype).min."
+)
+GRAPH = (
+    "What comes back has no gradients for all four. Use operations of PyTorch on the arguments themselves: "
+    "no detach, no no_grad, no numbers by item()."
+)
+NAN_BEHIND = (
+    "Forward is right, but torch.where and masked_fill only choose among results: backward goes through what "
+    "was not chosen, too, and nan times 0 is nan. Change what goes into the difference, not what comes out."
+)
+
+
+def expand(error: str, text: str) -> str:
+    if "must match the size" in text or "shape" in text:
+        return "lse has one number for each row of out, and no features: lse[..., None] stands beside out."
+    if "in-place" in text or "inplace" in text:
+        return (
+            "One of the arguments was changed in place. They belong to the caller, and backward needs them "
+            "as they came: return new tensors."
+        )
+    return ""
+
+
+def misfit(name: str, came: str) -> str:
+    if name.startswith("grad."):
+        return GRAPH
+    return "Return both, (out, lse), in the shapes and the dtype that they came in."
+
+
+ABOUT = About(
+    "online_softmax_merge",
+    "attention to all keys",
+    {
+        "out": "the merged out",
+        "lse": "the merged lse",
+        **{f"grad.{name}": f"the gradient of {name}" for name in NAMES},
+    },
+    error=expand,
+    misfit=misfit,
+    own_errors=(THEIRS,),
+)
+
+
+LOWEST = (
+    torch.finfo(torch.float64).min, torch.finfo(torch.float32).min, -1e30, -1e20, -1e10, -1e9, -1e8, -1e6,
+    -1e5, -1e4,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Scores (..., keys) and values (..., keys, head_dim) of two blocks; gradients of both results."""
+
+    scores: tuple[Tensor, Tensor]
+    values: tuple[Tensor, Tensor]
+    grads: tuple[Tensor, Tensor]
+    dtype: torch.dtype = torch.float64
+
+    @classmethod
+    def draw(
+        cls, draw: Draw, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype = torch.float64
+    ) -> Parts:
+        scores = [draw.normal(*shape, keys).double() * 2 for keys in (5, 3)]
+        values = [draw.normal(*shape, keys, head_dim).double() for keys in (5, 3)]
+        grads = draw.normal(*shape, head_dim).double(), draw.normal(*shape).double()
+        return cls((scores[0], scores[1]), (values[0], values[1]), grads, dtype)
+
+    @cached_property
+    def lse(self) -> list[Tensor]:
+        return [one.logsumexp(-1) for one in self.scores]
+
+    @cached_property
+    def out(self) -> list[Tensor]:
+        """Of each block: softmax times values, 0 where nothing was seen."""
+        return [
+            (s.softmax(-1).nan_to_num(0.0)[..., None] * v).sum(-2)
+            for s, v in zip(self.scores, self.values, strict=True)
+        ]
+
+    @cached_property
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Attention to all keys at once: (out, lse)."""
+        scores, values = torch.cat(self.scores, -1), torch.cat(self.values, -2)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        return (weights[..., None] * values).sum(-2), scores.logsumexp(-1)
+
+    @cached_property
+    def nothing(self) -> Tensor:
+        """Where neither block was seen."""
+        return self.merged[1] == -torch.inf
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        return [(one - self.merged[1]).exp().nan_to_num(0.0)[..., None] for one in self.lse]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """d out = w g; d lse = w (g_lse + g . (out - merged out)): w is exp(lse - merged lse)."""
+        found, (g, g_lse) = {}, self.grads
+        for which, w, out in zip(("", "block_"), self.weights, self.out, strict=True):
+            found[f"grad.{which}out"] = w * g
+            inner = (g * (out - self.merged[0])).sum(-1)
+            found[f"grad.{which}lse"] = w[..., 0] * (g_lse + inner)
+        return {name: found[name].to(self.dtype) for name in GRADIENTS}
+
+    def call(self, name: str) -> Call:
+        given = [self.out[0], self.lse[0], self.out[1], self.lse[1]]
+        results = {"out": self.merged[0].to(self.dtype), "lse": self.merged[1].to(self.dtype)}
+        gradients = self.gradients()
+        nothing = {
+            one: (self.nothing[..., None] if one.endswith("out") else self.nothing).expand_as(grad)
+            for one, grad in gradients.items()
+        }
+        return Call(
+            name, {one: x.to(self.dtype) for one, x in zip(NAMES, given, strict=True)},
+            {**results, **gradients},
+            gradients={one: g.to(self.dtype) for one, g in zip(("out", "lse"), self.grads, strict=True)},
+            outputs=("out", "lse"), anything=nothing,
+        )  # fmt: skip
+
+    def clamped(self, low: float = -100.0) -> tuple[Tensor, Tensor]:
+        """(out, lse) if a number that real lse come below stands in for -inf."""
+        old, new = (one.clamp_min(low) for one in self.lse)
+        share = (new - old).sigmoid()[..., None]
+        return torch.lerp(self.out[0], self.out[1], share), torch.logaddexp(old, new)
+
+    def slips(self) -> list[Slip]:
+        """What goes wrong with out and lse."""
+        (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
+        pa, pb = (
+            (one - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for one in self.lse
+        )
+        table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
+            ("The old out still has its old denominator: it must be rescaled by exp(lse - merged lse), too.",
+             lambda: {"out": a + wb * b}),
+            ("The block's out was divided by its own sum: its weight is exp(block_lse - merged lse).",
+             lambda: {"out": wa * a + b}),
+            ("That is the sum of both: each has been divided by the sum of its own keys alone.",
+             lambda: {"out": a + b}),
+            ("That is the mean of both. A part counts by its share of the sum, exp(lse - merged lse).",
+             lambda: {"out": (a + b) / 2}),
+            ("Old and new have each other's weight.", lambda: {"out": wb * a + wa * b}),
+            ("The weights are taken off the larger lse, and do not add up to 1: divide by their sum.",
+             lambda: {"out": pa * a + pb * b}),
+            ("lse is used as a weight. It is a logarithm: exp(lse) is what the part was divided by.",
+             lambda: {"out": (la[..., None] * a + lb[..., None] * b) / (la + lb)[..., None]}),
+            ("The sums add, not their logarithms: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
+             lambda: {"lse": la + lb}),
+            ("That is the larger of the two. The sums add: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
+             lambda: {"lse": torch.maximum(la, lb)}),
+            ("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
+            ("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
+            *(
+                ("The lowest number that stands in for -inf is still there: where neither part saw a key, "
+                 "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
+                for low in LOWEST
+                for make in (self.merged[1].clamp_min, lambda low: self.clamped(low)[1])
+            ),
+            (NOT_LOW, lambda: {"out": self.clamped()[0]}),
+            (NOT_LOW, lambda: {"lse": self.clamped()[1]}),
+            ("That is the sum itself; its logarithm is asked for.", lambda: {"lse": la.exp() + lb.exp()}),
+            *wrong_ways(a, b, wa[..., 0], wb[..., 0]),
+        ]  # fmt: skip
+        return [Slip(says, lambda make=make: rounded(make(), self.dtype)) for says, make in table]
+
+
+def rounded(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: one.to(dtype) for name, one in tensors.items()}
+
+
+def wrong_ways(
+    a: Tensor, b: Tensor, wa: Tensor, wb: Tensor
+) -> list[tuple[str, Callable[[], dict[str, Tensor]]]]:
+    """Weights that stand beside the wrong dimension, which only broadcasts where sizes are equal."""
+    if len(set(a.shape)) > 1:
+        return []
+    says = (
+        "The weights stand beside the wrong dimension, which broadcasts where all sizes are equal. Each "
+        "row of out, along its last dimension, has one weight: w[..., None]."
+    )
+    places = range(a.dim() - 1)
+    return [(says, lambda i=i: {"out": wa.unsqueeze(i) * a + wb.unsqueeze(i) * b}) for i in places]
+
+
+def hidden_in(
+    scores: tuple[Tensor, Tensor], old: Tensor, new: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Nothing seen in the old part where `old`, in the block where `new`."""
+    a, b = (
+        one.masked_fill(mask[..., None], -torch.inf)
+        for one, mask in zip(scores, (old, new), strict=True)
+    )
+    return a, b
+
+
+def values_of(
+    parts: Parts, call: Call, title: str, weight: float = 1.0, otherwise: str = ""
+) -> Line:
+    return values_line(
+        call, ABOUT, title, names=("out", "lse"), slips=parts.slips(), otherwise=otherwise, weight=weight
+    )  # fmt: skip
+
+
+def gradients_of(call: Call, title: str, weight: float = 1.0, otherwise: str = "") -> Line:
+    """otherwise: the usual cause where a gradient is nan or infinite."""
+    plain, behind = (
+        values_line(call, ABOUT, title, names=GRADIENTS, otherwise=says, weight=weight)
+        for says in (GRAPH, otherwise or GRAPH)
+    )
+
+    def judge(seen: Observed) -> Finding:
+        found = (plain if finite(seen, call) else behind).judge(seen)
+        return found if found.ok else changed(seen, call) or found
+
+    return Line(title, judge, weight)
+
+
+def finite(seen: Observed, call: Call) -> bool:
+    return all(bool(got(seen, call, name).isfinite().all()) for name in GRADIENTS)
+
+
+def masked(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
+    """Rows of which the first few see nothing in one part, the next in the other, the last in neither."""
+    parts = Parts.draw(draw, (8, 3), 4, dtype)
+    row = torch.arange(8)[:, None].expand(8, 3)
+    old, new = (row < 2) | (row > 5), ((row >= 2) & (row < 4)) | (row > 5)
+    return Parts(hidden_in(parts.scores, old, new), parts.values, parts.grads, dtype)
+
+
+def large(draw: Draw, dtype: torch.dtype = torch.float64) -> Parts:
+    """Scores of 1,000 and -1,000, alike in both parts or far apart."""
+    parts = Parts.draw(draw, (4, 3), 4, dtype)
+    sign = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    a, b = (one + 1000 * sign[:, i, None, None] for i, one in enumerate(parts.scores))
+    return Parts((a, b), parts.values, parts.grads, dtype)
+
+
+@exercise(
+    points=7, objects=("online_softmax_merge",), references=REFERENCES, refused=REFUSED
+)  # fmt: skip
+def online_softmax_merge(draw: Draw) -> Iterator[Case]:
+    plain = Parts.draw(draw, (2, 5, 3), 4)
+    square = Parts.draw(draw, (4, 4, 4), 4)
+    flat = Parts.draw(draw, (6,), 3)
+    hidden, extreme = masked(draw), large(draw)
+    calls = {name: one.call(name) for name, one in (
+        ("plain", plain), ("square", square), ("flat", flat), ("masked", hidden), ("large", extreme),
+    )}  # fmt: skip
+    yield case(
+        "two parts", list(calls.values()),
+        [
+            values_of(plain, calls["plain"], "two parts are attention to all keys", 2),
+            gradients_of(calls["plain"], "gradients", 1.5),
+            values_of(square, calls["square"], "sizes that are all equal", 1),
+            values_of(flat, calls["flat"], "rows without batch and heads", 0.5),
+            values_of(extreme, calls["large"], "scores of 1,000 and -1,000", 1.5, TOO_LARGE),
+            gradients_of(calls["large"], "gradients there", 0.5, TOO_LARGE),
+            values_of(hidden, calls["masked"], "nothing seen in either part, or in both", 1.5, NOTHING_SEEN),
+            gradients_of(calls["masked"], "gradients there", 1.5, NAN_BEHIND),
+        ],
+        OPERATIONS,
+    )  # fmt: skip
+    if draw.hidden:
+        kinds = Parts.draw(draw, (3, 7), 5, torch.float32), masked(draw, torch.float32)
+        made = [one.call(f"float32 {i}") for i, one in enumerate((*kinds, large(draw)))]
+        yield case(
+            "float32", made,
+            [
+                values_of(kinds[0], made[0], "float32", 0.5),
+                values_of(kinds[1], made[1], "float32, nothing seen", 0.5, NOTHING_SEEN),
+                gradients_of(made[1], "gradients there, float32", 0.5, NAN_BEHIND),
+                gradients_of(made[2], "gradients of large scores", 0.5, TOO_LARGE),
+            ],
+            OPERATIONS, hidden=True,
+        )  # fmt: skip

@@ -1,0 +1,218 @@
+"""What attention over a spread sequence sends, who idles in it, and when a ring hides what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from course_lib import facts
+from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.judge.formulas import Formula, Prediction
+from course_lib.checks.judge.formulas import predictions as evaluated
+from course_lib.checks.notebooks.context_parallel.references import REFERENCES
+
+HALF = 2  # bytes of a number in 16 bits
+A100, H100 = 312e12, 989e12  # FLOP/s in 16 bits
+
+
+def ring(n: int, kv_bytes: float, direction: str) -> float:
+    """kv_bytes: of one rank's keys and values together, in 16 bits; their gradients travel in 32."""
+    tokens = kv_bytes * n / (2 * HALF)  # of width 1
+    return facts.ring_attention_bytes(n, tokens, 1, HALF, direction)
+
+
+def ulysses(n: int, tokens: float, width: int, kv_width: int, itemsize: int = HALF) -> float:
+    return facts.ulysses_bytes(n, tokens, width, kv_width, itemsize)
+
+
+def idle(rank: int, n: int) -> float:
+    return facts.causal_idle_shares(n)[rank]
+
+
+def hiding(
+    flops: float, bytes_per_second: float, width: int, kv_width: int, causal: bool = False
+) -> float:
+    return facts.hiding_block(flops, bytes_per_second, width, kv_width, HALF, causal=causal)
+
+
+def rounds(forward: Formula, keys: Formula, gradients: Formula) -> Formula:
+    """So many times the keys and values, in each direction, and their gradients, of n."""
+
+    def formula(n: int, kv_bytes: float, direction: str) -> float:
+        if n == 1:
+            return 0.0
+        if direction == "forward":
+            return forward(n) * kv_bytes
+        return (keys(n) + 2 * gradients(n)) * kv_bytes
+
+    return formula
+
+
+def less(n: int) -> float:
+    return n - 1
+
+
+def same(n: int) -> float:
+    return n
+
+
+RING: Mapping[str, Formula] = {
+    "Nothing is sent in the last of N steps: the keys are where they were then. N - 1 transfers.": (
+        rounds(same, less, same)
+    ),
+    "Backward, too, no rank needs the keys after the last step: N - 1 times. Their gradients go N times.": (
+        rounds(less, same, same)
+    ),
+    "N times for keys in each direction is once too often: the last step sends none.": (
+        rounds(same, same, same)
+    ),
+    "Backward, the gradients of keys and values travel as well.": rounds(less, less, lambda n: 0),
+    "Gradients travel in float32, twice the bytes of the keys in 16 bits.": (
+        rounds(less, less, lambda n: n / 2)
+    ),
+    "Gradients travel in float32, twice the bytes, and N times: the last transfer brings them home.": (
+        rounds(less, less, lambda n: (n - 1) / 2)
+    ),
+    "After N - 1 transfers the gradients are one rank short of home: N times.": rounds(
+        less, less, less
+    ),
+    "Backward the keys go round again, N - 1 times in 16 bits, and their gradients N times in 32: that is "
+    "the gradients alone, or both in 16 bits.": (rounds(less, lambda n: 0, same)),
+    "(N-1)/N is a collective's share of the whole. Here each rank sends a part N - 1 times.": (
+        rounds(lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: 1)
+    ),
+    "kv_bytes has keys and values, both: they are not to be counted twice.": (
+        lambda n, kv_bytes, direction: 2 * ring(n, kv_bytes, direction)
+    ),
+    "That is what all ranks send together: one rank's bytes are asked for.": (
+        lambda n, kv_bytes, direction: n * ring(n, kv_bytes, direction)
+    ),
+    "One rank has nobody to send to.": lambda n, kv_bytes, direction: (
+        2 * kv_bytes if n == 1 and direction == "backward" else ring(n, kv_bytes, direction)
+    ),
+}
+
+
+def parts(q: float, kv: float, share: Formula) -> Formula:
+    """So many tensors of the width of queries, and of keys, of which `share` of n is sent."""
+    return lambda n, tokens, width, kv_width, itemsize=HALF: (
+        share(n) * tokens / n * (q * width + kv * kv_width) * itemsize
+    )
+
+
+def others(n: int) -> float:
+    return (n - 1) / n
+
+
+ULYSSES: Mapping[str, Formula] = {
+    "The output has to come back, too: a fourth all-to-all, of the width of q.": parts(1, 2, others),
+    "That is q and the output alone: keys and values are traded, too.": parts(2, 0, others),
+    "Keys and values have kv_width: with fewer heads of keys they are smaller.": parts(4, 0, others),
+    "Keys *and* values: two tensors of kv_width.": parts(2, 1, others),
+    "There are two of each: q and the output, keys and values.": parts(1, 1, others),
+    "What a rank keeps of its own part is not sent: (N-1)/N.": parts(2, 2, lambda n: 1),
+    "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
+    "That is what all ranks send together: one rank's bytes are asked for.": (
+        parts(2, 2, less)
+    ),
+    "A part is sent once, not N - 1 times: each other rank gets another piece of it.": (
+        parts(2, 2, lambda n: (n - 1) ** 2 / n)
+    ),
+    "That is forward and backward: one direction is asked for.": parts(4, 4, others),
+    "A number has itemsize bytes.": lambda n, tokens, width, kv_width, itemsize=HALF: (
+        ulysses(n, tokens, width, kv_width, 1)
+    ),
+}  # fmt: skip
+IDLE: Mapping[str, Formula] = {
+    "In the first step a rank has the diagonal alone, half a block: all steps last n - 1/2, not n.": (
+        lambda rank, n: (n - 1 - rank) / n
+    ),
+    "That is the share in which it works.": lambda rank, n: 1 - idle(rank, n),
+    "That is the wrong way round: the first rank's queries see least, and it idles most.": (
+        lambda rank, n: rank / (n - 0.5)
+    ),
+    "Rank r has work in the first step, too: it idles in n - 1 - r of the others.": (
+        lambda rank, n: (n - rank) / (n - 0.5)
+    ),
+    "That is the mean of all ranks: it depends on the rank.": lambda rank, n: (n - 1) / (2 * n - 1),
+    "The first step is in the denominator, half of one.": (
+        lambda rank, n: (n - 1 - rank) / (n - 1) if n > 1 else 0.0
+    ),
+    "As a share, between 0 and 1.": lambda rank, n: 100 * idle(rank, n),
+}
+
+
+def times(factor: float, always: bool = True) -> Formula:
+    return lambda flops, rate, width, kv_width, causal=False: (
+        hiding(flops, rate, width, kv_width, causal) * (factor if always or causal else 1.0)
+    )
+
+
+HIDING: Mapping[str, Formula] = {
+    "Under a causal mask half of the scores are computed, and all of the keys sent: twice the tokens.": (
+        times(0.5, always=False)
+    ),
+    "Half of the scores make the computing shorter: more tokens are needed, not fewer.": (
+        times(0.25, always=False)
+    ),
+    "Keys and values are of kv_width, scores of width: the block shrinks by their ratio.": (
+        lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, 1, 1, causal)
+    ),
+    "The ratio of the widths is upside down: smaller keys hide sooner.": (
+        lambda flops, rate, width, kv_width, causal=False: hiding(flops, rate, kv_width, width, causal)
+    ),
+    "Keys *and* values are sent: 2 c kv_width numbers.": times(0.5),
+    "A number of 16 bits has two bytes. The rate is in bytes.": times(1 / 2),
+    "A product of matrices has two FLOPs for each of its terms, and there are two: 4 c^2 width.": times(2),
+    "There are two products, q k^T and p v, of 2 c^2 width FLOPs each.": times(4),
+    "That is six blocks, the paper's *sequence*, which must fit in memory: the block hides.": times(6),
+    "The rate is in bytes a second, not in bits.": times(1 / 8),
+    "The rate is in bytes a second already: nothing is to be converted.": times(8),
+}  # fmt: skip
+
+
+@exercise(
+    points=7,
+    objects=("ring_bytes_sent", "ulysses_bytes_sent", "causal_idle_share", "hiding_block"),
+    references=REFERENCES,
+)
+def predictions(draw: Draw) -> Iterator[Case]:
+    n, kv = draw.integer(5, 9), 65_536 * draw.integer(10, 90)
+    tokens, width = 5_040 * draw.integer(3, 20), 128 * draw.integer(20, 40)
+    rate = 1e9 * draw.integer(20, 400)
+    yield from evaluated(
+        [
+            Prediction(
+                "ring_bytes_sent", 0,
+                [(n, kv, "forward"), (3, kv, "forward"), (1, kv, "forward")], ring, RING,
+                title="ring_bytes_sent: forward",
+                otherwise="N - 1 transfers of kv_bytes.",
+            ),
+            Prediction(
+                "ring_bytes_sent", 0,
+                [(n, kv, "backward"), (2, kv, "backward"), (1, kv, "backward")], ring, RING,
+                title="ring_bytes_sent: backward", weight=1.5,
+                otherwise="The keys N - 1 times, in 16 bits, and their gradients N times, in 32.",
+            ),
+            Prediction(
+                "ulysses_bytes_sent", 1,
+                [(n, tokens, width, width // 4, 2), (4, tokens, width, width, 4),
+                 (1, tokens, width, width, 2)],
+                ulysses, ULYSSES, weight=1.5,
+                otherwise="(N-1)/N of this rank's q, k, v and output, tokens / N of each.",
+            ),
+            Prediction(
+                "causal_idle_share", 2,
+                [(0, n), (2, n), (n - 1, n), (0, 2), (0, 1)], idle, IDLE, weight=1.5,
+                otherwise="The last rank works all the time: half a step, then n - 1 whole ones. Rank r "
+                "works half a step and r whole ones.",
+            ),
+            Prediction(
+                "hiding_block", 3,
+                [(A100, rate, width, width), (H100, rate, width, width // 4),
+                 (A100, rate, width, width // 2, True)],
+                hiding, HIDING, weight=1.5,
+                otherwise="c tokens: 4 c^2 width FLOPs (half of them when causal) take as long as "
+                "2 c kv_width numbers of 2 bytes.",
+            ),
+        ]
+    )  # fmt: skip

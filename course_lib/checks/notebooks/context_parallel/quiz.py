@@ -1,0 +1,88 @@
+"""The questions at the end of notebook 08, with the wrong answers that tell what was overlooked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib.checks.judge.answers import Answer, answers
+from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.notebooks.context_parallel.references import REFERENCES
+
+RANKS, HEADS, KV_HEADS = 8, 32, 8
+FLOPS, EACH_WAY = 312e12, 12.5e9  # A100 in 16 bits, 100 Gb/s
+BLOCK = FLOPS / EACH_WAY
+TIMES = {
+    2: "That is the limit for many ranks: 2 - 1/N.",
+    RANKS: "Each rank computes some: the last one 2 - 1/N times the mean.",
+    1: "That is zigzag's. In succession, the last rank's queries see the whole sequence, the first one's "
+    "only their own part.",
+    (RANKS - 1) / (2 * RANKS - 1): "That is the mean share of the time that ranks idle.",
+    1 / (2 - 1 / RANKS): "Upside down: how many times as long.",
+    2 * RANKS / (RANKS + 1): "That has N whole steps; the first has the diagonal alone, half a block: "
+    "(N - 1/2) over N/2.",
+}  # fmt: skip
+TRANSFERS = {
+    16: "N steps, and nothing is sent after the last: no rank needs the keys any more.",
+    30: "Keys and values go in one message, or count as one transfer; forward alone is asked for.",
+    31: "That is backward, keys and gradients; forward the keys alone.",
+    14: "Count again: rank r must see the keys of all 15 others.",
+}
+BLOCKS = {
+    24_500: "That is what the paper's table prints. Its own formula, FLOP/s over bytes/s, gives another "
+    "number in this row.",
+    6 * BLOCK: "That is six blocks, what the paper says must fit in memory. One block hides.",
+    149_500: "That is the paper's minimal *sequence*, six blocks.",
+    BLOCK / 8: "100 Gb/s are bits: 12.5 GB/s.",
+    8 * BLOCK: "12.5 GB/s are bytes already.",
+    2 * BLOCK: "Without a mask: all scores are computed.",
+    1.2 * BLOCK: "That is backward, with gradients in float32; forward is asked for.",
+    BLOCK / 2: "Keys and values are sent, 4 bytes a feature; 4 FLOPs a score and feature.",
+}  # fmt: skip
+MOST = {
+    HEADS: "Heads of keys and values are traded, too, and there are fewer of them.",
+    HEADS
+    // KV_HEADS: "That is how many heads share one of keys. Each rank needs a head of keys of its own.",
+    HEADS * KV_HEADS: "A rank needs whole heads.",
+}
+SMALLER = (
+    "the time of the slowest rank",
+    "the bytes sent",
+    "the number of scores that all ranks compute",
+)
+
+
+@exercise(
+    points=5,
+    objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
+    references=REFERENCES,
+    constants=True,
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1", 2 - 1 / RANKS, slips=TIMES, unit="times",
+                otherwise="The last rank has half a step and N - 1 whole ones; the mean over ranks is N/2.",
+            ),
+            Answer(
+                "answer_2", 15, slips=TRANSFERS, unit="transfers", tolerance=1e-9,
+                otherwise="One fewer than ranks: its own keys a rank has already.",
+            ),
+            Answer(
+                "answer_3", BLOCK, slips=BLOCKS, unit="tokens",
+                otherwise="4 c^2 h FLOPs at 312 TFLOP/s take as long as 4 c h bytes at 12.5 GB/s.",
+            ),
+            Answer(
+                "answer_4", KV_HEADS, slips=MOST, unit="ranks", tolerance=1e-9,
+                otherwise="Every rank gets whole heads, of queries and of keys.",
+            ),
+            Answer(
+                "answer_5", ("the time of the slowest rank",), options=SMALLER,
+                slips={
+                    "the bytes sent": "All keys pass all ranks in either layout.",
+                    "the number of scores that all ranks compute": "The mask leaves the same scores, whoever "
+                    "computes them.",
+                },
+            ),
+        ]
+    )  # fmt: skip

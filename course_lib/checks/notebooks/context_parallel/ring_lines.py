@@ -1,0 +1,178 @@
+"""Lines about a ring: its values, and what it holds. What it sends and computes: `ring_traffic`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from course_lib import facts
+from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.layers.lines import SLACK, Mistake, differs, saved_line, subject
+from course_lib.checks.notebooks.context_parallel.ring_slips import lse_mistakes
+from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread
+from course_lib.checks.notebooks.context_parallel.spread import Run, alive_line
+from course_lib.checks.sentence import Sentence
+
+FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
+NAN = (
+    "Where a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. "
+    "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
+)
+MERGED = "Each block's out and lse are merged with what came before: out by its share exp(lse - merged lse)."
+FORWARD_FIRST = "The output of forward is not right yet: look there first."
+LSE = (
+    "Return lse after the last block: log of the sum of exp(score) over all keys that a query sees on any "
+    "rank. It is the second of what online_softmax_merge returns. If out is wrong, too, begin with out."
+)
+PAIR = "ring_forward returns a pair: out in q's shape and dtype, and lse, (batch, tokens, heads)."
+BACKWARD_STEP = (
+    "Autograd knows nothing of messages: a Function's backward adds for each block p = exp(s - lse), "
+    "dv += p^T g, ds = p (g v^T - delta), dq += ds k, dk += ds^T q. dq stays. dk and dv are added to the "
+    "sum that has come for these keys, and the sum goes on."
+)
+GROSS = 20  # times what is allowed: no rounding any more
+ROUNDING = 0.004  # of partial results of some 8; one rounding of these to bfloat16 is 0.009
+
+
+# ---- values
+
+
+def value_line(
+    spread: Spread,
+    title: str,
+    weight: float,
+    mistakes: Sequence[Mistake],
+    otherwise: str,
+    *,
+    short: bool = False,
+    misfit: str = "",
+) -> Line:
+    """The output, or its gradients where there is a backward; and nothing was written into the inputs.
+
+    otherwise: said where no known mistake fits; misfit: where another shape came.
+    """
+    run = spread.run()
+    names = ["y"] if spread.forward_only else [*GRADS, "y"]
+
+    def judge(seen: Observed) -> Finding:
+        found = differs(run, seen, names, mistakes, lambda *came: misfit, "")
+        if found is not None and not finite(run, seen, names):
+            return wrong(*found.sentences, NAN, cause="nan")
+        if found is not None and found.cause in {f"{run.name} {name}" for name in names}:
+            first = not spread.forward_only and differs(run, seen, ["y"], (), None, "") is not None
+            return wrong(*found.sentences, FORWARD_FIRST if first else otherwise, cause=ANY)
+        return found or left_alone(run, seen)
+
+    return Line(title, judge, weight, short=short)
+
+
+def lse_line(spread: Spread, title: str, weight: float) -> Line:
+    """The second of what ring_forward returns."""
+    run, mistakes = spread.run_of_lse(1), lse_mistakes(spread)
+
+    def judge(seen: Observed) -> Finding:
+        found = differs(run, seen, ["y"], mistakes, lambda *came: PAIR, LSE) or RIGHT
+        return replace(found, sentences=tuple(of_lse(said) for said in found.sentences))
+
+    return Line(title, judge, weight)
+
+
+def of_lse(said: str) -> str:
+    """A sentence about what was returned, which here is lse."""
+    named = str(said).replace(subject("y"), "lse")
+    if not isinstance(said, Sentence):
+        return named
+    return Sentence(named, said.general.replace(subject("y"), "lse"))
+
+
+def finite(run: Run, seen: Observed, names: Sequence[str]) -> bool:
+    found = (rank.get(f"{run.name}.{name}") for rank in seen.tensors for name in names)
+    return all(bool(one.isfinite().all()) for one in found if one is not None)
+
+
+def left_alone(run: Run, seen: Observed) -> Finding:
+    for name in ("q", "k", "v"):
+        after = f"after.{name}"
+        if differs(run, seen, [after], (), None, "") is not None:
+            return wrong(
+                f"{name} was changed: it belongs to the caller.",
+                "Send from, receive into and add to tensors of your own.",
+                cause="changed",
+            )
+    return RIGHT
+
+
+def precise_line(spread: Spread, name: str, title: str) -> Line:
+    """bfloat16 whose partial results were added in float32: the error is that of the last rounding."""
+    run = spread.run(torch.bfloat16)
+
+    def judge(seen: Observed) -> Finding:
+        if (found := differs(run, seen, [], (), None, "")) and "misfit" in found.cause:
+            return found
+        for rank in range(spread.n):
+            exact = spread.part(spread.wanted[name], rank)
+            error = seen.tensors[rank][f"{run.name}.{name}"].double() - exact
+            off = float(error.square().mean().sqrt())
+            bound = ROUNDING * max(1.0, float(exact.square().mean().sqrt()))
+            if not off <= GROSS * bound:
+                said = f"on rank {rank} {subject(name)} is wrong in bfloat16, and not by rounding alone."
+                return wrong(said, cause=ANY)
+            if not off <= bound:
+                general = f"on rank {rank} {subject(name)} is less exact than one rounding makes it"
+                return wrong(
+                    Sentence(f"{general}: off by {off:.2g} on average, {bound:.2g} allowed.", f"{general}."),
+                    "Scores and partial results (out, lse, and in backward the sums of gradients, also those "
+                    "that are sent) belong in float32; round to bfloat16 once, at the end.",
+                    cause="rounding",
+                )  # fmt: skip
+        return RIGHT
+
+    return Line(title, judge, 0.75)
+
+
+# ---- what is held
+
+
+def kept_bytes(spread: Spread) -> float:
+    """q, k, v, out and lse of a rank."""
+    batch, seq, heads, head_dim = spread.whole.q.shape
+    kv_heads = spread.whole.k.shape[2]
+    shared = facts.attention_saved_bytes(batch * seq, heads, kv_heads, head_dim, spread.n, FLOAT)
+    return shared / SLACK[0]
+
+
+def kept_line(spread: Spread) -> Line:
+    """The rank's part, and nothing that came by."""
+    says = (
+        "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores are "
+        "computed again from lse. A torch.autograd.Function says what is kept."
+    )
+    most = [1.25 * kept_bytes(spread)] * spread.n
+    return essential(saved_line(spread.run(), most, says=says, weight=1.5))
+
+
+def held_line(spread: Spread, way: str, weight: float) -> Line:
+    """Alive at a moment: blocks of a step, and a few tensors of the rank's size."""
+    heads, seq = spread.whole.q.shape[2], spread.whole.q.shape[1]
+    part = spread.part(spread.whole.q, 0).numel() * FLOAT
+    block = heads * (seq // spread.n) ** 2 * FLOAT
+    most = {"forward": 5.5 * block + 12 * part, "backward": 6.5 * block + 20 * part}[way]
+    says = (
+        "That is more than one step needs: the keys of all ranks, or the scores with all of them. Merge each "
+        "block when it comes, and let go of it."
+    )
+    return essential(
+        alive_line(spread.run(), way, most, lambda _: says, f"alive at any moment of {way}", weight)
+    )
+
+
+def essential(line: Line) -> Line:
+    """The line, without which the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)

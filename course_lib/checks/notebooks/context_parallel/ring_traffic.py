@@ -1,0 +1,146 @@
+"""Lines about a ring: what it sends, to whom, and when; and what it computes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from course_lib import facts
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.layers.lines import members, operations, sent_line
+from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, HALF
+from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
+from course_lib.checks.notebooks.context_parallel.spread import calls_line, overlap_line, work_line
+from course_lib.facts.context_parallel import BACKWARD, FORWARD
+from course_lib.ledger.operation import Operation
+
+FLOPS = {"forward": FORWARD, "backward": BACKWARD}
+SPARE = {"forward": 1.05, "backward": 1.25}  # of FLOPs: backward, one product more than it needs
+LEAST = 0.4  # of them: of a block on the diagonal hardly more than half is seen
+SEPARATE = 2  # messages for what could be one: keys and values apart
+FOLLOWS = (
+    "dist.batch_isend_irecv before the products of a step, and wait() after them: the next keys travel "
+    "while the present ones are used."
+)
+TOO_MANY = "N steps need N - 1 transfers: after the last step no rank needs the keys any more."
+ONE_EACH = "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
+WIDE = (
+    "Keys and values travel in the inputs' dtype: what is computed in float32 is made so when it has come, "
+    "`kv.to(torch.float32)` of each block, and the message has half of the bytes."
+)
+
+# ---- what is sent
+
+
+def keys_bytes(spread: Spread) -> int:
+    """Of a rank's keys and values, in float64."""
+    return 2 * spread.part(spread.whole.k, 0).numel() * FLOAT
+
+
+def bytes_lines(spread: Spread, way: str) -> list[Line]:
+    n, run = spread.n, spread.run()
+    tokens, kv_width = spread.whole.k.shape[1], spread.whole.k.shape[2] * spread.whole.k.shape[3]
+    batch = spread.whole.k.shape[0]
+    most = facts.ring_attention_bytes(n, tokens, kv_width, FLOAT, way) * batch
+    few = "One message for keys and values, or one for each: every message costs a latency."
+    if way == "forward":
+        return [
+            sent_line(run, way, [most] * n, hint=forward_hint(n), weight=1.5),
+            calls_line(run, way, SEPARATE * (n - 1), few, "messages forward"),
+        ]
+    return [
+        sent_line(run, way, [most - keys_bytes(spread)] * n, most=[most] * n, hint=backward_hint),
+        calls_line(run, way, SEPARATE * (2 * n - 1), few, "messages backward"),
+    ]
+
+
+def forward_hint(n: int, wide: bool = False) -> Callable[[float, list[Operation]], str]:
+    """wide: whether keys of 16 bits could have been sent in 32."""
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        all_steps = n / (n - 1)
+        said = []
+        if wide and near(ratio, 2, 2 * all_steps):
+            said.append(WIDE)
+        if near(ratio, all_steps, *([2 * all_steps] if wide else [])):
+            said.append(TOO_MANY)
+        return " ".join(said) or ONE_EACH
+
+    return hint
+
+
+def near(ratio: float, *ratios: float) -> bool:
+    return any(abs(ratio - one) < 0.02 for one in ratios)
+
+
+def backward_hint(ratio: float, done: list[Operation]) -> str:
+    return (
+        "Keys and values go round again, N - 1 transfers, and their gradients after them, N: the last brings "
+        "them home."
+    )
+
+
+def half_bytes_line(spread: Spread) -> Line:
+    """Keys of 16 bits are sent in 16 bits, whatever they are computed in."""
+    keys = 2 * spread.part(spread.whole.k, 0).numel() * HALF
+    return sent_line(
+        spread.run(torch.bfloat16), "forward", [(spread.n - 1) * keys] * spread.n,
+        hint=forward_hint(spread.n, wide=True), title="bytes forward, bfloat16", weight=0.5,
+    )  # fmt: skip
+
+
+def neighbours_line(spread: Spread, way: str) -> Line:
+    """A rank sends to the next one of the ring, or to the one before, and to nobody else."""
+    run = spread.run()
+
+    def judge(seen: Observed) -> Finding:
+        for k, rank in enumerate(members(seen)):
+            done = operations(run, seen, rank, way)
+            peers = {one.peer for one in done if one.op == "send" and one.peer is not None}
+            if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
+                return wrong(
+                    f"rank {rank} sent to {words.ranks(sorted(strangers))}, and not to a neighbour alone.",
+                    "Pass on what has come: then N links between neighbours are enough. Keys that their "
+                    "owner sends to every other rank cross each other's ways.",
+                    cause="strangers",
+                )
+        return RIGHT
+
+    return Line("only from neighbour to neighbour", judge, 0.5, "communication")
+
+
+def under_way_line(spread: Spread, way: str, weight: float) -> Line:
+    """While a block is computed, the next keys are on their way; backward, sums of gradients may be, too."""
+    needed = [(spread.n - 1) * keys_bytes(spread)] * spread.n
+    title = {"forward": "the next keys come meanwhile", "backward": "messages travel meanwhile"}
+    return overlap_line(spread.run(), way, needed, FOLLOWS, title[way], weight)
+
+
+# ---- what is computed
+
+
+def seen_flops(spread: Spread, k: int) -> float:
+    """Scores of the pairs of ranges of which anything is seen, times features: for `FLOPS`."""
+    batch, _, heads, head_dim = spread.whole.q.shape
+    pairs = sum(
+        len(queries) * len(keys)
+        for queries in spread.layout[k]
+        for spans in spread.layout
+        for keys in spans
+        if not spread.causal or queries[-1] >= keys[0]
+    )
+    return float(batch * heads * head_dim * pairs)
+
+
+def seen_line(spread: Spread, title: str, way: str) -> Line:
+    """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
+    says = (
+        "Blocks of which the mask leaves nothing are to be skipped, not computed and masked. Take each range "
+        "of the rank's queries with each range of the keys that are there: when the last query stands before "
+        "the first key, there is nothing to do."
+    )
+    most = [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)]
+    titled = f"nothing that nobody sees is computed, {title}, {way}"
+    return work_line(spread.run(), way, most, says, titled, 0.75, least=LEAST)

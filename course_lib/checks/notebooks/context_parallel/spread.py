@@ -1,0 +1,169 @@
+"""In the judge: calls on parts of a sequence, and lines about work, memory and overlap. See `recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, usual, wrong
+from course_lib.checks.judge.layers import runs as layers
+from course_lib.checks.judge.layers.lines import PAGES, members, operations, told
+from course_lib.checks.sentence import Sentence
+
+OTHERWISE_MADE = (
+    "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is as "
+    "many times as large as a head has features, and what it costs is not seen here."
+)
+RECIPE = "course_lib.checks.rank.notebooks.context_parallel.spread:spread"
+ROOM = 5_000_000  # bytes that libraries take at the first call
+Layout = Sequence[Sequence[range]]
+
+
+@dataclass(frozen=True)
+class Run(layers.Run):
+    """One call on some ranks, see `layers.Run`.
+
+    layout: passed to it; measured: whether bytes are counted; worth: see `recipes`.
+    """
+
+    layout: Layout | None = None
+    measured: bool = False
+    worth: float = 0
+
+    def looked_at(self, moment: str) -> bool:
+        return self.measured and moment in ("base", "forward", "backward")
+
+    def instructions(self, k: int, group: int | None) -> dict:
+        given = super().instructions(k, group) | {"measured": self.measured}
+        given["worth"] = self.worth
+        if self.layout is not None:
+            given["layout"] = [[[s.start, s.stop, s.step] for s in spans] for spans in self.layout]
+        return given
+
+
+def case(
+    title: str, runs: Sequence[Run], lines: Sequence[Line], refused: Mapping[str, str], **more: Any
+) -> Case:
+    """`layers.case`; refused: operators of PyTorch's, see `without_operators`."""
+    made = layers.case(title, runs, lines, room=ROOM, **more)
+    names = [list(pair) for pair in refused.items()]
+    for side in made.sides:
+        side.instructions["refused"] = names
+    return replace(made, recipe=RECIPE)
+
+
+def watched(seen: Observed, rank: int, run: Run, direction: str, key: str) -> int:
+    """A number of what was watched in a direction; -1 where it was not told as agreed."""
+    values = told(seen, rank, run, direction)
+    number = values.get(key) if isinstance(values, dict) else None
+    return number if type(number) is int else -1
+
+
+def work_line(
+    run: Run,
+    direction: str,
+    most: Sequence[float],
+    says: str,
+    title: str,
+    weight: float = 1.0,
+    *,
+    least: float = 0.0,
+) -> Line:
+    """FLOPs of products of matrices in a direction, for each rank: so many at most.
+
+    least: the share of them that every solution has, if it computes by products.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        for k, rank in enumerate(members(seen)):
+            done = watched(seen, rank, run, direction, "flops")
+            if done < 0 or done > most[k]:
+                return wrong(
+                    f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; "
+                    f"{words.number(round(most[k]))} are enough, {words.number(done / most[k])} times fewer.",
+                    says,
+                    cause=says,
+                )
+            if done < least * most[k]:
+                return wrong(
+                    f"{direction}, the products of rank {rank} took {words.number(done)} FLOPs; the scores "
+                    f"that are seen need {words.number(round(least * most[k]))} and more.",
+                    OTHERWISE_MADE,
+                    cause=OTHERWISE_MADE,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")
+
+
+def alive_line(
+    run: Run,
+    direction: str,
+    most: float,
+    says: Callable[[int], str],
+    title: str,
+    weight: float = 1.0,
+) -> Line:
+    """Bytes alive at any moment beside the inputs: so many at most. says: bytes -> the usual cause.
+
+    Tensors are counted in the rank, exactly, and the pages of the process from outside, with PAGES to spare.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            found = watched(seen, rank, run, direction, "alive")
+            pages = seen.rose[rank].get(f"{run.name}.pages.{direction}")
+            if not pages:
+                return wrong(f"rank {rank} was not measured in {direction}.")
+            found = pages[0] if pages[0] > most + PAGES else found
+            if found < 0 or found > most:
+                enough = f"{words.number(round(most))} are enough."
+                general = f"at one moment of {direction} rank {rank} had too many bytes in tensors of its own"
+                exact = f"at one moment of {direction} rank {rank} had {words.number(found)} bytes in tensors"
+                said = Sentence(f"{exact} of its own; {enough}", f"{general}; {enough}")
+                return wrong(said, usual(says, found), cause=f"alive {usual(says, found)}")
+        return RIGHT
+
+    return Line(title, judge, weight, "memory", enough={f"{run.name}.{direction}": most})
+
+
+def overlap_line(
+    run: Run, direction: str, needed: Sequence[float], says: str, title: str, weight: float = 1.0
+) -> Line:
+    """Bytes that were being received while the rank multiplied matrices: so many at least."""
+
+    def judge(seen: Observed) -> Finding:
+        for k, rank in enumerate(members(seen)):
+            found = watched(seen, rank, run, direction, "under_way")
+            if found < needed[k]:
+                return wrong(
+                    f"{direction}, rank {rank} computed while {words.number(max(found, 0))} bytes were on "
+                    f"their way to it; {words.number(round(needed[k]))} could be.",
+                    says,
+                    cause=says,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")
+
+
+def calls_line(
+    run: Run, direction: str, most: int, says: str, title: str, weight: float = 0.5
+) -> Line:
+    """Messages sent, and collectives, that each rank begins in a direction: so many at most."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            done = [one for one in operations(run, seen, rank, direction) if one.op != "recv"]
+            if len(done) > most:
+                return wrong(
+                    f"{direction}, rank {rank} sent {words.counted(len(done), 'time')}; "
+                    f"{words.number(most)} {words.verb([0] * most, 'is', 'are')} enough.",
+                    says,
+                    cause=says,
+                )
+        return Finding(True, title=f"{title}: {words.number(most)} at most")
+
+    return Line(title, judge, weight, "communication")

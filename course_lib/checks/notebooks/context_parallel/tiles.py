@@ -1,0 +1,315 @@
+"""tiled_attention: forward and backward, and nothing of the size of the scores at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.judge.case import ANY, Case, Draw, Finding, Line, Observed, exercise, wrong
+from course_lib.checks.judge.functions import (
+    About,
+    Call,
+    case,
+    memory_line,
+    values_line,
+    work_line,
+)
+from course_lib.checks.notebooks.context_parallel.references import (
+    COMPILED,
+    OPERATIONS,
+    REFERENCES,
+    REFUSED,
+    THEIRS,
+)
+from course_lib.checks.notebooks.context_parallel.tiles_slips import gradient_slips, output_slips
+from course_lib.checks.notebooks.context_parallel.whole import Whole
+from course_lib.checks.sentence import Sentence
+
+POINT = "never holding the N x N scores, in forward, in backward or between them"
+GRADIENTS = ("grad.q", "grad.k", "grad.v")
+BYTES = 8  # of a number in float64
+# The sequence in which bytes are counted, and its tiles: 16 x 16 of them
+SEQ, HEADS, HEAD_DIM, BLOCK = 2048, 2, 4, 128
+ONE = BYTES * SEQ * HEADS * HEAD_DIM  # q, k, v or the output
+TILE = BYTES * HEADS * BLOCK**2
+ROW = TILE * SEQ // BLOCK  # a tile of queries with all keys
+SCORES = ROW * SEQ // BLOCK
+TILES = SEQ // BLOCK
+ON_OR_BELOW = TILES * (TILES + 1) // 2  # tiles of which anything is seen under a causal mask
+# FLOPs of one of the products of all of these tiles; two of them forward, five backward, and some to spare
+PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
+FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
+SKIP = (
+    "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. Where "
+    "queries[-1] < keys[0], go on to the next one, forward and backward."
+)
+ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
+ROUNDINGS = (
+    1.5  # of the output in 16 bits: by how much the root mean square of errors may exceed one
+)
+REMAINDER = (
+    "The last tile of queries, and that of keys, may be shorter: q[:, i : i + block] ends by itself "
+    "where the tensor does."
+)
+STEP = (
+    "For each tile: p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk += ds^T q, "
+    "and the factor of the scores in dq and dk."
+)
+MERGED = "Is each tile's part merged with what the tiles before it gave?"
+LARGE = (
+    "exp of such scores is infinite: take differences first. Is the merge that is called here right for "
+    "large scores, by its own check?"
+)
+ROUNDED = (
+    "Sums over many tiles need more digits than the inputs have: keep out, lse, scores and the sums of "
+    "gradients in float32, and round the results, once."
+)
+LONG = "long"
+SLOW = (
+    "This case has many small tiles. Each of them costs time, and more of it if autograd records all of its "
+    "operations for backward. Time a call with a long sequence and a small block in a cell of your own. "
+    "If the call ends there, run the check again when the machine is idle."
+)
+COARSE = 0.25  # of the root mean square: a larger error is no rounding
+GRAPH = (
+    "Return the result of a torch.autograd.Function's apply, whose backward returns the gradients of q, k, "
+    "v, then None for each other argument of forward."
+)
+
+
+def trouble(error: str, text: str) -> str:
+    if "must match the size" in text or "is invalid for input" in text:
+        return f"Do tiles of another size come about? {REMAINDER} And kv_heads may be fewer than heads."
+    if "backward or vjp" in text:
+        return (
+            "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
+        )
+    if "Provided sizes" in text:
+        return "by_head takes four dimensions: lse and delta as lse[:, rows, :, None]."
+    if "incorrect number of gradients" in text:
+        return "backward returns one value for each argument of forward, None for those that are no tensors."
+    if "in-place" in text or "inplace" in text or "leaf" in text:
+        return "A tensor that autograd needs was changed in place: within a Function's forward it may be."
+    return ""
+
+
+def stopped(case: Case, kind: str, text: str) -> str:
+    """The usual cause of a time-out: tiles that are slow, and not a loop without an end."""
+    return SLOW if kind == "timeout" and case.title == LONG else ""
+
+
+def misfit(name: str, came: str) -> str:
+    return GRAPH if name.startswith("grad.") else "The output has q's shape and dtype."
+
+
+ABOUT = About(
+    "tiled_attention",
+    "full attention",
+    {"y": "the output", **{one: f"the gradient of {one[5:]}" for one in GRADIENTS}},
+    error=trouble,
+    misfit=misfit,
+    own_errors=(THEIRS, COMPILED),
+)
+
+
+def call_of(
+    name: str, whole: Whole, block: int | None, causal: bool = False, measured: bool = False
+) -> Call:
+    """block None: left out, as causal is where it is not set."""
+    kwargs = {"causal": True} if causal else {}
+    return Call(
+        name, whole.inputs, whole.wanted, gradients={"y": whole.grad},
+        kwargs=kwargs if block is None else {"block": block, **kwargs}, measured=measured,
+    )  # fmt: skip
+
+
+def forward_of(call: Call, whole: Whole) -> Call:
+    """The same call without its backward: an error there costs the lines of forward nothing."""
+    return replace(call, name=f"{call.name}, forward", wanted={"y": whole.y}, gradients={})
+
+
+def values_of(
+    call: Call, whole: Whole, title: str, block: int, weight: float, otherwise: str = MERGED
+) -> Line:
+    return values_line(
+        call, ABOUT, title, names=["y"], slips=output_slips(whole, block), weight=weight, otherwise=otherwise,
+    )  # fmt: skip
+
+
+def gradients_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
+    return values_line(
+        call, ABOUT, title, names=GRADIENTS, slips=gradient_slips(whole, block), weight=weight,
+        otherwise=STEP,
+    )  # fmt: skip
+
+
+def both_of(call: Call, whole: Whole, title: str, block: int, weight: float) -> Line:
+    """Output and gradients in one line."""
+    output = values_of(call, whole, title, block, weight)
+    gradients = gradients_of(call, whole, title, block, weight)
+
+    def judge(seen: Observed) -> Finding:
+        found = output.judge(seen)
+        return gradients.judge(seen) if found.ok else found
+
+    return Line(title, judge, weight, short=True)
+
+
+# ---- 16 bits
+
+
+def half_call(draw: Draw) -> tuple[Call, Whole]:
+    """Inputs of bfloat16 in many tiles: the output is rounded once."""
+    whole = Whole.draw(draw, 1, 128, 2, 1, 8, dtype=torch.bfloat16)
+    halved = {name: one.bfloat16() for name, one in {**whole.inputs, **whole.wanted}.items()}
+    call = Call(
+        "half", {name: halved[name] for name in "qkv"}, {n: halved[n] for n in whole.wanted},
+        gradients={"y": whole.grad.bfloat16()}, kwargs={"block": 8},
+    )  # fmt: skip
+    return call, whole
+
+
+def half_line(call: Call, whole: Whole, title: str, weight: float) -> Line:
+    """Of bfloat16, rounded once: not after every tile."""
+    near, far = (values_line(call, ABOUT, title, otherwise=says) for says in (ROUNDED, ""))
+    once = error_of(whole.y.bfloat16(), whole.y)
+
+    def judge(seen: Observed) -> Finding:
+        errors = {
+            name: error_of(seen.tensors[0][f"{call.name}.{name}"], exact)
+            for name, exact in whole.wanted.items()
+        }
+        shares = [errors[name] / error_of(exact, 0 * exact) for name, exact in whole.wanted.items()]
+        if not all(share <= COARSE for share in shares):
+            found = far.judge(seen)
+            return found if found.cause not in whole.wanted else replace(found, cause=ANY)
+        found = near.judge(seen)
+        if not found.ok or errors["y"] <= ROUNDINGS * once:
+            return found
+        general = "the output in bfloat16 has errors several times as large as one rounding makes."
+        times = Sentence(f"{general[:-1]} ({errors['y'] / once:.1f} times).", general)
+        return wrong(times, ROUNDED, cause="roundings")
+
+    return Line(title, judge, weight)
+
+
+def error_of(found: Tensor, exact: Tensor) -> float:
+    """Root mean square."""
+    return float((found.double() - exact).pow(2).mean().sqrt())
+
+
+# ---- memory
+
+
+def cause_of(direction: str) -> Callable[[int], tuple[str, bool]]:
+    def says(found: int) -> tuple[str, bool]:
+        if found >= SCORES // 2:  # of one head alone, or of half of the pairs
+            return (
+                f"The whole N x N matrix was there in {direction}: make it a tile at a time.",
+                True,
+            )
+        return (
+            "A tile of queries met all keys at once, block x N scores, or much of many tiles was held: go "
+            "through the keys in tiles, too, and let go of each before the next.",
+            False,
+        )
+
+    return says
+
+
+def kept_says(found: int) -> tuple[str, bool]:
+    if found >= SCORES // 2:  # under a causal mask autograd keeps half of the tiles
+        return (
+            "The scores of all tiles were kept, by autograd or by you: without a torch.autograd.Function of "
+            "your own each operation keeps its result for backward. Keep q, k, v, out and lse, and make the "
+            "scores again.",
+            True,
+        )
+    return "q, k, v, out and one lse for each query are all that backward needs.", False
+
+
+def memory_lines(call: Call) -> list[Line]:
+    """What forward keeps is linear in the sequence, and so is what is alive at any moment."""
+    return [
+        memory_line(
+            call, "kept", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
+            kept_says, 3, SCORES // 8,
+        ),
+        memory_line(
+            call, "forward", "alive at a moment of forward: no N x N matrix",
+            10 * ONE + ROWS + 8 * TILE, cause_of("forward"), 1.5, SCORES // 8,
+        ),
+        memory_line(
+            call, "backward", "alive at a moment of backward: no N x N matrix",
+            14 * ONE + ROWS + 12 * TILE, cause_of("backward"), 1.5, SCORES // 8,
+        ),
+    ]  # fmt: skip
+
+
+@exercise(
+    points=12, objects=("tiled_attention",), references=REFERENCES, refused=REFUSED, hint=stopped, point=POINT
+)  # fmt: skip
+def tiled_attention(draw: Draw) -> Iterator[Case]:
+    plain, causal = Whole.draw(draw, 2, 13, 2, 2, 4), Whole.draw(draw, 2, 13, 2, 2, 4, causal=True)
+    grouped = Whole.draw(draw, 1, 11, 6, 2, 5, causal=True)
+    left_out = Whole.draw(draw, 1, 300, 1, 1, 4)
+    fitting = Whole.draw(draw, 1, 8, 2, 2, 5, causal=True)
+    large = Whole.draw(draw, 1, 12, 2, 2, 4, large=300.0, causal=True)
+    calls = [
+        call_of("plain", plain, 5), call_of("causal", causal, 4, True),
+        call_of("grouped", grouped, 4, True), call_of("left out", left_out, None),
+        call_of("fitting", fitting, 4, True), forward_of(call_of("large", large, 5, True), large),
+    ]  # fmt: skip
+    forward = [forward_of(*pair) for pair in zip(calls[:3], (plain, causal, grouped), strict=True)]
+    yield case(
+        "values", [*forward, *calls],
+        [
+            values_of(forward[0], plain, "13 tokens in tiles of 5", 5, 2),
+            gradients_of(calls[0], plain, "gradients", 5, 2.5),
+            values_of(forward[1], causal, "under a causal mask, tiles of 4", 4, 1.5),
+            gradients_of(calls[1], causal, "gradients under it", 4, 1.5),
+            values_of(forward[2], grouped, "6 heads, 2 of keys and values", 4, 1),
+            gradients_of(calls[2], grouped, "gradients of grouped queries", 4, 1.5),
+            both_of(calls[3], left_out, "block left out", 256, 0.5),
+            both_of(calls[4], fitting, "tiles that fit", 4, 0.5),
+            values_of(calls[5], large, "scores in the hundreds", 5, 0.5, LARGE),
+        ],
+        OPERATIONS,
+    )  # fmt: skip
+    long = Whole.draw(draw, 1, SEQ, HEADS, HEADS, HEAD_DIM, causal=True)
+    measured = call_of("long", long, BLOCK, True, measured=True)
+    half, exact = half_call(draw)
+    yield case(
+        LONG, [measured],
+        [
+            both_of(measured, long, "a longer sequence", BLOCK, 0.5),
+            *memory_lines(measured),
+            work_line(measured, "tiles that nobody sees are skipped", FLOPS, SKIP, 1.5),
+        ],
+        OPERATIONS, timeout=30.0,
+    )  # fmt: skip
+    # apart: who rounds too often is still to be told of the memory
+    yield case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
+    if draw.hidden:
+        yield from more(draw)
+
+
+def more(draw: Draw) -> Iterator[Case]:
+    one = Whole.draw(draw, 2, 6, 4, 1, 3, causal=True)
+    wide = Whole.draw(draw, 1, 7, 3, 3, 4)
+    calls = [
+        call_of("each", one, 1, True),
+        call_of("wide", wide, 64),
+        call_of("full", one.but(mask=None), 4),
+    ]
+    lines = [
+        both_of(call, whole, title, 64, 0.5)
+        for call, whole, title in zip(
+            calls, (one, wide, one.but(mask=None)),
+            ("tiles of one token", "one tile for all", "all heads with one of keys"), strict=True,
+        )
+    ]  # fmt: skip
+    yield case("tiles of other sizes", calls, lines, OPERATIONS, hidden=True)

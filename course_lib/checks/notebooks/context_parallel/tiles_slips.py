@@ -1,0 +1,177 @@
+"""What usual mistakes in tiled attention give, computed from the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.judge.functions import Slip
+from course_lib.checks.notebooks.context_parallel.whole import Whole, over_all_keys
+
+LOST = "The old accumulator is not rescaled when a larger score comes: its weights are of another maximum."
+
+
+def output_slips(whole: Whole, block: int) -> list[Slip]:
+    seq, heads, head_dim = whole.q.shape[1], whole.q.shape[2], whole.q.shape[3]
+    causal, group = whole.mask is not None, heads // whole.k.shape[2]
+    wrong_dimension = (
+        "The scores are scaled by the wrong dimension: one over the root of head_dim, not of {}."
+    )
+    scales = {
+        1.0: "The scores are not scaled: divide them by the root of head_dim.",
+        1 / head_dim: "The scores are divided by head_dim: its root is meant.",
+        seq**-0.5: wrong_dimension.format("the sequence"),
+        block**-0.5: wrong_dimension.format("the tile"),
+        heads**-0.5: wrong_dimension.format("the number of heads"),
+        (heads * head_dim) ** -0.5: wrong_dimension.format("the width of all heads"),
+    }
+    found = [
+        Slip(says, lambda scale=scale: {"y": whole.but(scale=scale).y})
+        for scale, says in scales.items()
+        if abs(scale - whole.factor) > 1e-12
+    ]
+    table: list[tuple[str, Callable[[], Tensor]]] = [
+        ("Each tile's softmax is divided by its own sum, and these are added: they share one denominator.",
+         lambda: each_tile(whole, block).sum(0)),
+        ("Each tile's softmax is divided by its own sum, and the mean taken: a tile counts by its lse.",
+         lambda: each_tile(whole, block).mean(0)),
+        ("That is the last tile of keys alone: merge it with those before.",
+         lambda: each_tile(whole, block)[-1]),
+        (LOST, lambda: without_rescaling(whole, block, True)),
+        (LOST, lambda: without_rescaling(whole, block, False)),
+        ("The tokens behind the last whole tile are left out: the last tile may be shorter.",
+         lambda: whole_tiles(whole, block)),
+    ]  # fmt: skip
+    if group > 1:
+        says = (
+            "The heads of keys are dealt out in turn: heads / kv_heads of queries in succession share one, "
+            "head h has h // (heads / kv_heads)."
+        )
+        count = whole.k.shape[2]
+        table.append((says, lambda: whole.but(head_of=lambda h: h % count).y))
+    if causal:
+        table += [(says, lambda m=mask: whole.but(mask=m).y) for says, mask in masks(block)]
+    found += [Slip(says, lambda make=make: {"y": make()}) for says, make in table]
+    return found
+
+
+def masks(block: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor] | None]]:
+    """Causal masks as they should not be."""
+    yield "There is no mask: under causal=True query i sees the keys 0 .. i.", None
+    yield "Query i sees itself, too: hide the keys behind it alone.", lambda i, j: i > j
+    yield "The mask is the wrong way round: query i sees the keys before it.", lambda i, j: i <= j
+    yield (
+        "The mask counts positions within each tile: add where the tiles of queries and of keys begin in the "
+        "sequence.",
+        lambda i, j: i % block >= j % block,
+    )
+    yield (
+        "The mask counts positions within each tile, also in tiles that are seen whole: compare positions in "
+        "the sequence, the ranges that `tiles` gives.",
+        lambda i, j: (i // block >= j // block) & (i % block >= j % block),
+    )
+    yield (
+        "That is the last tile of keys alone that a query sees: merge it with those before.",
+        lambda i, j: (i // block == j // block) & (i >= j),
+    )
+    yield (
+        "The tile on the diagonal is not masked: within it, too, keys come after queries.",
+        lambda i, j: i // block >= j // block,
+    )
+    yield (
+        "The tiles on the diagonal are skipped: they are seen in part.",
+        lambda i, j: i // block > j // block,
+    )
+
+
+def each_tile(whole: Whole, block: int) -> Tensor:
+    """Of each tile of keys, its own softmax times its values: (tiles, batch, seq, heads, head_dim)."""
+    parts = zip(whole.scores.split(block, -1), whole.values.split(block, 1), strict=True)
+    return torch.stack(
+        [torch.einsum("bhij,bjhd->bihd", s.softmax(-1).nan_to_num(0.0), v) for s, v in parts]
+    )
+
+
+def without_rescaling(whole: Whole, block: int, total_is: bool) -> Tensor:
+    """The accumulator keeps the weights of an older maximum; total_is: the sum beside it is rescaled."""
+    acc, total = torch.zeros_like(whole.y), torch.zeros(whole.scores.shape[:-1]).double()
+    top = torch.full_like(total, torch.finfo(torch.float64).min)
+    for s, v in zip(whole.scores.split(block, -1), whole.values.split(block, 1), strict=True):
+        newer = torch.maximum(top, s.amax(-1))
+        p = (s - newer[..., None]).exp()
+        total = total * ((top - newer).exp() if total_is else 1.0) + p.sum(-1)
+        acc, top = acc + torch.einsum("bhij,bjhd->bihd", p, v), newer
+    return acc / total.transpose(1, 2)[..., None]
+
+
+def whole_tiles(whole: Whole, block: int) -> Tensor:
+    """Only those tiles that are full; the other queries have 0."""
+    last = whole.q.shape[1] // block * block
+    if last in (0, whole.q.shape[1]):
+        return torch.full_like(whole.y, torch.nan)  # then it is no mistake
+    short = whole.but(q=whole.q[:, :last], k=whole.k[:, :last], v=whole.v[:, :last])
+    return torch.cat([short.y, torch.zeros_like(whole.y[:, last:])], 1)
+
+
+def gradient_slips(whole: Whole, block: int) -> list[Slip]:
+    right, root = whole.gradients(), whole.q.shape[-1] ** 0.5
+    once = whole.factor
+    table: list[tuple[str, Callable[[], dict[str, Tensor]]]] = [
+        ("delta is missing: ds = p (dp - delta), where delta is the sum of out dout over the features.",
+         lambda: whole.gradients(delta=torch.zeros_like)),
+        ("delta was summed over the keys of each tile alone. It belongs to all keys that a query sees, and "
+         "is known before the loops: (out * dout).sum(-1).",
+         lambda: whole.gradients(delta=lambda products: of_each_tile(products, block))),
+        ("The scores are scaled, so that their gradient is, too: dq and dk lack the factor.",
+         lambda: whole.gradients(dq_scale=1.0, dk_scale=1.0)),
+        ("dq lacks the factor of the scores, one over the root of head_dim.",
+         lambda: {"grad.q": right["grad.q"] * root}),
+        ("dk lacks the factor of the scores, one over the root of head_dim.",
+         lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * root}),
+        ("dq has the factor of the scores twice: either q was scaled already, or the product is.",
+         lambda: {"grad.q": right["grad.q"] * once}),
+        ("dk has the factor of the scores twice: where q is scaled already, ds^T q has it.",
+         lambda: {"grad.q": right["grad.q"], "grad.k": right["grad.k"] * once}),
+        ("dq is that of the last tile of keys alone: add what each of them contributes.",
+         lambda: {"grad.q": last_keys(whole, block)}),
+        ("dk and dv are those of the last tile of queries alone: add what each of them contributes.",
+         lambda: {name: last_queries(whole, block)[name] for name in ("grad.k", "grad.v")}),
+    ]  # fmt: skip
+    return [Slip(says, make) for says, make in table]
+
+
+def of_each_tile(products: Tensor, block: int) -> Tensor:
+    """Sums over the keys of each tile, beside each of them."""
+    tiles = products.split(block, -1)
+    return torch.cat([over_all_keys(tile).expand_as(tile) for tile in tiles], -1)
+
+
+def contributions(whole: Whole) -> tuple[Tensor, Tensor]:
+    """p and ds, (batch, heads, seq, seq of keys)."""
+    dp = torch.einsum("bihd,bjhd->bhij", whole.grad, whole.values)
+    return whole.p, whole.p * (dp - over_all_keys(whole.p * dp))
+
+
+def last_keys(whole: Whole, block: int) -> Tensor:
+    """dq as the last tile of keys that a query meets writes it, over what was there."""
+    _, ds = contributions(whole)
+    dq = torch.zeros_like(whole.q)
+    seq = whole.q.shape[1]
+    for rows in torch.arange(seq).split(block):
+        for columns in torch.arange(whole.k.shape[1]).split(block):
+            if whole.mask is None or columns[0] <= rows[-1]:
+                part = ds[:, :, rows][..., columns]
+                dq[:, rows] = torch.einsum("bhij,bjhd->bihd", part, whole.keys[:, columns])
+    return dq * whole.factor
+
+
+def last_queries(whole: Whole, block: int) -> dict[str, Tensor]:
+    """dk and dv as the last tile of queries writes them."""
+    p, ds = contributions(whole)
+    start = (whole.q.shape[1] - 1) // block * block
+    rows = slice(start, None)
+    dk = torch.einsum("bhij,bihd->bjhd", ds[:, :, rows], whole.q[:, rows]) * whole.factor
+    dv = torch.einsum("bhij,bihd->bjhd", p[:, :, rows], whole.grad[:, rows])
+    return {"grad.k": whole.per_key_head(dk), "grad.v": whole.per_key_head(dv)}

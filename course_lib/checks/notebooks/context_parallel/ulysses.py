@@ -1,0 +1,283 @@
+"""ulysses_attention: tokens for heads, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from course_lib import facts
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    members,
+    saved_line,
+    sent_line,
+    told,
+    values_or_refusal_line,
+)
+from course_lib.checks.notebooks.context_parallel import spread as runs
+from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
+from course_lib.checks.notebooks.context_parallel.ring_lines import (
+    FLOAT,
+    essential,
+    kept_bytes,
+    value_line,
+)
+from course_lib.checks.notebooks.context_parallel.ring_whole import (
+    GRADS,
+    Spread,
+    attention_mistakes,
+)
+from course_lib.checks.notebooks.context_parallel.spread import alive_line, calls_line
+from course_lib.ledger.operation import Operation
+
+HEADS = "heads that the ranks do not divide"
+OTHERWISE = (
+    "Pieces are cut along the heads, and what comes is joined along the tokens, in the order of the ranks; "
+    "on the way back the other way round. x.reshape(n, ...) cuts along what is first in memory: neither. "
+    "And is tiled_attention right, by its own check?",
+    "Backward, gradients go the opposite way of what they belong to: cut where forward joined, join where "
+    "it cut.",
+)
+GATHERED = (
+    "All heads of the whole sequence came to every rank, and it needs 1/N of them: an all-to-all sends each "
+    "rank its own heads, an all-gather all heads to all."
+)
+GROUP = "group"
+EXCHANGES = 4  # of q, k, v and the output
+
+
+def trouble(case: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if case.title == HEADS and kind != "deadlock":
+        return (
+            "Look first whether the ranks divide the heads of q and those of k and v, and raise a ValueError "
+            "that names both numbers."
+        )
+    if "returned an invalid gradient" in text:
+        return OTHERWISE[1]
+    if case.title == GROUP and kind not in ("deadlock", "timeout"):
+        return "Is the group asked everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
+    if "support" in text and re.search("(?i)all_?to_?all", text):
+        return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
+    if "not contiguous" in text:
+        return "What is sent must lie in one piece: permute, the ranks' parts first, then contiguous()."
+    if kind == "deadlock" or "collective number" in text:
+        return "All ranks call the same collectives in the same order, forward and backward."
+    return ""
+
+
+def exchange_mistakes(spread: Spread) -> list[Mistake]:
+    """Heads and tokens that come to lie in each other's place."""
+    n, y = spread.n, spread.whole.y
+    heads = y.shape[2]
+    each = heads // n
+
+    def by_heads(order: Sequence[int]) -> Any:
+        return lambda k: {"y": spread.part(y[:, :, list(order)], k)}
+
+    interleaved = [h % n * each + h // n for h in range(heads)]
+    dealt = [h % each * n + h // each for h in range(heads)]
+    says = (
+        "The heads came back in another order: rank r attends with the heads r H/N .. (r+1) H/N - 1, and "
+        "what comes from rank r belongs there."
+    )
+    kv_each = spread.whole.k.shape[2] // n
+    turns = (
+        "Of a rank's heads, h of q goes with h // (heads / kv_heads) of k and v: in succession, and not "
+        "h % kv_heads."
+    )
+
+    def in_turn(h: int) -> int:
+        return h // each * kv_each + h % each % kv_each
+
+    own = spread.masked(
+        "Only the rank's own keys were seen: after the first exchange each rank has the whole sequence, of "
+        "some heads.",
+        spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
+    )
+    return [
+        own,
+        Mistake(says, by_heads(interleaved)),
+        Mistake(says, by_heads(dealt)),
+        *(
+            Mistake(
+                says, by_heads([(h + by * each) % heads for h in range(heads)])
+            )
+            for by in range(1, n)
+        ),
+        spread.otherwise(turns, head_of=in_turn),
+        *attention_mistakes(spread),
+    ]  # fmt: skip
+
+
+def backward_mistakes(spread: Spread) -> list[Mistake]:
+    """Gradients that came to another rank's tokens, or were shared like a mean."""
+    n, whole = spread.n, spread.wanted
+    away = (
+        "Those are the gradients of another rank's tokens: what comes from rank r belongs to its heads, and "
+        "each rank keeps its own tokens."
+    )
+    mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
+    found = [
+        Mistake(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n})
+        for name in GRADS
+    ]
+    for by in range(1, n):
+        found += [
+            Mistake(
+                away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)}
+            )
+            for name in GRADS
+        ]
+    return found if n > 1 else []
+
+
+def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
+    if spread.forward_only:
+        mistakes = exchange_mistakes(spread)
+        return value_line(spread, f"{title}: forward", weight, mistakes, OTHERWISE[0], short=short)
+    return value_line(
+        spread, f"{title}: backward", weight, backward_mistakes(spread), OTHERWISE[1], short=short
+    )
+
+
+def bytes_lines(spread: Spread, way: str) -> list[Line]:
+    run, n = spread.run(), spread.n
+    batch, seq, heads, head_dim = spread.whole.q.shape
+    width, kv_width = heads * head_dim, spread.whole.k.shape[2] * head_dim
+    nbytes = [facts.ulysses_bytes(n, batch * seq, width, kv_width, FLOAT)] * n
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        kinds = {one.op for one in done}
+        if "all_gather" in kinds:
+            return GATHERED
+        if "all_reduce" in kinds:
+            return (
+                "An all-reduce brings the sum of all heads and all tokens to every rank, and each rank needs "
+                "1/N of them. Backward is an exchange, too: each rank gets the gradients of its own part."
+            )
+        if heads > spread.whole.k.shape[2] and ratio > 1:
+            return "k and v have fewer heads than q: send those, and repeat them, if at all, afterwards."
+        return "Four all-to-alls in each direction, of q, k, v and the output: (N-1)/N of each is sent."
+
+    few = "One all-to-all for all heads: each costs N - 1 messages."
+    sent = sent_line(run, way, nbytes, hint=hint, weight=2 if way == "forward" else 1)
+    return [
+        all_heads_miss_the_point(sent),
+        calls_line(run, way, EXCHANGES * (n - 1), few, f"exchanges {way}"),
+    ]
+
+
+def all_heads_miss_the_point(line: Line) -> Line:
+    """Bytes: where all heads came to all ranks, none were exchanged for tokens."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return replace(found, misses_point=GATHERED in found.sentences)
+
+    return replace(line, judge=judge)
+
+
+def scores_made(spread: Spread) -> int:
+    """Of one rank's heads, N x N each."""
+    batch, seq, heads, _ = spread.whole.q.shape
+    return batch * heads // spread.n * seq**2
+
+
+def kept_line(spread: Spread) -> Line:
+    """As for one rank's share of heads. With fewer bytes than half of the scores it is not these."""
+    run, most = spread.run(), [2.2 * kept_bytes(spread)] * spread.n
+    scores, views = (
+        saved_line(run, most, says=says, weight=1)
+        for says in (
+            "Each rank has the whole sequence of its heads, and so N x N scores: attend with "
+            "tiled_attention, which keeps q, k, v, out and lse alone.",
+            "That is less than the N x N scores. A slice of a larger tensor keeps all of that tensor: is a "
+            "slice of all heads handed to tiled_attention, or saved? `.clone()` the rank's own part.",
+        )
+    )
+
+    def judge(seen: Observed) -> Finding:
+        kept = [told(seen, rank, run, "saved") for rank in members(seen)]
+        most_kept = max((one for one in kept if type(one) is int), default=0)
+        if most_kept >= scores_made(spread) * FLOAT // 2:
+            return essential(scores).judge(seen)
+        return views.judge(seen)
+
+    return replace(scores, judge=judge)
+
+
+def held_line(spread: Spread, way: str) -> Line:
+    """A tile of scores, and tensors of a rank's share."""
+    share = {"forward": 0.5, "backward": 0.75}[way]
+    says = (
+        "More is alive than tiles and a share of the heads need: the scores of the whole sequence at once. "
+        "Attend with tiled_attention."
+    )
+    return essential(
+        alive_line(
+            spread.run(), way, share * scores_made(spread) * FLOAT, lambda _: says,
+            f"alive at any moment, {way}", 0.5,
+        )
+    )  # fmt: skip
+
+
+@exercise(
+    points=9,
+    objects=("ulysses_attention",),
+    references=REFERENCES,
+    refused=REFUSED,
+    hint=trouble,
+    point="tokens for heads: each rank attends with its share of the heads, and keeps no N x N matrix",
+)
+def ulysses_attention(draw: Draw) -> Iterator[Case]:
+    whole = Spread.draw(draw, 4, 1024, heads=8, kv_heads=4, head_dim=4, name="whole", measured=True)
+    yield from both_ways(whole, "4 ranks", "4 ranks", 2)
+    yield from causal(draw, 3, 2)
+    group = Spread.draw(draw, 2, 10, heads=4, kv_heads=2, causal=True, name="group")
+    yield from both_ways(group, GROUP, "group {1, 3}", 0.5, members=(1, 3), world_size=4)
+    yield indivisible(draw)
+    yield from causal(draw, 8, 1, weight=0.5)
+    if draw.hidden:
+        yield from causal(draw, 2, 1)
+        alone = Spread.draw(draw, 1, 7, heads=3, kv_heads=3, causal=True, name="alone")
+        for one in both_ways(alone, "1 rank", "1 rank", 0.5):
+            yield replace(one, lines=[replace(line, trivial=True) for line in one.lines])
+
+
+def both_ways(spread: Spread, title: str, shown: str, weight: float, **more: Any) -> Iterator[Case]:
+    """A run of forward alone, then one with its backward: an error in that costs forward nothing."""
+    for way in ("forward", "backward"):
+        judged = replace(spread, forward_only=way == "forward")
+        lines = [values(judged, shown, weight, short=weight < 1)]
+        if spread.settings.get("measured"):
+            lines += bytes_lines(judged, way)
+            lines += [kept_line(judged)] if way == "backward" else []
+            lines.append(held_line(judged, way))
+        yield runs.case(title, [judged.run()], lines, OPERATIONS, **more)
+
+
+def causal(draw: Draw, n: int, batch: int, weight: float = 1.0) -> Iterator[Case]:
+    found = Spread.draw(
+        draw, n, 5 * n, batch=batch, heads=4 * n, kv_heads=2 * n, causal=True, name="causal"
+    )
+    title = f"causal, {words.counted(n, 'rank')}"
+    return both_ways(found, title, title, weight)
+
+
+def indivisible(draw: Draw) -> Case:
+    """3 ranks, and heads of q or those of k and v that these do not divide."""
+    heads = Spread.draw(draw, 3, 6, heads=4, kv_heads=2, name="heads", refuses=True)
+    of_keys = Spread.draw(draw, 3, 6, heads=6, kv_heads=2, name="keys", refuses=True)
+    return runs.case(
+        HEADS, [heads.run(), of_keys.run()],
+        [
+            values_or_refusal_line(heads.run(), "4 heads, 3 ranks", [4, 3], weight=0.5),
+            values_or_refusal_line(of_keys.run(), "6 heads, 2 of keys, 3 ranks", [2, 3], weight=0.5),
+        ],
+        OPERATIONS,
+    )  # fmt: skip

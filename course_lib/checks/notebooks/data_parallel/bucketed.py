@@ -1,0 +1,282 @@
+"""BucketedDataParallel: gradients leave in buckets while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from course_lib.checks import words
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.notebooks.data_parallel.early import during_backward_line
+from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
+from course_lib.checks.notebooks.data_parallel.refused import REDUCER
+from course_lib.checks.notebooks.data_parallel.replicas import (
+    ADAMW,
+    REFERENCE,
+    SUMS,
+    broken_off,
+    by_step,
+    case,
+    gradients_sent,
+    its_own_work,
+    messages_in_step,
+    right_values,
+    same_buffers,
+    same_start,
+    some_ranks_only,
+    trained,
+    training,
+    unused_parameter,
+)
+
+DEPTH = 6
+UNKNOWN = (
+    "No usual mistake gives these values. If they differ from run to run, a bucket was written or read while "
+    "it was under way: touch it only after its wait()."
+)
+QUIET = (
+    "Under no_sync() hooks let gradients add up, and nothing else: what is exchanged or divided there is so "
+    "once more with the last microbatch."
+)
+
+
+def fill(sizes: Sequence[int], most: int) -> list[int]:
+    """Bytes of the buckets that take tensors one after the other, and are closed before one is too much."""
+    filled: list[int] = []
+    for size in sizes:
+        if filled and filled[-1] + size <= most:
+            filled[-1] += size
+        else:
+            filled.append(size)
+    return filled
+
+
+def sizes(run: Training) -> list[int]:
+    """Bytes of the gradients in order of registration."""
+    return [p.numel() * run.dtype.itemsize for p in trained(run).values()]
+
+
+def not_too_large(run: Training, most: int) -> Line:
+    """No bucket exceeds bucket_bytes, but one that holds a single larger parameter."""
+    enough = max(most, *sizes(run))
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            largest = max((one.nbytes for ops in by_step(seen, rank)[1] for one in ops), default=0)
+            if largest > enough:
+                return wrong(
+                    f"a message of {words.number(largest)} bytes was sent; bucket_bytes is "
+                    f"{words.number(most)}.",
+                    "Close a bucket before the next gradient would make it too large.",
+                    cause="too large",
+                )
+        return RIGHT
+
+    return Line("no bucket above bucket_bytes", judge, 1, "communication")
+
+
+def leave_early(
+    run: Training, most: int, weight: float, title: str = "buckets leave while backward runs"
+) -> Line:
+    """When backward reaches the first block, all buckets of later blocks have been begun.
+
+    And no more is sent than gradients: what leaves early for show would come on top of them.
+    """
+    given, no_more = during_backward_line(), gradients_sent(run)
+    whole = sizes(run)
+    last = [
+        size for name, size in zip(trained(run), whole, strict=True) if name.startswith("blocks.0.")
+    ]
+    due = sum(whole) - sum(last) - most - max(whole)  # whatever the last bucket still waits for
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            found = one_rank(seen, rank)
+            if not found.ok:
+                return found
+        found = given.judge(seen)
+        if not found.ok:
+            return found
+        sent = no_more.judge(seen)
+        return RIGHT if sent.ok else sent
+
+    def one_rank(seen: Observed, rank: int) -> Finding:
+        before = 0
+        for step, (begun, _, ended) in enumerate(lines.at_the_first_block(seen, rank)):
+            fresh = seen.operations[rank][before:begun]
+            left = sum(one.nbytes for one in fresh if one.op == "all_reduce")
+            ops = by_step(seen, rank)[1][step]
+            if step == 0:
+                left = sum(one.nbytes for one in ops[: begun - len(by_step(seen, rank)[0])])
+            if left < due and forward_order(ops):
+                return wrong(
+                    f"on rank {rank} {nothing_or(left)} had left when backward reached the first block.",
+                    "Your first bucket holds the first layers, whose gradients come last. Backward runs from "
+                    "the last layer to the first: fill buckets in reverse order of registration.",
+                    cause="forward order",
+                )
+            if 0 < left < due:
+                return wrong(
+                    f"on rank {rank} {nothing_or(left)} had left when backward reached the first block; "
+                    f"{words.number(due)} bytes were complete by then.",
+                    "Begin a bucket's all-reduce in the hook of its last gradient.",
+                    cause="late",
+                )
+            before = ended
+        return RIGHT
+
+    def forward_order(operations: Sequence) -> bool:
+        sent = [one.nbytes for one in operations if one.op == "all_reduce"]
+        return len(sent) > 1 and sent == fill(whole, most) != fill(whole[::-1], most)
+
+    return Line(title, judge, weight, "communication")
+
+
+def without_overlap(line: Line) -> Line:
+    """The line, whose failure misses what the exercise is about."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)
+
+
+def after_no_sync(run: Training, most: int) -> Line:
+    """The hooks work again in the backward that follows no_sync()."""
+    given = leave_early(run, most, 1.5, "and leave in the backward after no_sync()")
+
+    def judge(seen: Observed) -> Finding:
+        found = given.judge(seen)
+        if found.cause != "after backward":
+            return found
+        return wrong(
+            "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
+            "reached the first block.",
+            "What no_sync() switches off it has to switch on again when it ends: reset the flag after "
+            "`yield`, in a `finally`.",
+            cause="after backward",
+        )
+
+    return replace(given, judge=judge)
+
+
+def one_each(run: Training) -> Line:
+    """With bucket_bytes=1 every gradient has a bucket; those that nobody has need not be sent."""
+    least = sum(not name.startswith("unused") for name in trained(run))
+    given = messages_in_step(len(trained(run)), "bucket")
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            for operations in by_step(seen, rank)[1]:
+                count = sum(one.op in SUMS for one in operations)
+                if count < least:
+                    return wrong(
+                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; every one of "
+                        f"{words.number(least)} gradients is to have its own.",
+                        "Close a bucket before the next gradient would exceed bucket_bytes.",
+                        cause="bucket_bytes",
+                    )
+        return given.judge(seen)
+
+    return Line(given.title, judge, given.weight, given.aspect)
+
+
+def nothing_or(nbytes: int) -> str:
+    return f"only {words.number(nbytes)} bytes" if nbytes else "nothing"
+
+
+@exercise(
+    points=16, objects=("BucketedDataParallel",), references=REFERENCE, hint=broken_off, refused=REDUCER,
+    point="gradients that leave in buckets while backward still runs",
+)  # fmt: skip
+def bucketed_data_parallel(draw: Draw) -> Iterator[Case]:
+    most = 300
+    model = {"name": "traps", "width": 5, "unused": False}
+    run = training(draw, 3, model, kwargs={"bucket_bytes": most})
+    yield case("traps", run,
+        [
+            same_start(run, "all ranks start from rank 0's parameters"),
+            right_values(
+                run, "grad", "gradients are the mean, 3 ranks, SGD: frozen, tied, used twice", 3,
+                otherwise=UNKNOWN,
+            ),
+            right_values(run, "param", "and so are the parameters after each step"),
+            its_own_work(),
+            gradients_sent(run, weight=1.5),
+        ],
+    )  # fmt: skip
+    yield overlapping(draw, 4)  # before what follows: it tells more of why nothing overlaps
+    given = {"bucket_bytes": 200}
+    plain = {"name": "plain", "width": 4, "depth": 3}
+    run = training(draw, 2, plain, optimizer=ADAMW, micro=3, kwargs=given, no_sync=True)
+    yield case("accumulation", run,
+        [
+            right_values(
+                run, "grad", "2 microbatches under no_sync(), a third outside, AdamW", 2,
+                otherwise=QUIET,
+            ),
+            right_values(run, "param", "and the parameters after each step", 0.5),
+            gradients_sent(run, title="3 microbatches, sent once", weight=1.5),
+            after_no_sync(run, given["bucket_bytes"]),
+        ],
+    )  # fmt: skip
+    yield unused_parameter(draw, kwargs={"bucket_bytes": 400})
+    yield some_ranks_only(draw, kwargs={"bucket_bytes": 100})
+    yield in_a_group(draw, kwargs={"bucket_bytes": 100})
+    run = training(draw, 2, {"name": "shifted", "width": 3}, steps=1, tell=("buffers", "grads"))
+    yield case("buffers", run, [same_buffers(run, "rank 0's buffers, too", 0.5)])
+    if draw.hidden:
+        given = {"bucket_bytes": 1}
+        run = training(draw, 4, {"name": "traps", "width": 6, "dtype": "float32"}, kwargs=given)
+        yield case("tiny buckets", run,
+            [
+                right_values(run, "grad", "4 ranks, float32, a bucket for each parameter", short=True),
+                one_each(run),
+            ],
+        )  # fmt: skip
+        run = training(draw, 2, {"name": "traps", "width": 4}, steps=3)
+        yield case("one bucket", run,
+            [right_values(run, "param", "one bucket for all, 3 steps", short=True)],
+        )  # fmt: skip
+        run = training(draw, 1, {"name": "traps", "width": 4})
+        yield case("1 rank", run,
+            [right_values(run, "param", "1 rank", 0.5, trivial=True, short=True)],
+        )  # fmt: skip
+
+
+def overlapping(draw: Draw, n: int) -> Case:
+    """Six equal blocks; buckets of two weights and a bias are others from the front than from behind.
+
+    In the hidden cases buckets of one or of three weights are as likely: bucket_bytes has to be looked at.
+    """
+    width = 8 * draw.integer(5, 9)
+    weights = draw.choice([1, 2, 3]) if draw.hidden else 2
+    most = (weights * width * width + width) * 4
+    model = {"name": "plain", "width": width, "depth": DEPTH, "dtype": "float32"}
+    run = training(draw, n, model, tell=("grads",), kwargs={"bucket_bytes": most})
+    count = len(fill(sizes(run)[::-1], most))
+    return case("overlap", run,
+        [
+            right_values(run, "grad", f"gradients of {DEPTH} blocks, {n} ranks, float32"),
+            without_overlap(leave_early(run, most, 3)),
+            messages_in_step(
+                count, "bucket",
+                hint="Copy the gradients of a bucket into one flat tensor and all-reduce that.",
+                weight=1,
+                point=len(sizes(run)),
+            ),
+            not_too_large(run, most),
+        ],
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Buckets that leave early: while backward runs, as they should; or before their gradients have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.training.single import Tensors, Training, gradients, train
+
+LEFT_EARLY = (
+    "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "
+    "parameter counts once. A hook that is registered twice fires twice, and loops over all modules and "
+    "their parameters() meet a parameter more than once."
+)
+
+
+def left_early(run: Training, seen: Observed) -> bool:
+    """Each wrong gradient of the first step is the mean without the last microbatch of some ranks."""
+    if "grads" not in run.tell:
+        return False
+    expected, steps = lines.kind("grad.0", train(run)), [rank[0] for rank in run.steps]
+    model = run.built()
+    given = [[gradients(model, one, len(rank)) for one in rank] for rank in steps]
+    some = False
+    for rank in lines.members(seen):
+        found = {name: seen.tensors[rank][name] for name in expected}
+        differ = lines.differing(found, expected, run.dtype)
+        if len(differ) == len(expected) or not all(
+            lacking(found, expected, name, given, run.dtype) for name in differ
+        ):
+            return False
+        some = some or bool(differ)
+    return some
+
+
+def lacking(
+    found: Tensors, expected: Tensors, name: str, given: list[list[Tensors]], dtype: torch.dtype
+) -> bool:
+    """The gradient is the mean over the ranks, with some ranks' last microbatch left out."""
+    short, zeros = name.split(".", 2)[2], torch.zeros_like(expected[name])
+    early = sum((one.get(short, zeros) for rank in given for one in rank[:-1]), zeros)
+    last = [rank[-1].get(short, zeros) for rank in given]
+    for there in product((0, 1), repeat=len(last)):
+        total = sum((one for one, here in zip(last, there, strict=True) if here), early)
+        if not lines.differing(found, expected | {name: total / len(given)}, dtype).count(name):
+            return True
+    return False
+
+
+def during_backward_line(
+    *,
+    weight: float = 1.0,
+    title: str = "the first bucket leaves while backward runs",
+    ops: Sequence[str] = ("all_reduce", "reduce_scatter"),
+) -> Line:
+    """When backward reaches the first block, an operation of `ops` was begun, and not all were waited for.
+
+    Read from the record: how many operations there were when the gradients of all later blocks were
+    complete and those of the first were not. In every step the last backward is looked at.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            before = 0
+            for begun, waited, ended in lines.at_the_first_block(seen, rank):
+                fresh = seen.operations[rank][before:begun]
+                if not any(one.op in ops for one in fresh):
+                    return wrong(
+                        f"on rank {rank} nothing had been sent when backward reached the first block: "
+                        "all communication came after it.",
+                        "Begin a bucket's communication in the hook of its last gradient, with "
+                        "async_op=True.",
+                        cause="after backward",
+                    )
+                if waited >= begun:
+                    return wrong(
+                        f"on rank {rank} every operation begun during backward had been waited for "
+                        "before backward went on: nothing overlaps.",
+                        "Keep the handle, and wait for it when backward is over.",
+                        cause="waited in backward",
+                    )
+                before = ended
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")

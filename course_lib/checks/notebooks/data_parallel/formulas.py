@@ -1,0 +1,134 @@
+"""What a step of replicas costs: formulas that the student writes.
+
+Two more that the notebook asks for, `samples_each` and `int8_bytes_sent`, are not judged here: it sets them
+beside the student's own runs, which `shard_indices` and `int8_all_reduce` judge, and they give no points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib import facts
+from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.judge.formulas import Prediction
+from course_lib.checks.judge.formulas import predictions as evaluated
+
+chosen = facts.topk_count
+REFERENCE = ("course_lib.data_parallel", "course_lib.compression", "course_lib.facts")
+
+SENT = {
+    "An all-reduce has two phases: 2 (N-1)/N, not (N-1)/N.": lambda n, m, k, quiet: (
+        (n - 1) / n * m * (1 if quiet else k)
+    ),
+    "A ring all-reduce sends 2 (N-1)/N of the gradients, not all of them.": lambda n, m, k, quiet: (
+        m * (1 if quiet else k)
+    ),
+    "2 M is the limit for many ranks; with N it is 2 (N-1)/N M.": lambda n, m, k, quiet: (
+        2 * m * (1 if quiet else k)
+    ),
+    "Under no_sync() nothing is sent: K microbatches are sent once, together.": lambda n, m, k, quiet: (
+        2 * (n - 1) / n * m * k
+    ),
+    "Without no_sync() every one of the K microbatches is sent.": lambda n, m, k, quiet: (
+        2 * (n - 1) / n * m
+    ),
+    "It is the other way round: with no_sync() once, without it K times.": lambda n, m, k, quiet: (
+        2 * (n - 1) / n * m * (k if quiet else 1)
+    ),
+    "The microbatches add up to gradients of the same size: they do not divide it.": lambda n, m, k, quiet: (
+        2 * (n - 1) / n * m / (k if quiet else 1)
+    ),
+    "That is what all ranks send together: it asks for one.": lambda n, m, k, quiet: (
+        2 * (n - 1) * m * (1 if quiet else k)
+    ),
+}
+EXPOSED = {
+    "That is without overlap: whatever is sent while backward runs is hidden.": lambda b, c, k: c,
+    "That holds while backward is the slower. If communication is, it begins after the first bucket, "
+    "backward / buckets, and goes on without a pause.": lambda b, c, k: c / k,
+    "Communication does not begin with backward: the first bucket is full after backward / buckets.":
+        lambda b, c, k: max(c / k, c - b),
+    "Even if backward takes longer than all communication, the last bucket leaves when backward ends: "
+    "communication / buckets is exposed.": lambda b, c, k: max(0.0, c - b),
+    "That holds while communication is the slower; the last bucket is exposed in any case.":
+        lambda b, c, k: max(0.0, c - (1 - 1 / k) * b),
+    "That is the whole time of backward and communication: what sticks out is asked for.":
+        lambda b, c, k: b + max(c / k, c - (1 - 1 / k) * b),
+    "The two are added up: the larger of them counts.":
+        lambda b, c, k: c / k + max(0.0, c - (1 - 1 / k) * b),
+}  # fmt: skip
+EFFICIENCY = {
+    "That is the share that is lost; the efficiency is what is left.": lambda c, e: e / (c + e),
+    "Upside down: efficiency is at most 1.": lambda c, e: (c + e) / c,
+    "The step takes compute + exposed; divide by that, not by compute.": lambda c, e: 1 - e / c,
+    "Divide compute by the whole step, compute + exposed.": lambda c, e: c / e if e else 0.0,
+}
+TOPK = {
+    "Indices travel, too: 4 bytes for each value.": lambda n, size, f: (
+        (n - 1) * chosen(size, f) * 4
+    ),
+    "Each rank sends its pairs to N - 1 others.": lambda n, size, f: chosen(size, f) * 8,
+    "To the N - 1 others, not to itself.": lambda n, size, f: n * chosen(size, f) * 8,
+    "An all-gather is no all-reduce: nothing is added on the way, so every pair goes to each of the N - 1 "
+    "others.": lambda n, size, f: 2 * (n - 1) / n * chosen(size, f) * 8,
+    "That is the uncompressed all-reduce times the fraction: indices cost as much as values, and an "
+    "all-gather grows with N.": lambda n, size, f: 2 * (n - 1) / n * 4 * size * f,
+    "Indices of 4 bytes are enough below 2^31 elements.": lambda n, size, f: (
+        (n - 1) * chosen(size, f) * 12
+    ),
+}
+
+
+@exercise(
+    points=6,
+    objects=("gradient_bytes_sent", "exposed_seconds", "scaling_efficiency", "topk_bytes_sent"),
+    references=REFERENCE,
+)
+def predictions(draw: Draw) -> Iterator[Case]:
+    nbytes = 840_000 * draw.integer(10, 100)
+    backward = draw.integer(10, 30) / 100
+    compute, exposed = draw.integer(20, 60) / 100, draw.integer(5, 15) / 100
+    numel = 100_000 * draw.integer(10, 100)
+    yield from evaluated(
+        [
+            Prediction(
+                "gradient_bytes_sent",
+                index=0,
+                arguments=[
+                    (8, nbytes, 1, True), (8, nbytes, 1, False), (5, nbytes, 4, True),
+                    (2, nbytes, 4, False), (1, nbytes, 3, False),
+                ],
+                formula=lambda n, m, k, quiet: facts.data_parallel_bytes(n, m, 1 if quiet else k),
+                slips=SENT,
+                weight=1.5,
+            ),
+            Prediction(
+                "exposed_seconds",
+                index=1,
+                arguments=[
+                    (backward, 0.8 * backward, 1), (backward, 0.8 * backward, 10),
+                    (backward, 3 * backward, 10), (backward, backward, 4), (backward, 0.0, 5),
+                ],
+                formula=facts.exposed_communication,
+                slips=EXPOSED,
+                weight=2.5,
+                otherwise="Follow the last bucket: when is it ready, and the wire free?",
+            ),
+            Prediction(
+                "scaling_efficiency",
+                index=2,
+                arguments=[(compute, exposed), (0.3, 0.1), (compute, 0.0)],
+                formula=facts.scaling_efficiency,
+                slips=EFFICIENCY,
+                otherwise="One rank's own work over the whole step: compute / (compute + exposed).",
+            ),
+            Prediction(
+                "topk_bytes_sent",
+                index=3,
+                arguments=[(8, numel, 0.01), (100, numel, 0.01), (2, 7, 0.01), (1, numel, 0.1)],
+                formula=facts.topk_bytes,
+                slips=TOPK,
+                otherwise="(N-1) k pairs of 8 bytes, with k = max(1, round(fraction * numel)).",
+            ),
+        ]
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""A wrapper whose replicas are on some ranks only, passed as group=."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, wrong
+from course_lib.checks.judge.values import both
+from course_lib.checks.notebooks.data_parallel.replicas import (
+    AGAIN,
+    SECONDS,
+    only_later,
+    read_too_early,
+    training,
+)
+
+MEMBERS, WORLD = (1, 2), 3  # the group's first rank is not the world's
+
+
+def in_a_group(draw: Draw, sum_of: str = "bucket", **more: Any) -> Case:
+    """Two of three ranks train; the third takes no part. sum_of: see `right_values`; more: `training`."""
+    run = training(draw, len(MEMBERS), {"name": "plain", "width": 4}, **more)
+    title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
+    n = len(MEMBERS)
+    mistakes = [*lines.common(n), lines.whole_world(n, WORLD), read_too_early(n, sum_of)]
+    given = both(
+        *(
+            lines.same_as_one_process(what, run, title, mistakes=mistakes).judge
+            for what in ("start", "grad", "param")
+        )
+    )
+
+    def judge(seen: Observed) -> Finding:
+        found = given(seen)
+        if found.ok or len(found.sentences) > 1:
+            return found
+        if only_later(run, "grad", seen):
+            return wrong(*found.sentences, AGAIN, cause="only later")
+        return wrong(*found.sentences, lines.IN_A_GROUP)
+
+    line = Line(title, judge, short=True)
+    return lines.case(
+        "replicas", title, run, [line], members=MEMBERS, world_size=WORLD, timeout=SECONDS
+    )

@@ -1,0 +1,296 @@
+"""int8_all_reduce: a mean in eight bits an element, from which nothing is lost for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from course_lib import facts
+from course_lib.checks import words
+from course_lib.checks.judge.build import absent, side
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.training import volume_line
+from course_lib.checks.judge.values import both, gaps_left_alone, same_bits
+from course_lib.checks.notebooks.data_parallel.sparse import REFERENCE
+
+BLOCK, LARGEST = 256, 127
+SUMS = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("gather", "scatter", "broadcast", "reduce")  # operations that one rank is at the root of
+OVERFLOW = (
+    "int8 was summed as int8: 100 + 100 is -56 there, and scales differ. Widen to float, times the scale, "
+    "then add."
+)
+LEFT_ALONE = "`error` was left as it was: write into it what your rounding left out."
+SET_TO_ZERO = "`error` was set to zero: what rounding left out is lost."
+NOT_ADDED = "What earlier roundings left out was not added: quantise tensor + error."
+LOST = (LEFT_ALONE, SET_TO_ZERO, NOT_ADDED)  # without error feedback
+SLACK = 1.02  # of the bounds of rounding, for the arithmetic in float32
+
+
+class Inputs:
+    """The ranks' flat tensors and errors in float64, and how far off a right result can be."""
+
+    def __init__(self, draw: Draw, n: int, numel: int, spread: bool):
+        self.n = n
+        asked = draw.normal(n, numel, dtype=torch.float64)
+        if spread:  # one element is a thousand times the others
+            asked[:, numel // 2] = 1000 + 100 * draw.normal(n, dtype=torch.float64)
+        error = 0.2 * draw.normal(n, numel, dtype=torch.float64)
+        self.tensor, self.error = (asked - error).float().double(), error.float().double()
+        self.asked = self.tensor + self.error
+        self.mean = self.asked.mean(0)
+        wide = self.widest(asked)
+        of_mean = self.widest(self.mean[None])[0] + wide.mean(0) / LARGEST
+        self.bound = SLACK * (wide.mean(0) / 2 + of_mean / 2)
+        self.left = SLACK * (wide / 2 + n * of_mean / 2)  # a rank's own, and a shard's owner's
+
+    def widest(self, rows: torch.Tensor) -> torch.Tensor:
+        """The widest step that a block of 256, wherever it begins, can have at each element."""
+        reach = 2 * BLOCK - 1
+        peaks = F.max_pool1d(rows.abs()[:, None], reach, 1, BLOCK - 1)[:, 0]
+        return peaks / LARGEST
+
+
+def close_to_the_mean(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        for rank in on.ranks:
+            found = seen.tensors[rank]["tensor"].to(torch.float64).flatten()
+            off = (~((found - given.mean).abs() <= given.bound)).nonzero().flatten().tolist()
+            if not off:
+                continue
+            said = (
+                f"on rank {rank}, {words.which('element', off)} of `tensor` "
+                f"{words.verb(off, 'is', 'are')} further from the mean than rounding to int8 explains."
+            )
+            return wrong(said, cause_of(found, seen))
+        return RIGHT
+
+    def cause_of(found: torch.Tensor, seen: Observed) -> str:
+        if any(
+            one.op in SUMS and one.dtype in ("int8", "uint8")
+            for one in seen.operations[on.ranks[0]]
+        ):
+            return OVERFLOW
+        slips = {
+            NOT_ADDED: given.tensor.mean(0),
+            "`error` was added twice.": (given.tensor + 2 * given.error).mean(0),
+            f"That is the sum over the {given.n} ranks: divide it by their number.": given.mean
+            * given.n,
+            "That is divided by the number of ranks twice.": given.mean / given.n,
+        }
+        for says, value in slips.items():
+            scale = max(1.0, float(value.abs().max() / given.mean.abs().max()))
+            if bool(((found - value).abs() <= scale * given.bound).all()):
+                return says
+        small = found[given.mean.abs() < 10]
+        if float(given.mean.abs().max()) > 100 and float((small == 0).double().mean()) > 0.5:
+            return (
+                "Small elements became 0 beside a large one: with one scale for all, a step is as "
+                f"wide as its largest element / 127. Give every block of {BLOCK} a scale of its own."
+            )
+        return (
+            "Each rank quantises tensor + error, sends elements and scales; who adds multiplies each by "
+            "*its* sender's scale first."
+        )
+
+    return judge
+
+
+def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
+    """No sum of floats over the ranks, nor as many bytes as one: it would be right, and no compression."""
+    numel, n = torch.Size(on.shape).numel(), len(on.ranks)
+    many = 0.75 * 2 * (n - 1) / n * 4 * numel
+
+    def judge(seen: Observed) -> Finding:
+        for rank in on.ranks if numel > n > 1 else ():
+            floats = sum(
+                torch.Size(one.shape).numel()
+                for one in seen.operations[rank]
+                if one.op in SUMS and "float" in one.dtype
+            )
+            if floats >= numel / 8 or sum(one.bytes_sent for one in seen.operations[rank]) >= many:
+                return wrong(
+                    f"rank {rank} did not send its elements in eight bits each.",
+                    "What travelled was float32 again: send int8 and one float32 scale for each block.",
+                    cause="not in eight bits",
+                )
+        return RIGHT
+
+    return judge
+
+
+def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
+    """N x result + sum of the errors after = sum of the (tensor + error) before; each error is a rounding."""
+
+    def judge(seen: Observed) -> Finding:
+        result = seen.tensors[on.ranks[0]]["tensor"].to(torch.float64).flatten()
+        errors = torch.stack(
+            [seen.tensors[r]["error"].to(torch.float64).flatten() for r in on.ranks]
+        )
+        missing = given.asked.sum(0) - given.n * result - errors.sum(0)
+        tolerance = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
+        if bool((missing.abs() <= tolerance).all()):
+            return only_rounding(errors)
+        off = (~(missing.abs() <= tolerance)).nonzero().flatten().tolist()
+        share = words.which("element", off)
+        told = why(errors, result)
+        return wrong(
+            f"in {share}, N * result + all errors is not what was asked for.",
+            told,
+            misses_point=told in LOST,
+        )
+
+    def only_rounding(errors: torch.Tensor) -> Finding:
+        for rank, kept, most in zip(on.ranks, errors, given.left, strict=True):
+            if not bool((kept.abs() <= most).all()):
+                return wrong(
+                    f"on rank {rank} `error` is larger than what rounding to int8 leaves out.",
+                    "A rank keeps what *it* has not sent: tensor + error, less what the receivers make of "
+                    "it. Less the mean, it would keep how far it is from the others, and more with each "
+                    "step.",
+                    cause="the mean subtracted",
+                )
+        return RIGHT
+
+    def why(errors: torch.Tensor, result: torch.Tensor) -> str:
+        if bool((errors == given.error).all()):
+            return LEFT_ALONE
+        if bool((errors == 0).all()):
+            return SET_TO_ZERO
+        near = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
+        # what all errors together should be, and what they are where the old ones are not looked at
+        lost = given.asked.sum(0) - given.n * result
+        unaided = given.tensor.sum(0) - given.n * result
+        if bool(((errors.sum(0) - unaided).abs() <= near).all()):
+            return NOT_ADDED
+        if bool(((errors.sum(0) + lost).abs() <= near).all()):
+            return "The sign is wrong: error = what was asked, less what was sent."
+        if bool(((errors.sum(0) - lost - given.error.sum(0)).abs() <= near).all()):
+            return "The old error was kept beside the new one, which holds it already."
+        if bool((errors.sum(0).abs() <= given.n * given.bound).all()):
+            return (
+                "Each rank remembers its own rounding, but the second one, of the mean, is forgotten, or "
+                "does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
+            )
+        return "Afterwards `error` holds tensor + error, less what the receivers make of what was sent."
+
+    return judge
+
+
+def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
+    whole = facts.int8_gather_bytes(n, numel) / facts.int8_bytes(n, numel)
+
+    def hint(ratio: float, seen: Observed) -> str:
+        if ratio < 1:
+            return "The values came another way than by the group."
+        if abs(ratio - whole) < 0.03 * whole:
+            return (
+                "Every rank sent its whole tensor to every other one: (N-1) M/4, which at 8 ranks is as much "
+                "as float32's all-reduce. Send shard r to rank r alone (all-to-all), let it average, and "
+                "gather the means."
+            )
+        if ratio > 3.5:
+            return (
+                "What travelled was float32 again: send int8 and one float32 scale for each block."
+            )
+        return "2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): elements, and a scale a block."
+
+    return hint
+
+
+def through_one_rank(line: Line, numel: int) -> Line:
+    """The line of bytes; where it fails as whole tensors went to one rank and back, it says so."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        # the last rank is not the root: if it sends messages to one peer alone, that one is
+        whole = [one for one in seen.operations[-1] if torch.Size(one.shape).numel() >= numel]
+        to_one = len({one.peer for one in whole if one.op == "send"}) == 1
+        ways = {one.op for one in whole if one.op in ROOTED or (to_one and one.op == "send")}
+        if found.ok or not ways:
+            return found
+        return wrong(
+            f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
+            "What that rank has to carry grows with N, and the others wait for it. Send shard r to rank r "
+            "alone (all-to-all), let it average, and gather the means: all ranks carry the same.",
+            cause="one rank",
+            misses_point=True,
+        )
+
+    return replace(line, judge=judge)
+
+
+def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = False) -> Case:
+    count, numel = len(on.ranks), torch.Size(on.shape).numel()
+    given = Inputs(draw, count, numel, spread)
+    tensors = on.arguments([one.float().view(on.shape) for one in given.tensor])
+    errors = [one.float().view(on.shape) for one in given.error]
+    sides = [
+        side({"tensor": tensor, "error": error}, returned=["tensor", "error"], group=on.group)
+        for tensor, error in zip(tensors, errors, strict=True)
+    ]
+    title = on.title or f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
+    gaps = gaps_left_alone("tensor", dict(zip(on.ranks, tensors, strict=True)))
+    sent = in_eight_bits(on)
+    mean = both(sent, close_to_the_mean(on, given), gaps)
+    name = title if on.short else f"mean: {title}"
+    lines = [Line(name, mean, on.weight, trivial=on.trivial, short=on.short)]
+    if not on.short:
+        lines += [
+            Line(
+                "nothing is lost: N * result + errors",
+                both(sent, nothing_lost(on, given)),
+                on.weight,
+            ),
+            Line("the same bits on every rank", both(sent, same_bits("tensor", on.ranks)), 0.5),
+        ]
+    if traffic:
+        exact = facts.int8_bytes(count, numel)
+        volume = volume_line(
+            [0.9 * exact] * count,
+            most=[exact] * count,
+            hint=cost_hint(count, numel),
+            weight=2,
+            title="bytes sent, scales included",
+            point=1.8,
+        )
+        lines.append(through_one_rank(volume, numel))
+    placed = dict(zip(on.ranks, sides, strict=True))
+    members = [placed.get(rank) or absent() for rank in range(on.n)]
+    return Case(title, members, lines, groups=[on.ranks] if on.members else [])
+
+
+@exercise(
+    points=8, objects=("int8_all_reduce",), references=REFERENCE,
+    point="sending less, of which nothing is lost for good",
+)  # fmt: skip
+def int8_all_reduce(draw: Draw) -> Iterator[Case]:
+    yield int8_case(draw, Setting(4, (4096,), weight=1.5), traffic=True)
+    yield int8_case(draw, Setting(3, (10, 103), weight=1))
+    on = Setting(2, (1500,), title="one element is 1,000 times the others", short=True)
+    yield int8_case(draw, on, spread=True)
+    on = Setting(4, (300,), members=(1, 3), title="sub-group {1, 3}", short=True, weight=0.5)
+    yield int8_case(draw, on)
+    if draw.hidden:
+        few = "fewer elements than ranks"  # nothing can be saved there, nor by one rank
+        on = Setting(3, (2,), title=few, short=True, weight=0.5, trivial=True)
+        yield int8_case(draw, on)
+        on = Setting(
+            2, (6, 50), layout="transposed", title="non-contiguous", short=True, weight=0.5
+        )
+        yield int8_case(draw, on)
+        on = Setting(1, (600,), title="1 rank", short=True, weight=0.5, trivial=True)
+        yield int8_case(draw, on)

@@ -1,0 +1,96 @@
+"""Gradients for PowerSGD over a few steps, and what one step makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checks.judge.case import Draw, RankSide, Spec
+
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
+SHAPES = ((9, 14), (6,), (16, 8))
+
+
+@dataclass(frozen=True)
+class Run:
+    """gradients[step][place] of the ranks `members` of `n`, in float64. low_rank: their mean has rank 2."""
+
+    gradients: list[list[list[torch.Tensor]]]
+    rank: int
+    members: Sequence[int]
+    n: int
+    dtype: torch.dtype = torch.float64
+    low_rank: bool = False
+
+    @property
+    def steps(self) -> range:
+        return range(len(self.gradients))
+
+    def mean(self, step: int, k: int) -> torch.Tensor:
+        given = [own[k] for own in self.gradients[step]]
+        return torch.stack(given).mean(0)
+
+    def name(self, step: int, k: int) -> str:
+        return f"{step}.{k}"
+
+    def side(self, place: int) -> RankSide:
+        """What the member number `place` is given."""
+        inputs = {
+            self.name(step, k): one.to(self.dtype)
+            for step in self.steps
+            for k, one in enumerate(self.gradients[step][place])
+        }
+        names = [[self.name(step, k) for k in range(len(SHAPES))] for step in self.steps]
+        instructions: dict = {"steps": names, "kwargs": {"rank": self.rank}}
+        if len(self.members) < self.n:
+            instructions["group"] = 0
+        return RankSide(inputs, instructions, {k: Spec.of(v) for k, v in inputs.items()})
+
+
+def draw_run(
+    draw: Draw, members: Sequence[int], n: int, steps: int, *, low_rank: bool = False, **more
+) -> Run:
+    """Gradients that resemble the step before's; with rank 2."""
+    rank = 2
+
+    def fresh(shape: tuple[int, ...]) -> torch.Tensor:
+        return draw.normal(*shape, dtype=torch.float64)
+
+    def own(base: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        apart = [[0.5 * fresh(shape) for shape in SHAPES] for _ in members]
+        middle = [torch.stack(parts).mean(0) for parts in zip(*apart, strict=True)]
+        return [[b + a - m for b, a, m in zip(base, parts, middle, strict=True)] for parts in apart]
+
+    def thin(shape: tuple[int, ...]) -> torch.Tensor:
+        return fresh((shape[0], rank)) @ fresh((rank, shape[1]))
+
+    base = [thin(s) if len(s) == 2 and low_rank else fresh(s) for s in SHAPES]
+    found = []
+    for _ in range(steps):
+        found.append(own(base))
+        base = [b + 0.4 * fresh(tuple(b.shape)) for b in base]
+    return Run(found, rank, members, n, low_rank=low_rank, **more)
+
+
+# ---- one step
+
+
+def span(matrix: torch.Tensor, rank: int) -> torch.Tensor:
+    """Orthonormal columns: the `rank` strongest directions among the columns of `matrix`."""
+    return torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
+
+
+def onto(basis: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    return basis @ (basis.T @ matrix)
+
+
+def next_result(asked: torch.Tensor, before: torch.Tensor, rank: int) -> torch.Tensor:
+    """What a step makes of `asked` when it starts from the Q that made the result `before`."""
+    return onto(torch.linalg.qr(asked @ span(before.T, rank)).Q, asked)
+
+
+def near(run: Run, found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    scale = float(wanted.abs().max())
+    return bool(((found - wanted).abs() <= TOLERANCE[run.dtype] * scale).all())

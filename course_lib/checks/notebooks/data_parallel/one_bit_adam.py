@@ -1,0 +1,283 @@
+"""Signs with a scale, and 1-bit Adam on top of them: extra credit.
+
+Both are defined to the last bit but for rounding, so they are computed here as well. Inputs are drawn anew
+until no element lies so near to zero that rounding could turn its sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from course_lib import facts
+from course_lib.checks import words
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.build import absent, side
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.judge.values import both, same_bits
+from course_lib.checks.notebooks.data_parallel.signs import (
+    TOLERANCE,
+    Adam,
+    Signs,
+    expected_parameters,
+    places,
+    shard_size,
+    sign_slips,
+)
+
+REFERENCE = ("course_lib.compression",)
+RECIPE = "course_lib.checks.rank.notebooks.data_parallel.averaging:averaging_optimizer"
+WARMUP, STEPS = 2, 5
+
+
+# ---- signs
+
+
+def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
+    while True:
+        given = Signs(
+            draw.normal(n, numel).double() + 0.3,
+            0.3 * draw.normal(n, numel).double(),
+            0.3 * draw.normal(n, shard_size(n, numel)).double() * places(n, numel),
+        )
+        if given.margin > 10 * TOLERANCE:
+            return given
+
+
+def compared(on: Setting, given: Signs, names: tuple[str, ...]) -> Callable[[Observed], Finding]:
+    """The tensors `names` are on every rank what the algorithm gives, to rounding."""
+
+    def judge(seen: Observed) -> Finding:
+        for place, rank in enumerate(on.ranks):
+            for name in names:
+                found = seen.tensors[rank][name].to(torch.float64).flatten()
+                off = (~(given.close(found, given.right(name, place)))).nonzero().flatten().tolist()
+                if off:
+                    said = f"on rank {rank}, `{name}` is wrong in {words.which('element', off)}."
+                    return wrong(said, cause(name, place, found))
+        return RIGHT
+
+    def cause(name: str, place: int, found: torch.Tensor) -> str:
+        for says, value in sign_slips(given, name, place):
+            if bool(given.close(found, value).all()):
+                return says
+        return GENERAL[name]
+
+    return judge
+
+
+GENERAL = {
+    "tensor": (
+        "Rank r gets everybody's signs of shard r, each with its sender's scale, averages, adds its "
+        "server_error, and sends signs and a scale of that to all. A scale is the mean of |x| over the "
+        "shard's elements, padding not counted."
+    ),
+    "error": "error = tensor + error, less what this rank's signs and scales say.",
+    "server_error": (
+        "server_error = the mean of what arrived + server_error, less what this rank's signs and scale say "
+        "of it. Where there is padding it stays 0."
+    ),
+}
+
+
+def sign_case(draw: Draw, on: Setting) -> Case:
+    count, numel = len(on.ranks), torch.Size(on.shape).numel()
+    given = draw_signs(draw, count, numel)
+    names = ("tensor", "error", "server_error")
+    sides = [
+        side(
+            {
+                "tensor": given.tensor[place].float().view(on.shape),
+                "error": given.error[place].float().view(on.shape),
+                "server_error": given.server[place].float(),
+            },
+            returned=names,
+            group=on.group,
+        )
+        for place in range(count)
+    ]
+    title = on.title or f"{words.counted(count, 'rank')}, {words.counted(numel, 'element')}"
+    alike = same_bits("tensor", on.ranks)
+    value, kept = compared(on, given, names[:1]), compared(on, given, names[1:])
+    if on.short:
+        told = [Line(title, both(value, kept, alike), on.weight, trivial=count == 1, short=True)]
+    else:
+        exact = [float(facts.sign_bytes(count, [numel]))] * count
+        told = [
+            Line(f"the mean by signs: {title}", both(value, alike), 2),
+            Line("what the signs miss is kept, twice", kept, 1.5),
+            lines.volume_line(
+                exact,
+                hint=lambda ratio, seen: sign_hint(count, numel, ratio),
+                weight=1.5,
+                title="bytes: a bit an element",
+            ),
+        ]
+    placed = dict(zip(on.ranks, sides, strict=True))
+    members = [placed.get(rank) or absent() for rank in range(on.n)]
+    return Case(title, members, told, groups=[on.ranks] if on.members else [])
+
+
+def sign_hint(n: int, numel: int, ratio: float) -> str:
+    shard = shard_size(n, numel)
+    if abs(ratio - (shard + 4) / (shard / 8 + 4)) < 0.02:
+        return "A sign took a byte: pack eight of them into one."
+    if ratio > 0.9 * 32 * shard / (shard + 32):
+        return "What travelled were the elements themselves."
+    return "(N-1) (s/8 + 4) bytes to the servers and as many back: s/8 bytes of signs, a float32 scale."
+
+
+# ---- the optimizer
+
+
+def training_of(draw: Draw, n: int) -> Training:
+    while True:
+        width, first = 5, draw.integer(1, 1 << 30)
+        described = {"name": "plain", "seed": draw.integer(1, 1 << 30), "width": width}
+        steps = [
+            [[{"seed": first + 100 * rank + s, "samples": 3, "width": width}] for s in range(STEPS)]
+            for rank in range(n)
+        ]
+        adam = {"lr": 0.01 * draw.integer(1, 4), "betas": [0.8, 0.95], "warmup_steps": WARMUP}
+        made = Training(described, ("Adam", {}), steps, ("params",), {"kwargs": adam, "object": 1})
+        if expected_parameters(made, Adam())[1] > 1e-4:
+            return made
+
+
+def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
+    """After each of `steps` every rank has the parameters that the algorithm gives."""
+
+    def judge(seen: Observed) -> Finding:
+        everything = expected_parameters(training, Adam())[0]
+        for step in steps:
+            expected = lines.kind(f"param.{step}", everything)
+            for k, rank in enumerate(lines.members(seen)):
+                found = {name: seen.tensors[rank][name] for name in expected}
+                if off := far(found, expected):
+                    said = lines.first(off[0], found, expected, rank, seen)
+                    return wrong(said, cause(step, k, found))
+        return RIGHT
+
+    def cause(step: int, rank: int, found: dict[str, torch.Tensor]) -> str:
+        for says, slip in Adam.slips(training.world_size, rank):
+            values = expected_parameters(training, slip)[0]
+            if not far(found, lines.kind(f"param.{step}", values)):
+                return says
+        if step < WARMUP:
+            return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
+        return (
+            "After the warm-up the variance stays as it is, its bias correction too; each rank adds its own "
+            "gradient to the momentum, and sign_all_reduce averages that."
+        )
+
+    return judge
+
+
+def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    """Names of parameters that differ by more than a float32 scale explains."""
+    return [
+        name
+        for name, wanted in expected.items()
+        if not bool(((found[name] - wanted).abs() <= 1e-6 * float(wanted.abs().max())).all())
+    ]
+
+
+def adam_sides(training: Training) -> list[RankSide]:
+    """One model on all ranks: the optimizer does not broadcast."""
+    return [
+        RankSide({}, training.instructions(k) | {"model": training.model}, lines.outputs(training))
+        for k in range(training.world_size)
+    ]
+
+
+def adam_in_a_group(draw: Draw) -> Case:
+    """Ranks 0 and 2 of three train, and are passed as group=."""
+    training = training_of(draw, 2)
+    first, last = adam_sides(training)
+    for one in (first, last):
+        one.instructions["group"] = 0
+    title = "OneBitAdam, sub-group {0, 2}"
+    line = Line(title, stepped(training, range(STEPS)), 0.5, short=True)
+    sides = [first, absent(), last]
+    return Case(title, sides, [line], recipe=RECIPE, groups=[[0, 2]], imports=lines.OPTIMIZERS)
+
+
+def adam_case(draw: Draw, n: int) -> Case:
+    training = training_of(draw, n)
+    sizes = [p.numel() for p in training.built().parameters()]
+    exact = [float(facts.sign_bytes(n, sizes))] * n
+    last = 2 * STEPS - 1
+    told = [
+        Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
+        Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
+        lines.volume_line(
+            exact,
+            hint=step_hint,
+            weight=1.5,
+            title="bytes of a step after the warm-up",
+            between=(last, last + 1),
+        ),
+    ]
+    return Case("OneBitAdam", adam_sides(training), told, recipe=RECIPE, imports=lines.OPTIMIZERS)
+
+
+def step_hint(ratio: float, seen: Observed) -> str:
+    last = 2 * STEPS - 1
+    sent = lines.within(seen, (last, last + 1))[0]
+    if ratio < 5 and any(one.dtype == "float64" for one in sent):
+        return (
+            "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "
+            "scale.float()."
+        )
+    if ratio > 5:
+        return "After the warm-up nothing travels in full precision, the gradients neither."
+    return "One sign_all_reduce for each parameter in a step."
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """The usual cause when a run breaks off, where a collective refused the kind of a tensor."""
+    if "Invalid scalar type" in text:
+        return (
+            "gloo cannot send tensors of that dtype: signs travel as bytes, torch.uint8, and a scale as "
+            "torch.float32."
+        )
+    if "different dtypes" in text or "invalid tensor type" in text:
+        return TWO_KINDS_ADAM if "OneBitAdam" in case_of_it.title else TWO_KINDS
+    return ""
+
+
+TWO_KINDS = (
+    "The two tensors of a collective have one dtype. Make the tensor that receives like the one that is "
+    "sent: torch.empty_like(scales), or dtype=scales.dtype."
+)
+TWO_KINDS_ADAM = (
+    "The two tensors of a collective have one dtype. In OneBitAdam the gradients are float64, and so is a "
+    "scale that is computed from them: a scale is sent as float32, scale.float(), and received as float32."
+)
+
+
+@exercise(
+    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=trouble
+)  # fmt: skip
+def one_bit_adam(draw: Draw) -> Iterator[Case]:
+    yield sign_case(draw, Setting(3, (10, 11)))
+    yield sign_case(draw, Setting(2, (64,), title="2 ranks, no padding", short=True, weight=0.5))
+    yield adam_case(draw, 2)
+    yield adam_in_a_group(draw)
+    if draw.hidden:
+        on = Setting(3, (50,), members=(0, 2), title="sub-group {0, 2}", short=True, weight=0.5)
+        yield sign_case(draw, on)
+        yield sign_case(draw, Setting(1, (20,), title="1 rank", short=True, weight=0.5))

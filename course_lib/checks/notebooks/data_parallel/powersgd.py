@@ -1,0 +1,240 @@
+"""PowerSGD: extra credit.
+
+The first Q is random, and whoever draws it may draw other numbers. What follows is not: from the result R of
+a step follow the space of its Q, the error that all ranks together have kept, and with them the next
+result, to rounding. So each step is judged on what the step before has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from course_lib import facts
+from course_lib.checks.judge.build import absent
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.training import volume_line
+from course_lib.checks.judge.values import both
+from course_lib.checks.notebooks.data_parallel.low_rank import (
+    SHAPES,
+    Run,
+    draw_run,
+    near,
+    next_result,
+    onto,
+    span,
+)
+
+RECIPE = "course_lib.checks.rank.notebooks.data_parallel.averaging:averaged"
+REFERENCE = ("course_lib.compression",)
+
+
+# ---- values
+
+
+def results(seen: Observed, run: Run, rank: int, k: int) -> list[torch.Tensor]:
+    return [seen.tensors[rank][run.name(step, k)].to(torch.float64) for step in run.steps]
+
+
+def vectors(run: Run) -> Callable[[Observed], Finding]:
+    """What is no matrix is averaged as it is."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in run.members:
+            for step in run.steps:
+                found, mean = results(seen, run, rank, 1)[step], run.mean(step, 1)
+                if near(run, found, mean):
+                    continue
+                n = len(run.members)
+                why = "A vector is not compressed: it travels whole, and its mean is exact."
+                if near(run, found, mean * n) and n > 1:
+                    why = f"That is the sum over the {n} ranks: divide it by their number."
+                elif any(near(run, found, own[1]) for own in run.gradients[step]) and n > 1:
+                    why = "It was left as it was: what is no matrix is averaged too."
+                said = f"in step {step + 1}, the vector on rank {rank} is not the mean of the ranks' vectors."
+                return wrong(said, why)
+        return RIGHT
+
+    return judge
+
+
+def matrices(run: Run) -> Iterator[tuple[int, str]]:
+    for k, shape in enumerate(SHAPES):
+        if len(shape) == 2:
+            yield k, f"the {shape[0]} x {shape[1]} matrix"
+
+
+def first_step(run: Run) -> Callable[[Observed], Finding]:
+    """The mean, projected onto `rank` orthonormal columns: which ones is free, if they hold what there is."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in run.members:
+            for k, what in matrices(run):
+                found, mean = results(seen, run, rank, k)[0], run.mean(0, k)
+                basis = span(found, run.rank)
+                if not bool(found.isfinite().all()):
+                    return wrong(f"in step 1, {what} on rank {rank} is not finite.", UNSTABLE)
+                wanted = mean if run.low_rank else onto(basis, mean)
+                if near(run, found, wanted):
+                    continue
+                said = f"in step 1, {what} on rank {rank} is not P Q^T of the mean with {run.rank} columns."
+                return wrong(said, why_not(run, found, mean, basis, k, rank))
+        return RIGHT
+
+    return judge
+
+
+UNSTABLE = (
+    "Gram-Schmidt divides by zero where a column depends on others: torch.linalg.qr does not."
+)
+
+
+def why_not(
+    run: Run, found: torch.Tensor, mean: torch.Tensor, basis: torch.Tensor, k: int, rank: int
+) -> str:
+    n, own = len(run.members), run.gradients[0][list(run.members).index(rank)][k]
+    if near(run, found, mean):
+        return "It is the whole mean: nothing was compressed."
+    if near(run, found, own):
+        return "It was left as it was: all_reduce writes P Q^T into the gradients that it is given."
+    if n > 1 and near(run, found, n * onto(basis, mean)):
+        return f"Q is the sum over the {n} ranks: divide it by their number."
+    if n > 1 and near(run, found, onto(basis, own)):
+        return (
+            "That is this rank's own gradient projected: Q = G^T P has to be averaged as well as P."
+        )
+    if not near(run, found, onto(basis, found)):
+        return f"It has more than {run.rank} independent columns."
+    if near(run, found, onto(basis, mean)):
+        return (
+            "A mean of rank 2 comes through whole with 2 columns, if P spans the columns of G Q, with the "
+            "mean as G. So every rank has to start from the same Q: draw it from a generator of a fixed seed."
+        )
+    return (
+        "P = G Q, averaged, then made orthonormal, on every rank alike (torch.linalg.qr(P).Q); Q = G^T P, "
+        "averaged; the result is P Q^T. Without orthonormal columns it has another size, and where P is not "
+        "averaged the ranks' Q belong to different P."
+    )
+
+
+def later_steps(run: Run) -> Callable[[Observed], Finding]:
+    """Each result follows from the one before: warm start, and the error that was kept."""
+
+    def judge(seen: Observed) -> Finding:
+        for k, what in matrices(run):
+            found = results(seen, run, run.members[0], k)
+            missing = run.mean(0, k) - found[0]
+            for step in run.steps[1:]:
+                asked = run.mean(step, k) + missing
+                expected = next_result(asked, found[step - 1], run.rank)
+                if not near(run, found[step], expected):
+                    said = f"in step {step + 1}, {what} is not what the steps before lead to."
+                    return wrong(said, slip(run, found, step, k, missing))
+                missing = asked - found[step]
+        return RIGHT
+
+    return judge
+
+
+def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: torch.Tensor) -> str:
+    now, mean = found[step], run.mean(step, k)
+    basis = span(now, run.rank)
+    ways = {
+        "What P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
+        "The error has the wrong sign: it is what was asked, less P Q^T.": mean - missing,
+        "The error of the step before was counted twice.": mean + 2 * missing,
+    }
+    if step > 1:
+        latest = run.mean(step - 1, k) - found[step - 1]
+        ways["The error is what was *asked*, less P Q^T: gradient and earlier error together."] = (
+            mean + latest
+        )
+        every = run.mean(0, k) - found[0] + missing
+        ways["The new error takes the place of the old one, which it holds already."] = mean + every
+    for says, asked in ways.items():
+        if near(run, now, next_result(asked, found[step - 1], run.rank)):
+            return says
+    if near(run, now, onto(basis, mean + missing)):
+        return "It did not start from the Q of the step before (warm start): keep Q, once averaged."
+    for says, asked in ways.items():
+        if near(run, now, onto(basis, asked)):
+            return f"{says} Nor did it start from the Q of the step before."
+    return (
+        "Ask for gradient + error; start from the last Q; keep what P Q^T misses of what was asked."
+    )
+
+
+def alike(run: Run) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        first = seen.tensors[run.members[0]]
+        for rank in run.members[1:]:
+            for name, one in first.items():
+                if not torch.equal(seen.tensors[rank][name], one):
+                    step = int(name.split(".")[0]) + 1
+                    return wrong(
+                        f"after step {step}, ranks {run.members[0]} and {rank} hold different values.",
+                        "P and Q are averaged on all ranks, and then every rank computes the same product.",
+                        cause="bits",
+                    )
+        return RIGHT
+
+    return judge
+
+
+def traffic(run: Run) -> Line:
+    count = len(run.members)
+    itemsize = run.dtype.itemsize
+    exact = len(run.steps) * facts.powersgd_bytes(count, SHAPES, run.rank, itemsize)
+    whole = facts.uncompressed_bytes(count, sum(torch.Size(s).numel() for s in SHAPES), itemsize)
+
+    def hint(ratio: float, seen: Observed) -> str:
+        if abs(ratio * exact - len(run.steps) * whole) < 1:
+            return "Every gradient travelled whole."
+        return "All-reduces of the vectors, of P (rows x r) and of Q (columns x r), once each in a step."
+
+    each = [exact if rank in run.members else 0.0 for rank in range(run.n)]
+    return volume_line(each, hint=hint, weight=2, title="bytes sent")
+
+
+def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
+    placed = {rank: run.side(place) for place, rank in enumerate(run.members)}
+    sides = [placed.get(rank) or absent() for rank in range(run.n)]
+    groups = [list(run.members)] if len(run.members) < run.n else []
+    alone = len(run.members) == 1
+    if short:
+        judge = both(first_step(run), later_steps(run), vectors(run), alike(run))
+        lines = [Line(title, judge, weight, trivial=alone, short=True)]
+    else:
+        lines = [
+            Line(f"the mean as P Q^T: {title}", first_step(run), 2),
+            Line("later steps: last Q, error added", later_steps(run), 3),
+            Line("vectors go uncompressed", vectors(run), 0.5),
+            Line("the same bits on every rank", alike(run), 0.5),
+            traffic(run),
+        ]
+    return Case(title, sides, lines, recipe=RECIPE, groups=groups)
+
+
+@exercise(points=4, objects=("PowerSGD",), references=REFERENCE, extra=True)
+def powersgd(draw: Draw) -> Iterator[Case]:
+    run = draw_run(draw, (0, 1), 2, 1, low_rank=True)
+    yield case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
+    run = draw_run(draw, (0, 1, 2), 3, 4)
+    yield case(run, "3 ranks, 4 steps")
+    if draw.hidden:
+        run = draw_run(draw, (1, 2), 3, 3)
+        yield case(run, "sub-group {1, 2}", short=True, weight=0.5)
+        run = draw_run(draw, (0, 1), 2, 3, dtype=torch.float32)
+        yield case(run, "float32", short=True, weight=0.5)
+        run = draw_run(draw, (0,), 1, 3)
+        yield case(run, "1 rank", short=True, weight=0.5)

@@ -1,0 +1,91 @@
+"""The questions at the end of notebook 03, with the wrong answers that tell what was overlooked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib import facts
+from course_lib.checks.judge.answers import Answer, answers
+from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.notebooks.data_parallel.formulas import REFERENCE
+
+# 7B parameters in bf16 are 14 GB; 8 ranks, backward takes 1 s, 20 buckets; 50 and 10 GB/s
+SENT = facts.data_parallel_bytes(8, 14)
+FAST, SLOW = SENT / 50, SENT / 10
+EXPOSED = facts.exposed_communication(1, FAST, 20)
+EFFICIENCY = facts.scaling_efficiency(1.5, facts.exposed_communication(1, SLOW, 20))
+BREAK_EVEN = facts.topk_break_even(0.02)
+
+STICKS_OUT = {
+    FAST: "That is the time on the wire; most of it passes while backward runs.",
+    1 + FAST: "That is backward and communication one after the other.",
+    1
+    + FAST
+    / 20: "That is when the last bucket has arrived; what comes after backward is asked for.",
+    0: "The last bucket leaves when backward ends: it is exposed in any case.",
+    14 / 50 / 20: "A ring all-reduce sends 2 (N-1)/N of 14 GB, not 14 GB.",
+    28 / 50 / 20: "Nearly: with 8 ranks 2 (N-1)/N is 1.75.",
+    SENT / 2 / 50 / 20: "An all-reduce has two phases: 2 (N-1)/N.",
+    FAST / 20 * 8: "50 GB/s are bytes, not bits: no factor of 8.",
+}
+SPEED = {
+    1.5 / (1.5 + SLOW): "That is without overlap: part of it passes while backward runs.",
+    1.5
+    / (
+        1.5 + SLOW / 20
+    ): "Here communication is the slower: it goes on after backward, and more than the "
+    "last bucket is exposed.",
+    1.5
+    / (
+        0.5 + SLOW
+    ): "Communication cannot begin with backward: the first bucket is full after 1/20 of it.",
+    2: "Upside down: efficiency is at most 1.",
+    facts.scaling_efficiency(1.5, EXPOSED): "That is at 50 GB/s.",
+}
+SCALE = "AdamW divides by the root of the second moment, which is scaled alike: the factor cancels."
+MEANS = {
+    4: "That is the mean of the two means. Sum over all tokens, then divide by their number.",
+    8: "Not the sum of the means: every token counts alike.",
+    120: "That is the sum: divide by the count of both ranks.",
+    60: "Divide by the tokens of both ranks, 40, not by the number of ranks.",
+    5: "The weights are exchanged: rank 0 has the 30 tokens.",
+}
+TOP = {
+    100: "That is for 1 %: at 2 % it comes earlier.",
+    25: "Indices have 4 bytes and values 4: (N-1) k 8 against 2 (N-1)/N 4 size.",
+    8: "It depends on the share that is sent: set (N-1) k 8 equal to 2 (N-1)/N 4 size.",
+}
+
+
+@exercise(
+    points=6,
+    objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
+    references=REFERENCE,
+    constants=True,
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1", EXPOSED, slips=STICKS_OUT, unit="seconds",
+                otherwise="Bytes of a ring over the bandwidth; backward is the slower, so that one bucket of "
+                "20 sticks out.",
+            ),
+            Answer(
+                "answer_2", EFFICIENCY, slips=SPEED,
+                otherwise="Compute over compute and what is exposed, at five times the time on the wire.",
+            ),
+            Answer(
+                "answer_3", ("sgd",), slips=dict.fromkeys(("adamw", "both", "neither"), SCALE),
+                options=("sgd", "adamw", "both", "neither"),
+            ),
+            Answer(
+                "answer_4", 3, slips=MEANS,
+                otherwise="The sum over all 40 tokens, divided by 40.",
+            ),
+            Answer(
+                "answer_5", BREAK_EVEN, slips=TOP, unit="ranks",
+                otherwise="Set (N-1) k 8 bytes equal to 2 (N-1)/N 4 size bytes, with k = 0.02 size.",
+            ),
+        ]
+    )  # fmt: skip

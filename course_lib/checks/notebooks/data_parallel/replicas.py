@@ -1,0 +1,389 @@
+"""What the checks of all wrappers share: trainings, and lines about what is sent in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, Line, Observed, usual, wrong
+from course_lib.checks.judge.training.single import Gradient, Training, train
+from course_lib.checks.notebooks.data_parallel.early import LEFT_EARLY, left_early
+from course_lib.ledger.operation import Operation
+
+REFERENCE = ("course_lib.data_parallel",)
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
+ADAMW = ("AdamW", {"lr": 0.05})
+NOTHING = "Each rank went on with the gradients of its own data"
+SUMS = ("all_reduce", "reduce_scatter")
+SECONDS = 20.0  # four ranks on two busy cores import their optimizers first
+
+Hint = Callable[[float, Observed], str]
+
+
+def training(
+    draw: Draw,
+    n: int,
+    model: dict,
+    *,
+    optimizer: tuple[str, dict] = SGD,
+    steps: int = 2,
+    micro: int = 1,
+    signs: Sequence[Sequence[int]] = (),
+    tell: tuple[str, ...] = ("start", "grads", "params"),
+    **more: Any,
+) -> Training:
+    """Own data for every rank, step and microbatch; signs[rank][step] fixes that of the first input."""
+
+    def batch(rank: int, step: int) -> dict:
+        given = {"seed": draw.integer(0, 1 << 30), "samples": 3, "width": model["width"]}
+        return {**given, "sign": signs[rank][step]} if signs else given
+
+    given = [[[batch(r, s) for _ in range(micro)] for s in range(steps)] for r in range(n)]
+    seeded = {"seed": draw.integer(0, 1 << 31), **model}
+    return Training(seeded, optimizer, given, tell, more)
+
+
+def case(title: str, run: Training, judged: Sequence[Line]) -> Case:
+    """A run of the student's wrapper."""
+    return lines.case("replicas", title, run, judged, timeout=SECONDS)
+
+
+def trained(run: Training) -> dict[str, torch.Tensor]:
+    """The parameters that get a gradient, by name; a tied one stands once."""
+    return {name: p for name, p in run.built().named_parameters() if p.requires_grad}
+
+
+def numel(run: Training, everything: bool = False) -> int:
+    held = run.built().parameters() if everything else trained(run).values()
+    return sum(p.numel() for p in held)
+
+
+# ---- values
+
+
+def right_values(
+    run: Training,
+    what: str,
+    title: str,
+    weight: float = 1.0,
+    otherwise: str = "",
+    sum_of: str = "bucket",
+    **more: Any,
+) -> Line:
+    """`same_as_one_process`; where something was exchanged that was no gradient, it says so.
+
+    otherwise: said when no known mistake explains what was found; sum_of: what is summed over the ranks.
+    """
+    n = run.world_size
+    mistakes = [*lines.common(n), read_too_early(n, sum_of), left_under_no_sync()]
+    given = lines.same_as_one_process(what, run, title, mistakes=mistakes, weight=weight, **more)
+
+    def judge(seen: Observed) -> Finding:
+        found = given.judge(seen)
+        if found.ok:
+            return found
+        if "start" in run.tell and not (start := same_start(run, title).judge(seen)).ok:
+            return start
+        if only_later(run, what, seen):
+            return wrong(found.sentences[0], AGAIN, cause="only later")
+        if left_early(run, seen):
+            return wrong(found.sentences[0], LEFT_EARLY, cause=LEFT_EARLY)
+        if any(NOTHING in said for said in found.sentences) and summed_something(seen):
+            return wrong(
+                found.sentences[0],
+                "Something was summed over the ranks, and it was no gradient. "
+                "register_post_accumulate_grad_hook gives the hook the *parameter*: reduce `p.grad`, "
+                f"not `p`. What was summed in a copy must come back into `p.grad`, and a {sum_of} that is "
+                "read before its wait() still holds this rank's own.",
+                cause="not the gradients",
+            )
+        if otherwise and len(found.sentences) == 1:
+            return wrong(found.sentences[0], otherwise)
+        return found
+
+    return Line(title, judge, given.weight, trivial=given.trivial, short=given.short)
+
+
+AGAIN = (
+    "Step 1 is right, and a later one is not. What belongs to one step (handles, flat tensors, which "
+    "gradients have come) has to begin anew when finish_gradient_synchronization() is over."
+)
+
+
+def only_later(run: Training, what: str, seen: Observed) -> bool:
+    """The first step's tensors are right on every rank."""
+    if what not in ("grad", "param"):
+        return False
+    expected = lines.kind(f"{what}.0", train(run))
+    found = (seen.tensors[rank] for rank in lines.members(seen))
+    return not any(lines.differing(one, expected, run.dtype) for one in found)
+
+
+def read_too_early(n: int, sum_of: str) -> lines.Mistake:
+    def own_share(rank: int) -> Gradient:
+        alone = lines.only(lambda given: [given[rank]])
+        return lambda step, given: {name: one / n for name, one in alone(step, given).items()}
+
+    return lines.Mistake(
+        f"That is this rank's own gradient over {n}: the {sum_of} was read before its wait(), when the sum "
+        "had not arrived, or is not where the sum was written.",
+        own_share,
+    )
+
+
+def left_under_no_sync() -> lines.Mistake:
+    return lines.Mistake(
+        "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
+        "are called there, too, and have to do nothing: let no_sync() set a flag that they look at.",
+        lambda rank: lines.only(lambda given: [one[:1] for one in given]),
+    )
+
+
+def summed_something(seen: Observed) -> bool:
+    return any(one.op in SUMS and one.bytes_sent for rank in seen.operations for one in rank)
+
+
+def same_start(run: Training, title: str, weight: float = 1.0, **more: Any) -> Line:
+    given = lines.same_as_one_process(
+        "start", run, title, mistakes=[lines.common(run.world_size)[-1]], weight=weight, **more
+    )
+    fixed = [f"start.{name}" for name, p in run.built().named_parameters() if not p.requires_grad]
+
+    def judge(seen: Observed) -> Finding:
+        found = given.judge(seen)
+        if found.ok:
+            return found
+        expected = lines.kind("start", train(run))
+        ranks = (seen.tensors[rank] for rank in lines.members(seen))
+        off = {name for one in ranks for name in lines.differing(one, expected, run.dtype)}
+        told = found.sentences[1:]
+        if off <= set(fixed):
+            told = (FROZEN_TOO,)
+        return wrong(found.sentences[0], *told, cause="start")
+
+    return replace(given, judge=judge)
+
+
+FROZEN_TOO = (
+    "Only frozen parameters differ. They have no gradient, but forward uses them: broadcast all of "
+    "module.parameters(), whether they require a gradient or not."
+)
+
+
+def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
+    """Buffers are those of the first rank's model; of a model whose forward does not write them."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            for name, buffer in run.built().named_buffers():
+                if not torch.equal(seen.tensors[rank][f"buffer.{name}"].to(buffer.dtype), buffer):
+                    return wrong(
+                        f"after the model was wrapped, buffer {name} on rank {rank} is not the first rank's.",
+                        "Buffers (running statistics, masks, position tables) belong to the model: broadcast "
+                        "module.buffers(), too.",
+                        cause="buffers",
+                    )
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+NEVER_LEFT = (
+    "A bucket that waits for a gradient which never comes never leaves. A parameter that nothing used has "
+    "none: when backward is over, begin what is left, with zeros for what is missing."
+)
+
+
+def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", **more: Any) -> Case:
+    """In a case of its own: who overlooks p.grad is None loses this alone."""
+    run = training(draw, 2, {"name": "traps", "width": 4}, steps=1, **more)
+    return case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
+
+
+def all_leave(run: Training, line: Line) -> Line:
+    """The line; where it is wrong and less was summed than gradients there are, that is told."""
+    used = sum(p.numel() for name, p in trained(run).items() if not name.startswith("unused"))
+    due = used * run.dtype.itemsize
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        for rank in range(seen.world_size) if not found.ok else ():
+            summed = sum(one.nbytes for one in by_step(seen, rank)[1][0] if one.op in SUMS)
+            if 0 < summed < due:
+                return wrong(
+                    f"rank {rank} summed {words.number(summed)} bytes of the {words.number(due)} of its "
+                    "gradients.",
+                    NEVER_LEFT,
+                    cause=NEVER_LEFT,
+                )
+        return found
+
+    return Line(line.title, judge, line.weight)
+
+
+SOME_RANKS = (
+    "Here a parameter has a gradient on some ranks only. All ranks must start the same all-reduces in the "
+    "same order: a rank without a gradient sends zeros."
+)
+
+
+def some_ranks_only(
+    draw: Draw,
+    title: str = "a parameter with a gradient on some ranks only",
+    sum_of: str = "bucket",
+    **more: Any,
+) -> Case:
+    """In each step the middle block is used by one of two ranks."""
+    turns = [[1, -1], [-1, 1]]
+    run = training(draw, 2, {"name": "sometimes", "width": 3}, signs=turns, **more)
+    line = right_values(run, "grad", title, 1.5, otherwise=SOME_RANKS, sum_of=sum_of)
+    return case(title, run, [line])
+
+
+def broken_off(case: Case, kind: str, text: str) -> str:
+    """The usual cause when a run of a wrapper ends early."""
+    if case.groups:
+        return lines.group_trouble(case, text)
+    if "some ranks" in case.title and kind in ("deadlock", "error", "timeout"):
+        return SOME_RANKS
+    if "NoneType" in text:
+        return (
+            "Some parameters have no gradient, p.grad is None: pass by frozen ones, and send zeros for one "
+            "that was not used."
+        )
+    if "was changed before wait" in text:
+        return "A bucket that is under way was written to. Touch it only after its wait()."
+    if "nobody waited" in text:
+        return "Keep every handle, and wait for all of them in finish_gradient_synchronization()."
+    return ""
+
+
+# ---- what is sent
+
+
+def by_step(seen: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
+    """This rank's operations: those before the first backward, and those of each step."""
+    steps = seen.case.sides[rank].instructions["steps"]
+    told = seen.values[rank].get("passes")
+    passes = told if isinstance(told, list) else []
+    firsts, number = [], 0
+    for step in steps:
+        entries = passes[number] if number < len(passes) else None
+        first = entries[0] if isinstance(entries, list) and entries else None
+        firsts.append(first[1] if first and lines.counts(first) else 0)
+        number += len(step)
+    ops = seen.operations[rank]
+    return ops[: firsts[0]], [ops[a:b] for a, b in pairwise([*firsts, len(ops)])]
+
+
+def gradients_sent(
+    run: Training,
+    *,
+    hint: Hint | None = None,
+    title: str = "bytes sent in each step",
+    weight: float = 1.0,
+) -> Line:
+    """2 (N-1)/N of the gradients' bytes by every rank in every step; a byte each may ask who has one, and it
+    may be filled up to a multiple of N, as a reduce-scatter needs it."""
+    n, held = run.world_size, trained(run)
+    share = 2 * (n - 1) / n * run.dtype.itemsize
+    exact = share * sum(p.numel() for p in held.values())
+    least = exact - share * sum(p.numel() for name, p in held.items() if name.startswith("unused"))
+    most = share * sum(-(-p.numel() // n) * n for p in held.values()) + 2 * len(held)
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(n):
+            for step, operations in enumerate(by_step(seen, rank)[1]):
+                sent = sum(one.bytes_sent for one in operations)
+                if least - 1 <= sent <= most + 1:
+                    continue
+                many = sent > most
+                bound = words.number(round(exact))
+                return wrong(
+                    f"in step {step + 1} rank {rank} sent {words.number(round(sent))} bytes; {bound} are "
+                    f"{'enough' if many else 'needed'}: 2 (N-1)/N of its gradients.",
+                    usual(hint or more_than_gradients, sent / exact, seen),
+                    cause=f"bytes {sent / exact:.2f}",
+                )
+        return Finding(True, title=f"{title}: {words.number(round(exact))} by every rank")
+
+    def more_than_gradients(ratio: float, seen: Observed) -> str:
+        micro = len(seen.case.sides[0].instructions["steps"][0])
+        if micro > 1 and abs(ratio - micro) < 0.01:
+            return (
+                f"Each of the {micro} microbatches was sent. Under no_sync() a backward pass only adds to "
+                "`.grad`; the last one, outside, sends the total once."
+            )
+        if abs(ratio - numel(run, everything=True) / numel(run)) < 0.01:
+            return (
+                "That is all parameters. Frozen ones have no gradient: pass by those with "
+                "requires_grad=False."
+            )
+        gathered = any(one.op == "all_gather" for one in seen.operations[0])
+        if gathered and abs(ratio - n / 2) < 0.01:
+            return (
+                "Every rank got every other one's gradients and added them up itself: (N-1) M, which grows "
+                "with N. An all-reduce adds on the way: 2 (N-1)/N M."
+            )
+        if abs(ratio - 2) < 0.01:
+            return "Every gradient was sent twice. A hook that is registered twice fires twice."
+        if ratio < 1:
+            return "The gradients came another way than by the group, or not at all."
+        return (
+            "Send every gradient once. A weight that is used twice, or tied, is one parameter: "
+            "module.parameters() gives it once."
+        )
+
+    return Line(title, judge, weight, "communication")
+
+
+def messages_in_step(
+    most: int, what: str, *, hint: str = "", weight: float = 0.5, point: float = float("inf")
+) -> Line:
+    """At most so many collectives in each step. point: from so many on, the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            for step, operations in enumerate(by_step(seen, rank)[1]):
+                count = sum(bool(one.nbytes) for one in operations)
+                if count > most:
+                    return wrong(
+                        f"in step {step + 1} rank {rank} started {words.counted(count, 'operation')}; "
+                        f"{words.counted(most, what)} need {words.number(most)}. Each costs a latency.",
+                        hint,
+                        cause="operations",
+                        misses_point=count >= point,
+                    )
+        return RIGHT
+
+    return Line(
+        f"at most {words.counted(most, 'all-reduce')} in each step", judge, weight, "communication"
+    )
+
+
+def its_own_work() -> Line:
+    """Every operation was begun in a line of the student's, and not by machinery of PyTorch's.
+
+    Machinery that reduces without Python, as DistributedDataParallel's does, has no such line. (A reducer
+    cannot be made in the first place, see `refused`.)
+    """
+
+    def judge(seen: Observed) -> Finding:
+        for rank, operations in enumerate(seen.operations):
+            strange = [one for one in operations if not one.line]
+            if strange:
+                return wrong(
+                    f"on rank {rank} no line of yours began the {strange[0].op}: PyTorch did so by itself.",
+                    "That is what you are to build: broadcast what the first rank has, and reduce the "
+                    "gradients yourself.",
+                    cause="PyTorch's",
+                )
+        return RIGHT
+
+    return Line("built from collectives", judge, 0.5, trivial=True)

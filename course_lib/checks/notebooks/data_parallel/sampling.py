@@ -1,0 +1,317 @@
+"""shard_indices: which samples a rank sees in an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.data_parallel.refused import SAMPLER
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+REFERENCE = ("course_lib.data_parallel",)
+NAME = "shard_indices"
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What all ranks are asked for together: shard_indices(n, rank, world_size, epoch, **named)."""
+
+    n: int
+    world_size: int
+    epoch: int = 0
+    named: tuple[tuple[str, object], ...] = ()
+
+    def calls(self) -> list[list]:
+        return [
+            [0, [self.n, rank, self.world_size, self.epoch], dict(self.named)]
+            for rank in range(self.world_size)
+        ]
+
+    def __str__(self) -> str:
+        named = "".join(f", {name}={value!r}" for name, value in self.named)
+        return f"{NAME}({self.n}, rank, {self.world_size}, {self.epoch}{named})"
+
+    @property
+    def each(self) -> int:
+        return -(-self.n // self.world_size)
+
+
+Shards = list[list[int]]
+
+
+class Asked:
+    """The deals of a case, and what the ranks got."""
+
+    def __init__(self) -> None:
+        self.deals: list[Deal] = []
+        self.starts: dict[Deal, int] = {}
+        self.calls: list[list] = []
+
+    def add(self, deal: Deal) -> Deal:
+        if deal not in self.starts:
+            self.starts[deal] = len(self.calls)
+            self.calls += deal.calls()
+        return deal
+
+    def again(self, deal: Deal) -> int:
+        """Ask once more for what was asked already; where its answers stand."""
+        start = len(self.calls)
+        self.calls += deal.calls()
+        return start
+
+    def shards(self, seen: Observed, deal: Deal, start: int | None = None) -> Shards | Finding:
+        """The lists of all ranks, or what is wrong with one of them."""
+        start = self.starts[deal] if start is None else start
+        found: Shards = []
+        for rank in range(deal.world_size):
+            answer = seen.answer(start + rank)
+            if isinstance(answer.get("error"), list):
+                return raised(deal, *map(str, answer["error"]))
+            indices = numbers(answer.get("value"))
+            if indices is None:
+                return wrong(f"{NAME} does not give a list of whole numbers.")
+            outside = [one for one in indices if not 0 <= one < deal.n]
+            if outside:
+                return wrong(
+                    Sentence(
+                        f"{deal} gives rank {rank} the index {outside[0]}; there are samples 0 to "
+                        f"{deal.n - 1}.",
+                        f"{NAME} gives an index that no sample has.",
+                    ),
+                    "Fill up with samples that exist: the first ones of the order once more.",
+                    cause="outside",
+                )
+            found.append(indices)
+        return found
+
+
+def numbers(value: object) -> list[int] | None:
+    if isinstance(value, dict) and isinstance(value.get("tensor"), list):
+        value = value["tensor"]
+    whole = isinstance(value, list) and all(type(one) is int for one in value)
+    return value if whole else None  # type: ignore[return-value]
+
+
+def raised(deal: Deal, error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong(f"{NAME} is not written yet.", cause="not written")
+    if text in SAMPLER.values():
+        return wrong(text, at(place), cause="refused")
+    said = Sentence(f"{deal} raised {error}: {text}", f"{NAME} raised {error_kind(error)}.")
+    return wrong(said, at(place), cause=f"raised {error}")
+
+
+Look = Callable[[Deal, Shards], Finding]
+
+
+def everyone_sees(deal: Deal, shards: Shards) -> Finding:
+    missing = sorted(set(range(deal.n)) - {one for shard in shards for one in shard})
+    if not missing:
+        return RIGHT
+    verb = words.verb(missing, "is", "are")
+    said = f"{deal}: {words.which('sample', missing)} {verb} on no rank."
+    told = Sentence(said, "some samples are on no rank.")
+    own_orders = False
+    if len(missing) == deal.n - deal.world_size * (deal.n // deal.world_size):
+        hint = "That is the remainder: every rank gets ceil(n / world_size), not floor."
+    elif all(len(shard) == deal.each for shard in shards):
+        own_orders = True
+        hint = (
+            "Ranks that shuffle each in an order of their own overlap, and miss others: draw one "
+            "permutation, the same on every rank, from a generator seeded with seed + epoch."
+        )
+    else:
+        hint = "Together the ranks must see every sample."
+    return wrong(told, hint, cause=f"missing {hint}", misses_point=own_orders)
+
+
+def nobody_twice(deal: Deal, shards: Shards) -> Finding:
+    seen = Counter(one for shard in shards for one in shard)
+    most = -(-deal.each * deal.world_size // deal.n)
+    often = sorted(one for one, count in seen.items() if count > most)
+    extra = sum(seen.values()) - len(seen)
+    spare = deal.each * deal.world_size - deal.n
+    if not often and extra <= spare:
+        return RIGHT
+    repeated = [one for one, count in sorted(seen.items()) if count > 1]
+    said = Sentence(
+        f"{deal}: {words.which('sample', repeated)} {words.verb(repeated, 'is', 'are')} seen more than "
+        f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'fills', 'fill')} up "
+        "what is short.",
+        "samples are seen more than once, and more than is needed to fill up.",
+    )
+    return wrong(
+        said,
+        "No two ranks may see the same sample: the gradient would count it twice. Rank r takes every "
+        "world_size-th of one common order, from place r on.",
+        cause="twice",
+    )
+
+
+def equally_many(deal: Deal, shards: Shards) -> Finding:
+    lengths = [len(shard) for shard in shards]
+    if set(lengths) == {deal.each}:
+        return RIGHT
+    said = Sentence(
+        f"{deal} gives {words.listing(lengths)} samples; every rank is to have {deal.each}.",
+        "the ranks do not have ceil(n / world_size) samples each.",
+    )
+    hint = ""
+    if len(set(lengths)) > 1:
+        hint = "A rank with one batch more waits in its all-reduce for ever: the others have none left."
+    return wrong(said, hint, cause="lengths")
+
+
+def line(title: str, asked: Asked, deals: Sequence[Deal], look: Look, weight: float = 1) -> Line:
+    """A line that holds for each deal by itself."""
+
+    def judge(seen: Observed) -> Finding:
+        for deal in deals:
+            shards = asked.shards(seen, deal)
+            found = shards if isinstance(shards, Finding) else look(deal, shards)
+            if not found.ok:
+                return found
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
+    def judge(seen: Observed) -> Finding:
+        one, other = asked.shards(seen, first), asked.shards(seen, second)
+        if isinstance(one, Finding) or isinstance(other, Finding):
+            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
+        if one[0] == sorted(one[0]) and one == other:
+            return wrong("the samples stand in their own order: they are to be shuffled.")
+        if one == other:
+            return wrong(
+                "epochs 0 and 1 have the same order.",
+                "Make the epoch a part of the generator's seed: seed + epoch. (Of "
+                "DistributedSampler one forgets to call set_epoch.)",
+            )
+        if [sorted(shard) for shard in one] == [sorted(shard) for shard in other]:
+            return wrong(
+                "every rank sees the same samples in epochs 0 and 1, in another order.",
+                "Shuffle all samples first, then deal them out.",
+            )
+        return RIGHT
+
+    return Line("another order in each epoch", judge, 1.5)
+
+
+def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
+    start = asked.again(deal)
+
+    def judge(seen: Observed) -> Finding:
+        one, other = asked.shards(seen, deal), asked.shards(seen, deal, start)
+        if isinstance(one, Finding) or isinstance(other, Finding):
+            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
+        if one == other:
+            return shared_generator(seen, asked)
+        return wrong(
+            "asked twice for the same epoch, it gives two different orders.",
+            "Every rank asks for itself, and all must get parts of one order: draw from a generator "
+            "of your own, torch.Generator().manual_seed(seed + epoch).",
+        )
+
+    return Line("the same order whoever asks", judge, 1)
+
+
+def shared_generator(seen: Observed, asked: Asked) -> Finding:
+    """No call drew from the generators that the whole process shares, nor seeded them."""
+    if not any(seen.answer(k).get("random") for k in range(len(asked.calls))):
+        return RIGHT
+    return wrong(
+        f"{NAME} seeded or used the random generator that the whole process shares.",
+        "Whatever is drawn next, dropout or noise, would then be the same in every epoch. Draw from a "
+        "generator of your own: torch.Generator().manual_seed(seed + epoch).",
+        cause="shared generator",
+    )
+
+
+def other_seed(asked: Asked, deal: Deal, seeded: Deal) -> Line:
+    def judge(seen: Observed) -> Finding:
+        one, other = asked.shards(seen, deal), asked.shards(seen, seeded)
+        if isinstance(one, Finding) or isinstance(other, Finding):
+            return one if isinstance(one, Finding) else other  # type: ignore[return-value]
+        if one != other:
+            return RIGHT
+        return wrong("seed 0 and another seed give the same order.", "Seed with seed + epoch.")
+
+    return Line("another order with another seed", judge, 0.5)
+
+
+def in_order(asked: Asked, deal: Deal) -> Line:
+    def look(deal: Deal, shards: Shards) -> Finding:
+        places = range(deal.each * deal.world_size)
+        right = [[k % deal.n for k in places[r :: deal.world_size]] for r in range(len(shards))]
+        if shards == right:
+            return RIGHT
+        rank = next(r for r in range(len(right)) if shards[r] != right[r])
+        return wrong(
+            Sentence(
+                f"{deal} gives rank {rank} {shards[rank]}; {right[rank]} is expected.",
+                "with shuffle=False the ranks do not get the samples in order.",
+            ),
+            "Rank r takes the places r, r + world_size, r + 2 world_size, ...; after the last sample the "
+            "first ones follow.",
+        )
+
+    return line("shuffle=False: dealt like cards", asked, [deal], look)
+
+
+def dropped(asked: Asked, deal: Deal) -> Line:
+    def look(deal: Deal, shards: Shards) -> Finding:
+        lengths, each = {len(shard) for shard in shards}, deal.n // deal.world_size
+        if lengths != {each}:
+            return wrong(
+                Sentence(
+                    f"{deal}: ranks have {words.listing(sorted(lengths))} samples; {each} are expected.",
+                    "with drop_last=True the ranks do not have floor(n / world_size) samples each.",
+                )
+            )
+        repeated = len({one for shard in shards for one in shard}) < each * deal.world_size
+        return wrong("with drop_last=True a sample is seen twice.") if repeated else RIGHT
+
+    return line("drop_last=True: nothing twice", asked, [deal], look, 0.5)
+
+
+@exercise(
+    points=6, objects=(NAME,), references=REFERENCE, refused=SAMPLER,
+    point="parts of one order, the same on all ranks",
+)  # fmt: skip
+def shard_indices(draw: Draw) -> Iterator[Case]:
+    asked = Asked()
+    many = 4 * draw.integer(6, 12) + draw.integer(1, 4)  # four ranks do not divide it
+    uneven, even = asked.add(Deal(many, 4)), asked.add(Deal(3 * draw.integer(5, 9), 3))
+    few, alone = asked.add(Deal(3, 8)), asked.add(Deal(draw.integer(5, 9), 1))
+    later, seeded = asked.add(Deal(many, 4, 1)), asked.add(Deal(many, 4, 0, (("seed", 7),)))
+    ordered = asked.add(Deal(many, 4, 2, (("shuffle", False),)))
+    cut = asked.add(Deal(many, 4, 0, (("drop_last", True),)))
+    deals = [uneven, even, few, alone, later]
+    lines = [
+        line("together the ranks see every sample", asked, deals, everyone_sees, 2),
+        line("no sample twice, but to fill up", asked, deals, nobody_twice, 1.5),
+        line("equally many on every rank", asked, deals, equally_many, 1.5),
+        every_epoch_anew(asked, uneven, later),
+        same_when_asked_again(asked, uneven),
+        other_seed(asked, uneven, seeded),
+        in_order(asked, ordered),
+        dropped(asked, cut),
+    ]
+    sides = [RankSide({}, {"calls": asked.calls}, {})]
+    yield Case("samples", sides, lines, recipe=EVALUATE, alone=True)

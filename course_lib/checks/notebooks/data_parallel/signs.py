@@ -1,0 +1,259 @@
+"""What sign compression and 1-bit Adam give, for all ranks at once, and what mistakes in them give."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from course_lib.checks.judge.training.single import Tensors, Training, gradients
+
+TOLERANCE = 1e-4  # of the mean magnitude
+
+
+def shard_size(n: int, numel: int) -> int:
+    """Elements of a rank's shard: whole bytes of signs."""
+    return 8 * math.ceil(numel / (8 * n))
+
+
+def places(n: int, numel: int) -> torch.Tensor:
+    """(n, shard): 1 where a shard holds an element, 0 where it is padded."""
+    shard = shard_size(n, numel)
+    return (torch.arange(n * shard) < numel).view(n, shard).double()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How signs are averaged; what differs from the defaults is a mistake."""
+
+    feedback: float = 1.0  # how often `error` is added
+    served: float = 1.0  # how often `server_error` is added
+    divide: bool = True  # by the number of ranks
+    padding: bool = False  # counts in the scales
+    one_scale: bool = False  # for all shards of a tensor
+    bare: bool = False  # no scales
+    own_scale: bool = False  # the server multiplies all ranks' signs by its own
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """tensor (numel), error (n, numel), server_error (n, shard); margin: the least |x| / scale of a sign."""
+
+    tensor: torch.Tensor
+    error: torch.Tensor
+    server_error: torch.Tensor
+    margin: float
+
+
+def average(
+    tensors: torch.Tensor, errors: torch.Tensor, server: torch.Tensor, rules: Rules | None = None
+) -> Outcome:
+    """The mean over the ranks of (n, numel) tensors by signs with a scale, and what is missed."""
+    rules = rules or Rules()
+    n, numel = tensors.shape
+    shard = shard_size(n, numel)
+    real = places(n, numel)
+    asked = F.pad(tensors + rules.feedback * errors, (0, n * shard - numel)).view(n, n, shard)
+    said = signs(asked, real, rules)
+    if rules.own_scale:
+        scales = said.abs().amax(-1, keepdim=True)
+        arrived = (asked.sign() * scales.diagonal().T[None]).sum(0)
+    else:
+        arrived = said.sum(0)
+    mean = arrived / (n if rules.divide else 1) + rules.served * server
+    agreed = signs(mean[None], real, replace(rules, one_scale=False))[0]
+    margin = min(least(asked, real), least(mean[None], real))
+    left = (asked - said).view(n, -1)[:, :numel]
+    return Outcome(agreed.flatten()[:numel], left, mean - agreed, margin)
+
+
+def signs(rows: torch.Tensor, real: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """(..., n, shard): each element as its sign times its shard's scale, padding as zero."""
+    size = torch.full_like(real, real.shape[-1]).mean(-1) if rules.padding else real.sum(-1)
+    scale = (rows.abs() * real).sum(-1) / size.clamp(min=1)
+    if rules.one_scale:
+        whole = (rows.abs() * real).sum((-2, -1)) / real.sum()
+        scale = whole[..., None].expand_as(scale)
+    scale = torch.ones_like(scale) if rules.bare else scale
+    return torch.where(rows >= 0, 1.0, -1.0) * scale[..., None] * real
+
+
+def least(rows: torch.Tensor, real: torch.Tensor) -> float:
+    counted = real.bool().expand_as(rows)
+    sizes = rows.abs()[counted]
+    return float(sizes.min() / sizes.mean()) if len(sizes) else 1.0
+
+
+# ---- one call
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A call's arguments on all ranks, in float64."""
+
+    tensor: torch.Tensor
+    error: torch.Tensor
+    server: torch.Tensor
+
+    @functools.cached_property
+    def outcome(self) -> Outcome:
+        return self.under(Rules())
+
+    def under(self, rules: Rules) -> Outcome:
+        return average(self.tensor, self.error, self.server, rules)
+
+    @property
+    def margin(self) -> float:
+        return self.outcome.margin
+
+    def right(self, name: str, place: int) -> torch.Tensor:
+        return of(self.outcome, name, place)
+
+    def close(self, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Where `found` is `wanted` to rounding."""
+        return (found - wanted).abs() <= TOLERANCE * float(self.tensor.abs().mean())
+
+
+def of(outcome: Outcome, name: str, place: int) -> torch.Tensor:
+    found = getattr(outcome, name)
+    return found if name == "tensor" else found[place]
+
+
+def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """(what is said of a mistake, what it leaves in the argument `name` of the member `place`)."""
+    n, right = len(given.tensor), given.outcome
+    if name == "tensor":
+        yield "It was left as it was: write the mean into it.", given.tensor[place]
+        yield (
+            "That is the mean itself: only signs and scales are to travel.",
+            (given.tensor + given.error).mean(0),
+        )
+    rules = {
+        "What earlier signs missed was not added: take the signs of tensor + error.": Rules(0.0),
+        "`error` was added twice.": Rules(2.0),
+        "What the server's own signs missed earlier was not added: mean + server_error.": Rules(
+            served=0.0
+        ),
+        f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
+        "Padding was counted in a scale: it is the mean over the elements that are there.": Rules(
+            padding=True
+        ),
+        "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
+        "Signs came without their scales.": Rules(bare=True),
+        "The server multiplied everybody's signs by its own scale: each comes with its sender's.": Rules(
+            own_scale=True
+        ),
+    }  # fmt: skip
+    yield from ((says, of(given.under(one), name, place)) for says, one in rules.items())
+    if name == "error":
+        asked = given.tensor[place] + given.error[place]
+        yield "`error` was left as it was: what the signs miss is lost.", given.error[place]
+        yield "`error` was set to zero: what the signs miss is lost.", 0 * asked
+        yield "The sign is wrong: error = what was asked, less what was said.", -right.error[place]
+        yield (
+            "A rank keeps what its *own* signs miss, not how far it is from the mean.",
+            asked - right.tensor,
+        )
+    if name == "server_error":
+        before = given.server[place]
+        yield "`server_error` was left as it was: what the second signs miss is lost.", before
+        yield "`server_error` was set to zero: what the second signs miss is lost.", 0 * before
+        yield "The sign is wrong: what was asked, less what was said.", -right.server_error[place]
+
+
+# ---- 1-bit Adam
+
+
+@dataclass(frozen=True)
+class Adam:
+    """How the optimizer steps; what differs from the defaults is a mistake. own: of this rank alone."""
+
+    rules: Rules = Rules()
+    longer: int = 0  # steps of warm-up more than asked for
+    frozen: bool = True
+    corrected: bool = True  # bias of the variance as after the warm-up
+    momentum: bool = True  # and not the gradient is what is compressed
+    own: int | None = None  # the rank whose gradient counts in the warm-up
+
+    @staticmethod
+    def slips(n: int, rank: int) -> Iterator[tuple[str, Adam]]:
+        yield (
+            "In the warm-up each rank went on with its own gradient: average it, in full precision.",
+            Adam(own=rank),
+        )
+        yield "The warm-up is one step too long: it has `warmup_steps` steps.", Adam(longer=1)
+        yield "The warm-up is one step too short: it has `warmup_steps` steps.", Adam(longer=-1)
+        yield "It went on in full precision after the warm-up.", Adam(longer=1 << 20)
+        yield (
+            "The gradients were compressed; what is averaged as signs is the *momentum*.",
+            Adam(momentum=False),
+        )
+        yield (
+            "The variance went on after the warm-up: it is frozen, since signs tell nothing of it.",
+            Adam(frozen=False),
+        )
+        yield (
+            "The variance is frozen, and so is its bias correction: 1 - beta2 ** warmup_steps.",
+            Adam(corrected=False),
+        )
+        yield (
+            "What the signs missed was not kept from step to step: `error` and `server_error` belong to "
+            "the parameter's state.",
+            Adam(rules=Rules(0.0, 0.0)),
+        )
+
+
+def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
+    """(parameters after each step by the names of `recipes`, the least margin of a sign), in float64."""
+    given = training.more["kwargs"]
+    beta1, beta2 = given["betas"]
+    model = training.built()
+    named = {name: p.data for name, p in model.named_parameters()}
+    n, found, margin = training.world_size, {}, math.inf
+    state = {name: State(p, n) for name, p in named.items()}
+    for step in range(len(training.steps[0])):
+        ranks = [gradients(model, rank[step][0], 1) for rank in training.steps]
+        warm = step < given["warmup_steps"] + how.longer
+        for name, p in named.items():
+            own = torch.stack([one[name].flatten() for one in ranks])
+            kept = state[name]
+            mean = own.mean(0) if how.own is None else own[how.own]
+            if warm:
+                kept.momentum = beta1 * kept.momentum + (1 - beta1) * mean
+                kept.variance = beta2 * kept.variance + (1 - beta2) * mean**2
+            else:
+                margin = min(margin, kept.compress(own, beta1, how))
+                if not how.frozen:
+                    kept.variance = beta2 * kept.variance + (1 - beta2) * mean**2
+            still = how.frozen and how.corrected
+            counted = min(step + 1, given["warmup_steps"]) if still else step + 1
+            root = (kept.variance / (1 - beta2**counted)).sqrt() + 1e-8
+            change = kept.momentum / (1 - beta1 ** (step + 1)) / root
+            p -= given["lr"] * change.view_as(p)
+            found[f"param.{step}.{name}"] = p.clone()
+    return found, margin
+
+
+class State:
+    """Of one parameter: momentum and variance, the same on all ranks, and what signs have missed."""
+
+    def __init__(self, p: torch.Tensor, n: int):
+        self.momentum = torch.zeros(p.numel(), dtype=torch.float64)
+        self.variance = torch.zeros_like(self.momentum)
+        self.error = torch.zeros(n, p.numel(), dtype=torch.float64)
+        self.server = torch.zeros(n, shard_size(n, p.numel()), dtype=torch.float64)
+
+    def compress(self, own: torch.Tensor, beta1: float, how: Adam) -> float:
+        """One step's momentum by signs; returns the least margin."""
+        asked = beta1 * self.momentum + (1 - beta1) * own if how.momentum else own
+        got = average(asked, self.error, self.server, how.rules)
+        self.error, self.server = got.error, got.server_error
+        if how.momentum:
+            self.momentum = got.tensor
+        else:
+            self.momentum = beta1 * self.momentum + (1 - beta1) * got.tensor
+        return got.margin

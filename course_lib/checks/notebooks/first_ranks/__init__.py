@@ -1,0 +1,18 @@
+"""The checks of notebook 00: ranks, messages, and programs that hang."""
+
+from course_lib.checks.notebooks.first_ranks.greeting import hello, message_prediction
+from course_lib.checks.notebooks.first_ranks.messages import exchange, ring_shift
+from course_lib.checks.notebooks.first_ranks.quiz import diagnoses, questions
+from course_lib.checks.notebooks.first_ranks.repairs import collect, global_mean, neighbour_sum
+
+__all__ = [
+    "collect",
+    "diagnoses",
+    "exchange",
+    "global_mean",
+    "hello",
+    "message_prediction",
+    "neighbour_sum",
+    "questions",
+    "ring_shift",
+]

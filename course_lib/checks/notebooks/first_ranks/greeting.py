@@ -1,0 +1,120 @@
+"""hello, and how many messages the first exercises take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.formulas import Formula, Prediction, predictions
+from course_lib.checks.sentence import Sentence
+from course_lib.runtime.gpus import gpu_count
+
+REFERENCE = ("course_lib.first_ranks",)
+HELLO = ("rank", "world size", "device")
+
+
+@exercise(points=1, objects=("hello",), references=REFERENCE)
+def hello(draw: Draw) -> Iterator[Case]:
+    for n, of in ((3, "3 ranks"), (1, "1 rank")):
+        instructions = {"args": [], "outputs": ["result"], "plain": True}
+        lines = [
+            Line(f"{what}, {of}", said_hello(place), weight=min(n, 2), trivial=n == 1)
+            for place, what in enumerate(HELLO)
+        ]
+        yield Case(of, [RankSide({}, instructions, {}) for _ in range(n)], lines)
+
+
+def said_hello(place: int) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            given = seen.values[rank].get("result")
+            if not isinstance(given, list) or len(given) != len(HELLO):
+                three = "three values are expected: return rank, world_size, device."
+                return wrong(
+                    Sentence(
+                        f"hello() returned {given!r} on rank {rank}; {three}",
+                        f"hello() returned something else on rank {rank}; {three}",
+                    ),
+                    cause="form",
+                )
+            right = (rank, seen.world_size, device_of(rank, seen.ledger.backend))[place]
+            if given[place] != right or isinstance(given[place], bool):
+                what = f"the {HELLO[place]} of rank {rank}"
+                return wrong(
+                    Sentence(
+                        f"hello() gives {given[place]!r} as {what}; it is {right!r}.",
+                        f"hello() gives something else as {what}; it is {right!r}.",
+                    ),
+                    hello_hint(place, given, rank, seen.world_size),
+                )
+        return RIGHT
+
+    return judge
+
+
+def device_of(rank: int, backend: str) -> str:
+    """Ranks take the GPUs in turn: with COURSE_RANKS_PER_GPU several of them have the same one."""
+    return f"cuda:{rank % gpu_count()}" if backend == "nccl" else "cpu"
+
+
+def hello_hint(place: int, given: list, rank: int, n: int) -> str:
+    if given[:2] == [n, rank]:
+        return "Rank and world size stand in each other's place."
+    if place == 2:
+        return "Ask course_lib.device() and turn it into text with str()."
+    if isinstance(given[place], str):
+        return "Environment variables are texts; dist.get_rank() and dist.get_world_size() are numbers."
+    if place == 1 and given[1] == n - 1:
+        return (
+            "The world size counts the ranks; the largest rank is one less, since they start at 0."
+        )
+    if place == 0 and given[0] == rank + 1:
+        return "Ranks are counted from 0."
+    if place == 0:
+        return "Every rank runs the same function; dist.get_rank() tells them apart."
+    return "Ask dist.get_world_size()."
+
+
+BOTH_ENDS = "Every message was counted at both ends: count it once, where it is sent."
+ALL_RANKS = "That is what one rank sends. Count the messages of all ranks together."
+
+EXCHANGE: dict[str, Formula] = {
+    "With an odd number of ranks the last one has no partner and sends nothing.": lambda n: n,
+    "A swap is two messages: one each way.": lambda n: n // 2,
+    "A swap is two messages, one each way; and half a pair sends none.": lambda n: n / 2,
+    ALL_RANKS: lambda n: 1,
+    "That is one pair's. Count the messages of all ranks together.": lambda n: 2,
+    BOTH_ENDS: lambda n: 4 * (n // 2),
+    "Each rank has one partner; it does not write to everybody.": lambda n: n * (n - 1),
+    "Count pairs: 0 and 1, 2 and 3, and two messages for each.": lambda n: n - 1,
+}
+RING_SHIFT: dict[str, Formula] = {
+    "One rank alone is its own neighbour and sends nothing.": lambda n: n,
+    "The ring is closed: the last rank sends too, to rank 0.": lambda n: n - 1,
+    BOTH_ENDS: lambda n: 2 * n if n > 1 else 0,
+    f"{BOTH_ENDS} And one rank alone sends nothing.": lambda n: 2 * n,
+    "One step round the ring is one message from each rank.": lambda n: 2 * (n - 1),
+    "One step round the ring, not a whole turn: a message a rank.": lambda n: n * (n - 1),
+    ALL_RANKS: lambda n: 1,
+}
+
+
+@exercise(points=1, objects=("exchange_messages", "ring_shift_messages"), references=REFERENCE)
+def message_prediction(draw: Draw) -> Iterator[Case]:
+    sizes = [(2,), (4,), (8,), (5,), (7,), (1,), (2 * draw.integer(10, 50) + 1,)]
+    yield from predictions(
+        [
+            Prediction("exchange_messages", 0, sizes, lambda n: 2 * (n // 2), EXCHANGE),
+            Prediction("ring_shift_messages", 1, sizes, lambda n: n if n > 1 else 0, RING_SHIFT),
+        ]
+    )

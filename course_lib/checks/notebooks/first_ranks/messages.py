@@ -1,0 +1,235 @@
+"""exchange and ring_shift: every rank ends with the value of one other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.build import side
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Spec,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import bytes_line, messages_line, only_messages
+from course_lib.checks.judge.values import (
+    Exact,
+    both,
+    contributions,
+    gaps_left_alone,
+    left_alone,
+)
+from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An exercise in which each rank gets the value of the rank at source(place, size).
+
+    in_place: into the argument; else it is returned, and the argument left alone.
+    """
+
+    source: Callable[[int, int], int]
+    in_place: bool
+    hint: Callable[[list[Mistake]], str]
+
+    def case(self, draw: Draw, on: Setting) -> Case:
+        values, ranks = on.numbers(draw), on.ranks
+        arguments = on.arguments(values)
+        numel, size = values[0].numel(), len(ranks)
+        froms = [self.source(place, size) for place in range(size)]
+        whose = {rank: ranks[source] for rank, source in zip(ranks, froms, strict=True)}
+        exact = Exact(
+            name="tensor" if self.in_place else "result",
+            members=ranks,
+            expected=[values[source] for source in froms],
+            provenance=Provenance(contributions(values)),
+            homes=[np.arange(numel)] * size,
+            language=Language(
+                size=numel,
+                ranks=ranks,
+                summed=size,
+                belongs=lambda rank, element: f"rank {whose[rank]}'s",
+            ),
+            hint=self.hint,
+        )
+        gaps = gaps_left_alone("tensor", dict(zip(ranks, arguments, strict=True)))
+        why = "Receive into a tensor of its own, such as torch.empty_like(tensor.contiguous())."
+        alone = left_alone("tensor", dict(zip(ranks, values, strict=True)), why)
+        sides = [
+            side(
+                {"tensor": argument},
+                returned=["tensor"],
+                result=None if self.in_place else Spec.of(argument.values),
+                group=on.group,
+            )
+            for argument in arguments
+        ]
+        judge = both(exact, gaps) if self.in_place else both(exact, alone, new_tensor, gaps)
+        title = f"{words.counted(on.n, 'rank')}, {words.counted(numel, 'element')}"
+        moved = sum(source != place for place, source in enumerate(froms))
+        return on.case(title, sides, judge, needed=moved * values[0].nbytes)
+
+
+def new_tensor(seen: Observed) -> Finding:
+    """The result is not one of the arguments."""
+    for rank, values in enumerate(seen.values):
+        if values.get("same_object"):
+            return wrong(
+                f"on rank {rank} the function returned the very tensor that it was given.",
+                "The caller's tensor and the result are to be two: return a new one "
+                "(tensor.clone()).",
+                cause="same object",
+            )
+    return RIGHT
+
+
+def one_message(n: int, nbytes: int) -> tuple[Line, ...]:
+    """Each of the n ranks sends its tensor once."""
+
+    def hint(ratio: float, seen: Observed) -> str:
+        return "Each rank sends its tensor once, to one other rank."
+
+    return (
+        bytes_line([nbytes] * n, hint=hint),
+        messages_line([1] * n, weight=0.5),
+        only_messages(0.5),
+    )
+
+
+# ---- exchange
+
+
+def exchange_hint(found: list[Mistake]) -> str:
+    sign = found[0].sign
+    if sign == "own":
+        return (
+            "Its partner's value never came in: what is received must end up in `tensor` itself "
+            "(copy_)."
+        )
+    if sign == "copy":
+        return "The partner of rank r is r ^ 1: 0 and 1, 2 and 3, and so on."
+    if sign in ("times", "partial", "twice"):
+        return "Swap, do not add: what arrives replaces what was there."
+    return ""
+
+
+def exchange_trouble(case: Case, kind: str, text: str) -> str:
+    if case.world_size % 2 and kind in ("deadlock", "error"):
+        return (
+            "With an odd number of ranks the last one has no partner: it keeps its own and sends "
+            "nothing."
+        )
+    if kind == "deadlock":
+        return (
+            "Both partners do the same thing first. Let one send while the other receives, or post "
+            "both together."
+        )
+    return ""
+
+
+def partner(place: int, size: int) -> int:
+    return place ^ 1 if place ^ 1 < size else place
+
+
+EXCHANGE = Arrival(partner, in_place=True, hint=exchange_hint)
+
+
+@exercise(points=1, objects=("exchange",), references=REFERENCE, hint=exchange_trouble)
+def exchange(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return EXCHANGE.case(draw, Setting(n, shape, **more))
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    yield case(2, 6, weight=2)
+    yield case(4, 5, weight=2, more=one_message(4, 20))
+    yield case(3, 4, weight=2, aspect="shape", title="3 ranks: the last has no partner")
+    yield small(2, 3, 4, layout="transposed", title="non-contiguous")
+    yield small(4, 6, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 3, title="1 rank", trivial=True)
+    if draw.hidden:
+        yield case(5, 7, aspect="shape", dtype=torch.int64, title="5 ranks, int64")
+        yield small(2, 8, layout="every_other", title="a view with gaps")
+        yield small(2, 0, title="no elements", trivial=True)
+
+
+# ---- ring_shift
+
+
+def shift_hint(found: list[Mistake]) -> str:
+    sign = found[0].sign
+    if sign == "own" and all(one.ranks == (0,) for one in found):
+        return "Rank 0 received nothing: the circle is closed, the last rank sends to rank 0."
+    if sign == "own":
+        return "What arrived was not returned: return the tensor that was received into."
+    if sign == "copy" and all(from_right(one) for one in found):
+        return (
+            "The values went round the wrong way: send to (rank + 1) % N, receive from "
+            "(rank - 1) % N."
+        )
+    if sign == "copy":
+        return "Each rank is to receive from the rank before it, (rank - 1) % N."
+    if sign in ("zero", "nan", "unknown"):
+        return "The buffer was read before the message was in it: call wait() on the receive first."
+    return ""
+
+
+def from_right(one: Mistake) -> bool:
+    """Every rank holds what its right neighbour had."""
+    counts = [(piece.rank, piece.origin.counts) for piece in one.pieces]
+    return all(1 in some and some.index(1) == (rank + 1) % len(some) for rank, some in counts)
+
+
+def shift_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return (
+            "The circle must close: the last rank's right neighbour is rank 0, the first one's "
+            "left is the last."
+        )
+    if kind == "deadlock":
+        return (
+            "Every rank does the same thing first and waits for its neighbour to do the other. "
+            "Post the send and the receive together (dist.batch_isend_irecv), or let one rank "
+            "start the other way round."
+        )
+    return ""
+
+
+RING_SHIFT = Arrival(lambda place, size: (place - 1) % size, in_place=False, hint=shift_hint)
+
+
+@exercise(points=2, objects=("ring_shift",), references=REFERENCE, hint=shift_trouble)
+def ring_shift(draw: Draw) -> Iterator[Case]:
+    def case(n: int, *shape: int, **more: Any) -> Case:
+        return RING_SHIFT.case(draw, Setting(n, shape, **more))
+
+    def small(n: int, *shape: int, **more: Any) -> Case:
+        return case(n, *shape, aspect="shape", short=True, **more)
+
+    yield case(3, 6, weight=2)
+    yield case(4, 5, weight=2, more=one_message(4, 20))
+    yield case(2, 4)
+    yield small(3, 3, 4, layout="transposed", title="non-contiguous")
+    yield small(4, 6, members=(1, 3), title="sub-group {1, 3}")
+    yield small(1, 3, title="1 rank", trivial=True)
+    if draw.hidden:
+        yield case(5, 7, aspect="shape", dtype=torch.int64, title="5 ranks, int64")
+        yield small(3, 2, 4, layout="every_other", title="a view with gaps")
+        yield small(3, 6, dtype=torch.bfloat16, title="bfloat16")
+        yield small(2, 0, title="no elements", trivial=True)

@@ -1,0 +1,173 @@
+"""What the diagnoses of the lab's eight programs say, and the questions of notebook 00."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib.checks import words
+from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
+from course_lib.checks.judge.case import (
+    EVALUATE,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
+
+WAITS = {
+    "neighbour_sum": {0: 2, 1: 0, 2: 1},
+    "collect": {0: 2},
+    "global_mean": {0: 1, 2: 1},
+}
+REMEDIES = {
+    "average": "the same collective on every rank",
+    "hand_over": "the same size and dtype at both ends",
+    "columns": "contiguous()",
+    "relay": "wait before writing",
+    "farewell": "wait for the handle",
+}
+OPTIONS = (*REMEDIES.values(), "a longer time limit")  # the last one cures nothing here
+LOOK = {
+    "average": "Compare what the diagnosis says that each rank calls.",
+    "hand_over": "Compare what the diagnosis says of the two ends: what one sends, and into what the "
+    "other receives.",
+    "columns": "The diagnosis gives shape and strides of the tensor: do its elements lie in a row?",
+    "relay": "The diagnosis says when the tensor was changed.",
+    "farewell": "The function returned: who knows that the message has left?",
+}
+
+
+@exercise(points=1, objects=("waits_for", "remedies"), references=REFERENCE, constants=True)
+def diagnoses(draw: Draw) -> Iterator[Case]:
+    lines = [Line(f"who waits for whom: {one}", judge_waits(one), weight=2) for one in WAITS]
+    lines += [Line(f"remedy: {one}", judge_remedy(one)) for one in REMEDIES]
+    sides = [RankSide({}, {"calls": [[0, None], [1, None]]}, {})]
+    yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)
+
+
+def as_dict(value: object) -> dict | None:
+    """A dict that came back as {"dict": [[key, value], ...]} (see `harness.plain`), or None."""
+    pairs = value.get("dict") if isinstance(value, dict) else None
+    if not isinstance(pairs, list):
+        return None
+    return {key: one for key, one in pairs if isinstance(key, str | int)}
+
+
+def judge_waits(program: str) -> Callable[[Observed], Finding]:
+    right = WAITS[program]
+
+    def judge(seen: Observed) -> Finding:
+        given = as_dict(seen.answer(0).get("value"))
+        if given is None:
+            return wrong(
+                "waits_for is to be a dict: program -> {rank: the rank it waits for}.", cause="form"
+            )
+        mine = as_dict(given.get(program))
+        if not mine or any(one in UNANSWERED for one in mine.values()):
+            return wrong(f"waits_for[{program!r}] is not answered yet.")
+        mine = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in mine.items()}
+        if mine == right:
+            return RIGHT
+        said = f"waits_for[{program!r}] does not say what the diagnosis says."
+        return wrong(said, waits_hint(mine, right))
+
+    return judge
+
+
+def waits_hint(mine: dict, right: dict) -> str:
+    if not all(isinstance(one, int) for one in (*mine, *mine.values())):
+        return "The keys are ranks, and so are the values: numbers, not texts."
+    if {waited: rank for rank, waited in mine.items()} == right:
+        return "Turned round: the key is the rank that waits, the value the rank it waits for."
+    if done := sorted(set(mine) - set(right)):
+        do = words.verb(done, "does", "do")
+        return (
+            f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis says what became of it."
+        )
+    if missing := sorted(set(right) - set(mine)):
+        return f"{words.ranks(missing).capitalize()} {words.verb(missing, 'waits', 'wait')} too."
+    off = next(rank for rank in sorted(right) if mine[rank] != right[rank])
+    return (
+        f"Read again what rank {off} is in, and whose part is missing there: `src` of a receive, or "
+        "the rank that did not call."
+    )
+
+
+def judge_remedy(program: str) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        given = as_dict(seen.answer(1).get("value"))
+        if given is None:
+            return wrong("remedies is to be a dict: program -> remedy.", cause="form")
+        mine = given.get(program)
+        if mine in UNANSWERED:
+            return wrong(f"remedies[{program!r}] is not answered yet.")
+        if mine not in OPTIONS:
+            options = "; ".join(sorted(OPTIONS))
+            return wrong(f"remedies[{program!r}] is to be one of: {options}.", cause="options")
+        if mine == REMEDIES[program]:
+            return RIGHT
+        return wrong(f"{mine!r} would not cure {program!r}.", LOOK[program])
+
+    return judge
+
+
+# ---- questions: a link with alpha = 20 us and 10 GB/s
+
+BITS = "10 GB/s are bytes, not bits: no factor of 8."
+UPSIDE_DOWN = "Divided where it is to be multiplied: bytes = alpha * bandwidth."
+
+ONE_MESSAGE = {
+    1e-4: "The latency was left out: alpha is paid once for every message.",
+    2e-5: "That is alpha alone: a million bytes need their time too.",
+    120: "That is in microseconds; seconds are asked for.",
+    0.12: "That is in milliseconds; seconds are asked for.",
+    8.2e-4: BITS,
+    8e-4: BITS,
+    20.0001: "alpha is in microseconds: 20e-6 seconds.",
+    2e-3: "The two times add up: alpha + bytes / bandwidth.",
+}
+EQUAL_SHARES = {
+    0.2: "That is in MB; bytes are asked for.",
+    200: "That is in kB; bytes are asked for.",
+    25_000: BITS,
+    1_600_000: BITS,
+    1e6: "That is the message of the first question. Solve alpha = bytes / bandwidth for the bytes.",
+    5e14: UPSIDE_DOWN,
+    2e-15: UPSIDE_DOWN,
+    1_200_000: "alpha alone against the bytes alone: solve alpha = bytes / bandwidth.",
+}
+AFTER_A_RAISE = {
+    "raise": "Nothing tells them: a collective only knows that a part has not come yet.",
+    "return": "A collective returns when every member's part has come, and one never will.",
+}
+
+
+@exercise(
+    points=1, objects=("answer_1", "answer_2", "answer_3"), references=REFERENCE, constants=True
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1",
+                20e-6 + 1e6 / 10e9,
+                slips=ONE_MESSAGE,
+                unit="seconds",
+                otherwise="Time of a message: alpha + bytes / bandwidth.",
+            ),
+            Answer(
+                "answer_2",
+                20e-6 * 10e9,
+                slips=EQUAL_SHARES,
+                unit="bytes",
+                otherwise="Solve alpha = bytes / bandwidth for the bytes.",
+            ),
+            Answer("answer_3", ("wait",), slips=AFTER_A_RAISE, options=("raise", "return", "wait")),
+        ]
+    )

@@ -1,0 +1,285 @@
+"""The lab's three programs that hang, repaired by the student: neighbour_sum, collect, global_mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.build import side
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Spec,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.values import Exact, both, contributions, left_alone
+from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
+from course_lib.checks.sentence import Sentence
+
+# ---- neighbour_sum: everybody receives first
+
+
+def circle_trouble(case: Case, kind: str, text: str) -> str:
+    if kind != "deadlock":
+        return ""
+    return (
+        "On a circle somebody has to send while its neighbour receives: post all four messages "
+        "together (dist.batch_isend_irecv)."
+    )
+
+
+def neighbour_hint(found: list[Mistake]) -> str:
+    signs = {one.sign for one in found}
+    pieces = [piece for one in found for piece in one.pieces if piece.origin.counts]
+    if pieces and all(piece.origin.counts[piece.rank] == 0 for piece in pieces):
+        return "The sum takes three values: the rank's own belongs to it too."
+    if signs == {"times"}:
+        return (
+            "The sum takes three values. With two ranks the left neighbour is the right one as "
+            "well, and counts twice."
+        )
+    if "twice" in signs:
+        return (
+            "Two receives need two buffers: the second message overwrote the first, or one came "
+            "twice."
+        )
+    if signs <= {"partial", "own", "copy"}:
+        return (
+            "The sum takes three values: the left neighbour's, the rank's own and the right "
+            "neighbour's."
+        )
+    return "Wait for both receives before their buffers are read."
+
+
+def circle_case(draw: Draw, on: Setting) -> Case:
+    """The result is the left neighbour's + the rank's own + the right neighbour's values."""
+    values, n = on.numbers(draw), on.n
+    sums = [values[r - 1] + values[r] + values[(r + 1) % n] for r in range(n)]
+    numel = values[0].numel()
+    exact = Exact(
+        name="result",
+        members=on.ranks,
+        expected=sums,
+        provenance=Provenance(contributions(values)),
+        homes=[np.arange(numel)] * n,
+        language=Language(numel, on.ranks, summed=n, expected="the sum of all ranks"),
+        hint=neighbour_hint,
+    )
+    why = "Add into a new tensor, not into the one that was given (and is being sent)."
+    sides = [side({"tensor": one}, returned=["tensor"], result=Spec.of(one)) for one in values]
+    title = f"{n} ranks, {words.counted(numel, 'element')}"
+    judge = both(exact, left_alone("tensor", dict(enumerate(values)), why))
+    # every rank's values must leave it at least once
+    return on.case(title, sides, judge, needed=n * values[0].nbytes)
+
+
+@exercise(points=1, objects=("neighbour_sum",), references=REFERENCE, hint=circle_trouble)
+def neighbour_sum(draw: Draw) -> Iterator[Case]:
+    yield circle_case(draw, Setting(3, (4,), weight=2))
+    yield circle_case(draw, Setting(4, (6,), weight=2))
+    yield circle_case(draw, Setting(2, (5,)))
+    if draw.hidden:
+        yield circle_case(draw, Setting(5, (3,)))
+
+
+# ---- collect: a receive from a rank that has finished
+
+
+def collect_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock" and "finished" in text.splitlines()[0]:
+        return (
+            "Rank 0 expects more than the others have: they send their results and return. Let "
+            "each one say how many follow (a message with the count) before it sends them."
+        )
+    if kind == "deadlock":
+        return (
+            "Sends and receives do not pair up: each rank's messages are to be received in the "
+            "order in which they are sent."
+        )
+    if "two ends of a message differ" in text:
+        return (
+            "Rank 0 cannot know how many results a rank has: let it be told first, then make the "
+            "buffer that long. A count is an int64 at both ends."
+        )
+    return ""
+
+
+def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observed], Finding]:
+    right = wanted.tolist()
+
+    def judge(seen: Observed) -> Finding:
+        others = [r for r, one in enumerate(seen.values) if r and one.get("result") is not None]
+        if others:
+            return wrong(
+                f"rank {others[0]} returned something; only rank 0 returns the results, the "
+                "others None.",
+                cause="others",
+            )
+        result = seen.values[0].get("result")
+        got = result.get("tensor") if isinstance(result, dict) else None
+        if not isinstance(got, list):
+            return wrong(
+                Sentence(
+                    f"rank 0 returned {kind_of(result)}; a tensor with all "
+                    f"{words.number(len(right))} results is expected.",
+                    "what rank 0 returned is no tensor with all results.",
+                ),
+                "Join the parts with torch.cat and return them on rank 0.",
+                cause="kind",
+            )
+        return RIGHT if got == right else compared(got, right, lengths)
+
+    return judge
+
+
+def kind_of(value: object) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, dict) and "other" in value:
+        return f"a {value['other']}"
+    return "a list" if isinstance(value, list) else repr(value)[:40]
+
+
+def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
+    if sorted(got, key=str) == sorted(right, key=str):
+        return wrong(
+            "rank 0 has all results, but not in the order of the ranks.",
+            "Receive from rank 1 first, then from rank 2, and so on; a receive from any source "
+            "takes whoever is first.",
+            cause="order",
+        )
+    lost = [value for value in right if value not in got]
+    said = f"rank 0 returned {words.counted(len(got), 'number')}; {len(right)} were computed"
+    said += f", and {len(lost)} of them {words.verb(lost, 'is', 'are')} missing." if lost else "."
+    amount = "as many" if len(got) == len(right) else "more" if len(got) > len(right) else "fewer"
+    told = (
+        f"rank 0 returned {amount} numbers {'as' if amount == 'as many' else 'than'} were computed"
+    )
+    told += ", and some of these are missing." if lost else "."
+    return wrong(Sentence(said, told), collect_hint(got, right, lost, lengths), cause="missing")
+
+
+def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
+    if got == right[lengths[0] :]:
+        return "Rank 0's own results belong to them, in front."
+    if len(got) > len(right):
+        return "Numbers that nobody computed stand among them: buffers longer than what came."
+    if len(got) == len(right):
+        return "What was received did not get into what is returned."
+    return "Some ranks have more results than others: the count must come from the rank that sends."
+
+
+def collect_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
+    everything = draw.distinct(sum(lengths)).to(torch.float32)
+    sides = [side({"results": part}) for part in everything.split(list(lengths))]
+    for one in sides:
+        one.instructions.update(outputs=["result"], plain=True)
+    # built-ins are welcome here: the exercise is about who expects what
+    return Case(title, sides, [Line(title, collected(everything, lengths), **line)])
+
+
+@exercise(points=1, objects=("collect",), references=REFERENCE, hint=collect_trouble)
+def collect(draw: Draw) -> Iterator[Case]:
+    yield collect_case(draw, (3, 3, 2), "rank 2 has fewer results", weight=2)
+    yield collect_case(draw, (2, 4, 3), "rank 0 has the fewest", weight=2)
+    yield collect_case(draw, (3, 0, 2), "rank 1 has none", weight=2, aspect="shape")
+    yield collect_case(draw, (3, 3), "as many on both", trivial=True)
+    if draw.hidden:
+        lengths = [draw.integer(1, 6) for _ in range(4)]
+        yield collect_case(draw, lengths, "4 ranks", aspect="shape")
+        yield collect_case(draw, (0, 3), "rank 0 has none", aspect="shape")
+
+
+# ---- global_mean: a rank skips a collective
+
+
+def mean_trouble(case: Case, kind: str, text: str) -> str:
+    if kind == "deadlock":
+        return (
+            "A rank that has no values must still take part: it contributes a sum of 0 and a count "
+            "of 0 to the same all_reduce calls as the others."
+        )
+    return ""
+
+
+MEAN_OF_MEANS = (
+    "That is the mean of the ranks' means. Ranks with more values count more: sum the values and "
+    "the counts, then divide once."
+)
+
+
+def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
+    """What usual mistakes give."""
+    everything = torch.cat(list(values))
+    means = [float(one.mean()) for one in values if len(one)]
+    total = float(everything.sum())
+    return {
+        sum(means) / len(means): MEAN_OF_MEANS,
+        sum(means) / len(values): MEAN_OF_MEANS,
+        total / len(values): "That is the sum divided by the number of ranks; divide by the number "
+        "of values.",
+        total: "That is the sum; it was not divided by the number of values.",
+        0.0: "A rank without values needs the mean of all the others' too: it is to take part and "
+        "return it.",
+    }
+
+
+def mean_judge(given: Sequence[torch.Tensor]) -> Callable[[Observed], Finding]:
+    values = [one.to(torch.float64) for one in given]
+    right = float(torch.cat(values).mean())
+    slips = mean_slips(values)
+
+    def near(a: float, b: float) -> bool:
+        return abs(a - b) <= 1e-5 * abs(b)
+
+    def judge(seen: Observed) -> Finding:
+        for rank, own in enumerate(values):
+            got = float(seen.tensors[rank]["result"])
+            if near(got, right):
+                continue
+            if got != got:
+                return wrong(
+                    f"rank {rank} has NaN.",
+                    "The mean of no values is 0/0: a rank without values adds a sum of 0 and a "
+                    "count of 0.",
+                    cause="nan",
+                )
+            slip = next((said for value, said in slips.items() if near(got, value)), "")
+            if len(own) and near(got, float(own.mean())):
+                slip = "That is the rank's own mean: the others' values never came in."
+            said = f"the mean on rank {rank} is {words.number(got)}, not {words.number(right)}."
+            told = Sentence(said, f"the mean on rank {rank} is wrong.")
+            return wrong(told, slip, cause=slip or "mean")
+        return RIGHT
+
+    return judge
+
+
+def mean_case(draw: Draw, lengths: Sequence[int], title: str, **line: Any) -> Case:
+    values = [draw.normal(length) * 3 + 10 * (rank + 1) for rank, length in enumerate(lengths)]
+    spec = Spec(torch.float32, ())
+    sides = [side({"values": one}, returned=["values"], result=spec) for one in values]
+    judge = both(mean_judge(values), left_alone("values", dict(enumerate(values))))
+    return Case(title, sides, [Line(title, judge, **line)])
+
+
+@exercise(points=1, objects=("global_mean",), references=REFERENCE, hint=mean_trouble)
+def global_mean(draw: Draw) -> Iterator[Case]:
+    yield mean_case(draw, (2, 0, 3), "rank 1 has no values", weight=2)
+    yield mean_case(draw, (0, 1, 5), "rank 0 has no values", weight=2)
+    yield mean_case(draw, (1, 4), "1 and 4 values", weight=2)
+    yield mean_case(draw, (3,), "1 rank", trivial=True, aspect="shape")
+    if draw.hidden:
+        yield mean_case(draw, (0, 0, 4, 0), "one rank of four has values", aspect="shape")

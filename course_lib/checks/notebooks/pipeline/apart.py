@@ -1,0 +1,115 @@
+"""Two fractions of one bubble, each judged by itself: one may be computed from the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, RankSide
+from course_lib.checks.judge.formulas import Prediction, judge_prediction
+
+RECIPE = "course_lib.checks.rank.notebooks.pipeline.standing_in:evaluate_apart"
+NAMES, DEFAULTS = ("schedule", "stages", "microbatches", "chunks"), (1,)
+Judge = Callable[[Observed], Finding]
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """A function that may call the other one.
+
+    questions: lines of the table, of this function. other: the name of the function that it may call;
+    convert: from what that one returns to what this one is to return.
+    """
+
+    questions: Sequence[Prediction]
+    other: str
+    convert: Callable[[float], float]
+
+    @property
+    def arguments(self) -> list[tuple]:
+        return [args for one in self.questions for args in one.arguments]
+
+    @property
+    def calls(self) -> list[list]:
+        return [[one.index, list(args)] for one in self.questions for args in one.arguments]
+
+
+def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
+    """The case of both. A wrong one costs the other nothing that is computed from it rightly.
+
+    Who computes each from the other knows neither: of these two the second is judged as it is.
+    """
+    rounds: list[dict] = [{"calls": first.calls}, {"calls": second.calls}]
+    apart = []
+    for one in (first, second):
+        told = {full(args): drawn(draw) for args in one.arguments}
+        start = sum(len(each["calls"]) for each in rounds)
+        rounds.append({"calls": one.calls, "instead": instead(one.other, told)})
+        apart.append(judges(converted(one, told), start))
+    lines, both = [], all_of(apart[0])
+    for one, own, other in (
+        (first, judges(first.questions, 0), apart[0]),
+        (second, judges(second.questions, len(first.calls)), apart[1]),
+    ):
+        for question, judge, standing in zip(one.questions, own, other, strict=True):
+            unless = both if one is second else None
+            line = Line(question.title, either(question, judge, standing, one.other, unless))
+            lines.append(line)
+    side = RankSide({}, {"rounds": rounds}, {})
+    return Case("fractions", [side], lines, recipe=RECIPE, alone=True)
+
+
+def drawn(draw: Draw) -> float:
+    """Of any fraction: more than 0 and less than 1. No constant fits several."""
+    return draw.integer(1, 500) / draw.integer(501, 1000)
+
+
+def full(args: tuple) -> tuple:
+    """The arguments with the defaults that were left out."""
+    return (*args, *DEFAULTS)[: len(NAMES)]
+
+
+def instead(name: str, told: dict[tuple, float]) -> dict:
+    """What takes a function's place: see `standing_in.Told`."""
+    returns = [[list(args), value] for args, value in told.items()]
+    return {"name": name, "names": list(NAMES), "defaults": list(DEFAULTS), "returns": returns}
+
+
+def converted(one: Fraction, told: dict[tuple, float]) -> list[Prediction]:
+    """The questions, answered from what the other function is told to return."""
+
+    def formula(*args: object) -> float:
+        return one.convert(told[full(args)])
+
+    return [replace(question, formula=formula) for question in one.questions]
+
+
+def judges(questions: Sequence[Prediction], start: int) -> list[Judge]:
+    """Of the answers from number `start` on."""
+    found = []
+    for one in questions:
+        found.append(judge_prediction(one, start))
+        start += len(one.arguments)
+    return found
+
+
+def all_of(several: Sequence[Judge]) -> Callable[[Observed], bool]:
+    return lambda seen: all(judge(seen).ok for judge in several)
+
+
+def either(
+    question: Prediction,
+    own: Judge,
+    standing: Judge,
+    other: str,
+    unless: Callable[[Observed], bool] | None,
+) -> Judge:
+    """Right as it is, or right where the other one is."""
+
+    def judge(seen: Observed) -> Finding:
+        found = own(seen)
+        if found.ok or not standing(seen).ok or (unless and unless(seen)):
+            return found
+        return Finding(True, title=f"{question.title} (where {other} is right)")
+
+    return judge

@@ -1,0 +1,178 @@
+"""What a student's function is asked for, and the schedules that came back, read as far as they are any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    wrong,
+)
+from course_lib.checks.notebooks.pipeline.references import SCHEDULES
+from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.pipeline import Action, Pair
+
+RECIPE = "course_lib.checks.rank.notebooks.pipeline.schedules:write_schedules"
+Rows = list[list[Action | Pair]]
+LONGEST_KIND = 20  # characters
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Arguments of one call. chunks: None where the function has no such argument, or it is left out."""
+
+    stages: int
+    microbatches: int
+    chunks: int | None = None
+    default: int = 1
+
+    @property
+    def v(self) -> int:
+        """Chunks a rank."""
+        return self.default if self.chunks is None else self.chunks
+
+    @property
+    def named(self) -> dict[str, int]:
+        return {} if self.chunks is None else {"chunks": self.chunks}
+
+    def call(self, name: str) -> str:
+        more = "".join(f", {key}={value}" for key, value in self.named.items())
+        return f"{name}({self.stages}, {self.microbatches}{more})"
+
+
+class Asked:
+    """The calls of one case, each made once, and what they gave."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: dict[Sizes, int] = {}
+
+    def add(self, sizes: Sizes) -> Sizes:
+        self.places.setdefault(sizes, len(self.places))
+        return sizes
+
+    def case(self, title: str, lines: Sequence[Line], hidden: bool = False) -> Case:
+        """The run of all calls: a process without ranks makes them."""
+        calls = [[[one.stages, one.microbatches], one.named] for one in self.places]
+        side = RankSide({}, {"calls": calls}, {})
+        return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
+
+    def answer(self, seen: Observed, sizes: Sizes) -> dict:
+        return seen.answer(self.places[sizes])
+
+    def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
+        """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: what
+        would come of a schedule all the same."""
+
+        def judge(seen: Observed) -> Finding:
+            error, call = self.answer(seen, wanted).get("error"), wanted.call(self.name)
+            if isinstance(error, list) and error and error[0] == "ValueError":
+                return RIGHT
+            if isinstance(error, list):
+                return raised(self.name, call, *map(str, error[:3]))
+            said = Sentence(
+                f"{call} does not raise a ValueError: {here}.",
+                f"{self.name} does not raise a ValueError where {where}.",
+            )
+            return wrong(said, f"Say so with `raise ValueError(...)`: {otherwise}")
+
+        return Line(f"ValueError where {where}", judge, 0.5, trivial=True)
+
+    def rows(self, seen: Observed, sizes: Sizes) -> Rows | Finding:
+        """The schedule that was given for these sizes, or why it is none."""
+        answer, call = self.answer(seen, sizes), sizes.call(self.name)
+        if isinstance(answer.get("error"), list):
+            return raised(self.name, call, *map(str, answer["error"][:3]))
+        if found := no_rows(self.name, call, sizes.stages, answer):
+            return found
+        read: Rows = []
+        for rank, row in enumerate(answer["rows"]):
+            read.append([])
+            for index, entry in enumerate(row):
+                found = action(entry)
+                if found is None:
+                    return no_action(self.name, call, rank, index, entry)
+                read[-1].append(found)
+        return read
+
+
+def no_rows(name: str, call: str, stages: int, answer: dict) -> Finding | None:
+    """What came is no list for each rank."""
+    rows = answer.get("rows")
+    if not isinstance(rows, list):
+        return wrong(
+            Sentence(
+                f"{call} gives {kind(answer)}; a list is expected, with a list of actions for each rank.",
+                f"{name} does not give a list with a list of actions for each rank.",
+            ),
+            "Is there a `return` at its end?" if answer.get("other") == "NoneType" else "",
+        )
+    for rank, row in enumerate(rows):
+        if not isinstance(row, list):
+            return wrong(
+                Sentence(
+                    f"{call}: what rank {rank} is to do is {kind(row)}, not a list of actions.",
+                    f"{name} does not give a list of actions for every rank.",
+                )
+            )
+    if any(rows) and len(rows) != stages:
+        wanted = f"{words.counted(stages, 'list')} {words.verb([0] * stages, 'is', 'are')} expected"
+        return wrong(
+            Sentence(
+                f"{call} gives {words.counted(len(rows), 'list')}; {wanted}, one for each rank.",
+                f"{name} does not give one list for each rank.",
+            )
+        )
+    return None
+
+
+def action(told: Any) -> Action | Pair | None:
+    """The action or the pair of actions that was told, or None."""
+    if isinstance(told, dict) and isinstance(told.get("pair"), list):
+        both = [action(one) for one in told["pair"]]
+        if len(both) == 2 and isinstance(both[0], Action) and isinstance(both[1], Action):
+            return Pair(both[0], both[1])
+    if not isinstance(told, list) or len(told) != 3:
+        return None
+    stage, kind, microbatch = told
+    whole = type(stage) is int and type(microbatch) is int
+    named = isinstance(kind, str) and len(kind) <= LONGEST_KIND
+    return Action(stage, kind, microbatch) if whole and named else None
+
+
+def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding:
+    what = told.get("other") if isinstance(told, dict) else None
+    if what is None and isinstance(told, list):
+        what = f"Action({', '.join(str(kind(part)) for part in told)})"
+    return wrong(
+        Sentence(
+            f"{call}: action {index} of rank {rank} is {what}. Write Action(stage, kind, microbatch), with "
+            "whole numbers for the stage and the microbatch.",
+            f"{name} gives something that is no Action(stage, kind, microbatch).",
+        )
+    )
+
+
+def kind(told: Any) -> str:
+    """What came back that is no list, or a part of an action."""
+    if not isinstance(told, dict):
+        return repr(told)[:40]
+    what = str(told.get("other", next(iter(told), "a dict")))
+    return "None" if what == "NoneType" else f"a value of type {what}"
+
+
+def raised(name: str, call: str, error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong(f"{name} is not written yet for all sizes.", at(place), cause="not written")
+    if text in SCHEDULES.values():
+        return wrong(text, at(place), cause="refused")
+    said = Sentence(f"{call} raised {error}: {text}", f"{name} raised {error_kind(error)}.")
+    return wrong(said, at(place), cause=f"raised {error} {place}")

@@ -1,0 +1,223 @@
+"""Judging a schedule by what it does: is it one, how long does it take, how much does it hold?
+
+No schedule is compared with ours: whatever keeps to the closed forms of time and memory is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.notebooks.pipeline.order import Hint
+from course_lib.checks.sentence import Sentence
+from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
+from course_lib.pipeline import (
+    Action,
+    Durations,
+    Pair,
+    Simulation,
+    peak_activations,
+    simulate,
+    violation,
+)
+from course_lib.pipeline.actions import flat
+
+Look = Callable[[Sizes, Rows], Finding]
+EQUAL = Durations()
+CLOSE = 1e-9
+SCHEDULE = "a schedule that can be done"  # what one without its bubble, or its memory, still is
+
+
+def own_stage(sizes: Sizes, rank: int) -> list[int]:
+    return [rank]
+
+
+def bubble_of(name: str) -> Callable[[Sizes, Durations], float]:
+    """The closed form of what each rank idles."""
+
+    def bubble(sizes: Sizes, lasting: Durations) -> float:
+        times = (lasting.forward, lasting.input, lasting.weight)
+        return pipeline_bubble(name, sizes.stages, sizes.microbatches, *times, chunks=sizes.v)
+
+    return bubble
+
+
+def activations_of(name: str) -> Callable[[Sizes, int], float]:
+    """The closed form of what a rank holds at most."""
+
+    def activations(sizes: Sizes, rank: int) -> float:
+        return pipeline_activations(name, sizes.stages, sizes.microbatches, rank, sizes.v)
+
+    return activations
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is asked of a schedule.
+
+    stages: those of a rank; layout: how they lie, in words. kinds: of the actions, with pairs or without;
+    copies: of the model. bubble, activations: the closed forms of a rank, each with how one writes it.
+    weight_share: of an activation that only W frees. excess: how many times too many activations the ranks
+    together may hold before the exercise's point is missed. disorder, late, heavy: what usually makes a
+    schedule impossible, slow, or large.
+    """
+
+    name: str
+    disorder: Hint
+    late: Hint
+    heavy: Hint
+    idle: str = "(p-1)(F+B)"
+    held: str = "min(m, p-i) on stage i"
+    stages: Callable[[Sizes, int], list[int]] = own_stage
+    layout: str = "rank i holds stage i"
+    kinds: str = "FB"
+    pairs: bool = False
+    copies: int = 1
+    weight_share: int = 0
+    excess: float = 1.0
+    bubble: Callable[[Sizes, Durations], float] | None = None
+    activations: Callable[[Sizes, int], float] | None = None
+
+    def line(
+        self,
+        title: str,
+        asked: Asked,
+        wanted: Sequence[Sizes],
+        looks: Sequence[Look],
+        weight: float = 1.0,
+        aspect: str = "value",
+        edge: bool = False,
+    ) -> Line:
+        """A line that holds where each of the schedules can be done, and pleases each of the looks.
+
+        edge: sizes at the edge, where who misses the point may have it elsewhere.
+        """
+
+        def judge(seen: Observed) -> Finding:
+            for sizes in wanted:
+                rows = asked.rows(seen, sizes)
+                found = rows if isinstance(rows, Finding) else self.first(sizes, rows, looks)
+                if not found.ok and edge and found.misses_point:
+                    return replace(found, cause=f"{found.cause} at the edge", misses_point=False)
+                if not found.ok:
+                    return found
+            return RIGHT
+
+        return Line(title, judge, weight, aspect)
+
+    def first(self, sizes: Sizes, rows: Rows, looks: Sequence[Look]) -> Finding:
+        """The first that is wrong with a schedule."""
+        for look in (self.possible, *looks):
+            found = look(sizes, rows)
+            if not found.ok:
+                return found
+        return RIGHT
+
+    def possible(self, sizes: Sizes, rows: Rows) -> Finding:
+        """Everything once, where it belongs, of the right kind, and nobody waits for ever."""
+        found = self.misplaced(sizes, rows) or self.foreign(sizes, rows)
+        if found:
+            return found
+        said = violation(
+            rows, sizes.stages * sizes.v * self.copies, sizes.microbatches, self.copies
+        )
+        if said is None:
+            return RIGHT
+        told = Sentence(
+            f"{sizes.call(self.name)}: {said}.",
+            f"{self.name} writes a schedule that cannot be done: `validate` says what is wrong with it.",
+        )
+        return wrong(told, usual(self.disorder, sizes, rows), cause="not a schedule")
+
+    def misplaced(self, sizes: Sizes, rows: Rows) -> Finding | None:
+        """Stages on a rank that does not hold them."""
+        for rank, row in enumerate(rows):
+            own = self.stages(sizes, rank)
+            for index, one in enumerate(flat(row)):
+                if one.stage not in own:
+                    stages = words.which("stage", own)
+                    told = Sentence(
+                        f"{sizes.call(self.name)}: rank {rank} does {one} as its action {index}, but it "
+                        f"holds {stages}: {self.layout}.",
+                        f"{self.name} gives a rank actions of a stage that it does not hold: {self.layout}.",
+                    )
+                    return wrong(told, usual(self.disorder, sizes, rows), cause="not a schedule")
+        return None
+
+    def foreign(self, sizes: Sizes, rows: Rows) -> Finding | None:
+        """Actions of a kind that this schedule has not; what is no kind at all is `violation`'s to tell."""
+        for rank, row in enumerate(rows):
+            for entry in row:
+                kinds = {one.kind for one in flat([entry])}
+                if isinstance(entry, Pair) and not self.pairs:
+                    what, why = f"the pair {entry}", "here every action stands alone"
+                elif "B" in kinds and "B" not in self.kinds:
+                    what, why = f"{entry}, a whole backward", "here it is cut in two, I and W"
+                elif kinds & {"I", "W"} and "W" not in self.kinds:
+                    what, why = f"{entry}, half of a backward", "here it is one action, B"
+                else:
+                    continue
+                return wrong(
+                    Sentence(
+                        f"{sizes.call(self.name)}: rank {rank} has {what}; {why}.",
+                        f"{self.name} uses a kind of action that it has not: {why}.",
+                    ),
+                    cause="not a schedule",
+                )
+        return None
+
+    # ---- looks at a schedule that can be done
+
+    def takes(self, *lasting: Durations) -> Look:
+        """No rank idles longer than the closed form says."""
+
+        def look(sizes: Sizes, rows: Rows) -> Finding:
+            assert self.bubble is not None
+            for durations in lasting:
+                run = simulate(rows, durations.split(sizes.v), copies=self.copies, checked=True)
+                least = self.bubble(sizes, durations)
+                if max(run.bubble) > least + CLOSE * run.total:
+                    given = f"{sizes.call(self.name)}, {times(durations, self.kinds)}"
+                    return self.slow(sizes, rows, given, run, least)
+            return RIGHT
+
+        return look
+
+    def slow(self, sizes: Sizes, rows: Rows, given: str, run: Simulation, least: float) -> Finding:
+        told = Sentence(
+            f"{given}: the step takes {words.number(run.total)}, and a rank idles "
+            f"{words.number(max(run.bubble))} of it; {words.number(least)} is enough, {self.idle}.",
+            f"with {self.name} a rank idles longer than {self.idle}.",
+        )
+        return wrong(told, usual(self.late, sizes, rows), cause="time", misses_point=True)
+
+    def holds(self, sizes: Sizes, rows: Rows) -> Finding:
+        """No rank holds more activations than the closed form says."""
+        assert self.activations is not None
+        peaks = peak_activations(rows, self.weight_share)
+        enough = [self.activations(sizes, rank) for rank in range(len(peaks))]
+        for rank, (peak, most) in enumerate(zip(peaks, enough, strict=True)):
+            if peak > most:
+                told = Sentence(
+                    f"{sizes.call(self.name)}: rank {rank} holds {words.counted(int(peak), 'activation')} at "
+                    f"once; {words.number(most)} {words.verb([0] * int(most), 'is', 'are')} enough: "
+                    f"{self.held}.",
+                    f"with {self.name} a rank holds more activations than {self.held}.",
+                )
+                return wrong(
+                    told,
+                    usual(self.heavy, sizes, rows),
+                    cause="memory",
+                    misses_point=sum(peaks) > self.excess * sum(enough),
+                )
+        return RIGHT
+
+
+def times(lasting: Durations, kinds: str) -> str:
+    """ "F = 1, B = 2", or with the halves of B."""
+    if "W" in kinds:
+        return f"F = {lasting.forward}, I = {lasting.input}, W = {lasting.weight}"
+    return f"F = {lasting.forward}, B = {lasting.of(Action(0, 'B', 0))}"

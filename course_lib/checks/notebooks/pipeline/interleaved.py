@@ -1,0 +1,190 @@
+"""interleaved_one_f_one_b: 1F1B on a loop, with several stages a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib.checks.judge.case import Case, Draw, Line, exercise
+from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.notebooks.pipeline.form import (
+    EQUAL,
+    SCHEDULE,
+    Form,
+    activations_of,
+    bubble_of,
+)
+from course_lib.checks.notebooks.pipeline.order import (
+    IMPOSSIBLE,
+    ahead,
+    all_forwards_first,
+    first_of,
+    is_naive,
+    longest_gap,
+    of_kind,
+    two_forwards,
+    warm_up,
+)
+from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
+from course_lib.checks.notebooks.pipeline.schedules import PASSES, uneven
+from course_lib.checks.sentence import Sentence
+from course_lib.pipeline.actions import flat
+
+NAME = "interleaved_one_f_one_b"
+
+
+def looped(sizes: Sizes, rank: int) -> list[int]:
+    return [chunk * sizes.stages + rank for chunk in range(sizes.v)]
+
+
+def other_layout(sizes: Sizes, rows: Rows) -> str:
+    """Stages dealt out in another way that one knows."""
+    p, v = sizes.stages, sizes.v
+    if v == 1 or p == 1:
+        return ""
+
+    def lies(stages: Callable[[int], list[int]]) -> bool:
+        held = [{one.stage for one in flat(row)} for row in rows]
+        return all(own == set(stages(rank)) for rank, own in enumerate(held))
+
+    if lies(lambda rank: [rank]):
+        return "Each rank holds v stages: its chunk c is stage c p + i of the model."
+    if lies(lambda rank: [rank * v + chunk for chunk in range(v)]):
+        return (
+            "Neighbouring stages on one rank are one longer stage: the pipeline fills no sooner. On a loop "
+            "chunk c of rank i is stage c p + i."
+        )
+    if v == 2 and lies(lambda rank: [rank, 2 * p - 1 - rank]):
+        return "That is a V, as of ZB-V and DualPipeV. On a loop rank i holds stages i and p + i."
+    return ""
+
+
+def without_groups(sizes: Sizes, rows: Rows) -> str:
+    """All microbatches through one chunk before the next, or one microbatch through all of them."""
+    p, m = sizes.stages, sizes.microbatches
+    if sizes.v == 1:
+        return ""
+    for kinds, name in (("F", "forward"), ("B", "backward")):
+        done = of_kind(rows[0], kinds)
+        if m > p and len({one.stage for one in done[:m]}) == 1:
+            return Sentence(
+                f"Rank 0 takes all {m} microbatches {name} through stage {done[0].stage} before it goes on "
+                f"to another of its stages. Microbatches go round in groups of p = {p}: a group through one "
+                "chunk, then through the next; then the next group.",
+                f"Rank 0 takes all microbatches {name} through one stage before it goes on to another of its "
+                "stages. They go round in groups of p: a group through one chunk, then through the next.",
+            )
+        if p > 1 and len(done) > 1 and done[0].stage != done[1].stage:
+            return Sentence(
+                f"Rank 0 goes from {done[0]} on to {done[1]}, another of its stages. Round the loop a "
+                f"microbatch is under way for p = {p} ranks: meanwhile the other {p - 1} of its group go "
+                "through the first one.",
+                "Rank 0 goes from one of its stages to another after one microbatch: a group of p goes "
+                "through one chunk before any of them is back from the loop.",
+            )
+    return ""
+
+
+def backward_order(sizes: Sizes, rows: Rows) -> str:
+    """Backward begins with the last chunk."""
+    for rank, row in enumerate(rows):
+        done, last = of_kind(row, "B"), looped(sizes, rank)[-1]
+        if done and done[0].stage != last:
+            return Sentence(
+                f"The first backward of rank {rank} is {done[0]}: the gradient comes from the last stage, so "
+                f"that stage {last}, the rank's last chunk, is first. Backward goes through the chunks in "
+                "reverse.",
+                "Backward goes through a rank's chunks in reverse, the last one first.",
+            )
+    return ""
+
+
+def least_ahead(sizes: Sizes, rank: int) -> int:
+    """Forwards before the first backward without which ranks wait, even if messages take no time."""
+    p, v = sizes.stages, sizes.v
+    return min(sizes.microbatches * v, p - 1 - rank + (v - 1) * p + 1)
+
+
+def most_ahead(sizes: Sizes, rank: int) -> int:
+    """Megatron-LM's: twice as far from the last rank, so that messages have time."""
+    return min(sizes.microbatches * sizes.v, least_ahead(sizes, rank) + sizes.stages - 1 - rank)
+
+
+short, _ = warm_up(least_ahead, "(v-1)p round the loop, p-1-i down to the last rank, and one more")
+_, long = warm_up(most_ahead, "2(p-1-i) + (v-1)p of warm-up, and the first of the steady state")
+
+
+def plain_warm_up(sizes: Sizes, rows: Rows) -> str:
+    p, v = sizes.stages, sizes.v
+    if v > 1 and p > 1 and all(ahead(row) == p - rank for rank, row in enumerate(rows)):
+        return (
+            "That is the warm-up of plain 1F1B, p-1-i. Here the first microbatch has to go round v times "
+            "before any gradient comes: 2(p-1-i) + (v-1)p."
+        )
+    return ""
+
+
+def all_first(sizes: Sizes, rows: Rows) -> str:
+    return "All forwards come before the first backward." if all_forwards_first(sizes, rows) else ""
+
+
+FORM = Form(
+    NAME,
+    disorder=first_of(
+        other_layout, without_groups, backward_order, plain_warm_up, IMPOSSIBLE, short
+    ),
+    late=first_of(is_naive, without_groups, plain_warm_up, short, long, two_forwards, longest_gap),
+    heavy=first_of(without_groups, all_first, long, two_forwards),
+    idle="(p-1)(F+B)/v",
+    held="min(mv, 2(p-1-i) + (v-1)p + 1) on rank i",
+    stages=looped,
+    layout="on a loop rank i holds stages i, p + i, 2p + i and so on",
+    bubble=bubble_of(NAME),
+    activations=activations_of(NAME),
+)
+
+
+def refused(asked: Asked, wanted: Sizes) -> Line:
+    """A ValueError where the microbatches make no whole groups."""
+    return asked.refusal_line(
+        wanted,
+        "m is not a multiple of p",
+        f"{wanted.microbatches} microbatches are not whole groups of {wanted.stages}",
+        "the last group would be short, and ranks wait for it.",
+    )
+
+
+@exercise(
+    points=8,
+    objects=(NAME,),
+    references=REFERENCES,
+    refused=SCHEDULES,
+    point="a bubble v times shorter",
+    besides=SCHEDULE,
+)
+def interleaved_one_f_one_b(draw: Draw) -> Iterator[Case]:
+    asked = Asked(NAME)
+    stages, chunks = draw.integer(2, 5), draw.integer(2, 4)
+    twice = Sizes(4, 8, None, default=2)
+    drawn = Sizes(stages, stages * draw.integer(2, 4), chunks)
+    wanted = [asked.add(one) for one in (twice, Sizes(3, 6, 3), drawn, Sizes(2, 2, 4))]
+    one_each = asked.add(Sizes(3, 6, 1))
+    yield asked.case(
+        "schedules",
+        [
+            FORM.line(PASSES, asked, [*wanted, one_each], [], 2),
+            FORM.line("a rank idles (p-1)(F+B)/v, B = 2 F", asked, wanted, [FORM.takes(EQUAL)], 2.5),
+            FORM.line("and for other times", asked, wanted, [FORM.takes(uneven(draw))], 1),
+            FORM.line(
+                "activations: at most 2(p-1-i) + (v-1)p + 1", asked, wanted, [FORM.holds], 2,
+                aspect="memory",
+            ),
+        ],
+    )  # fmt: skip
+    apart = Asked(NAME)
+    yield apart.case("refused", [refused(apart, apart.add(Sizes(4, 6, None, default=2)))])
+    if draw.hidden:
+        more = Asked(NAME)
+        p = draw.integer(5, 8)
+        larger = [more.add(one) for one in (Sizes(p, 3 * p, 2), Sizes(4, 12, 3), Sizes(1, 3, 2))]
+        looks = [FORM.takes(EQUAL, uneven(draw)), FORM.holds]
+        yield more.case("larger", [FORM.line("more stages", more, larger, looks, 2)], hidden=True)

@@ -1,0 +1,241 @@
+"""What the order of a schedule shows: how far ranks run ahead, and in which order microbatches come.
+
+Each hint names a usual mistake where the schedule looks as that mistake makes it look; otherwise it is "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from course_lib.checks import words
+from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes
+from course_lib.checks.sentence import Sentence
+from course_lib.pipeline import Action, Pair, simulate
+from course_lib.pipeline.actions import flat
+
+Row = Sequence[Action | Pair]
+Hint = Callable[[Sizes, Rows], str]
+SHOWN = 8  # microbatches of an order that are told
+
+
+def first_of(*hints: Hint) -> Hint:
+    """The first of the hints that knows something."""
+
+    def hint(sizes: Sizes, rows: Rows) -> str:
+        return next((said for one in hints if (said := one(sizes, rows))), "")
+
+    return hint
+
+
+def ahead(row: Row) -> int:
+    """Forwards before the first backward."""
+    count = 0
+    for one in flat(row):
+        if one.kind in "BI":
+            break
+        count += one.kind == "F"
+    return count
+
+
+def of_kind(row: Row, kinds: str) -> list[Action]:
+    return [one for one in flat(row) if one.kind in kinds]
+
+
+def by_stage(rows: Rows, kinds: str) -> dict[int, list[int]]:
+    """The microbatches of each stage's actions of these kinds, in order; stages from the first on."""
+    found: dict[int, list[int]] = {}
+    for one in sorted(of_kind([one for row in rows for one in row], kinds), key=lambda a: a.stage):
+        found.setdefault(one.stage, []).append(one.microbatch)
+    return found
+
+
+def shown(order: Sequence[int]) -> str:
+    return ", ".join(map(str, order[:SHOWN])) + (", ..." if len(order) > SHOWN else "")
+
+
+# ---- of any schedule
+
+
+def counted_from_one(sizes: Sizes, rows: Rows) -> str:
+    """Stages or microbatches that begin with 1."""
+    done = [one for row in rows for one in flat(row)]
+    for name, found in (
+        ("Stages", {one.stage for one in done}),
+        ("Microbatches", {one.microbatch for one in done}),
+    ):
+        if found and min(found) == 1 and max(found) == len(found):
+            return f"{name} are counted from 0."
+    return ""
+
+
+def turned_round(sizes: Sizes, rows: Rows) -> str:
+    """Actions whose stage and microbatch have changed places: read so, each rank has its own stages."""
+    for rank, row in enumerate(rows):
+        named = {one.microbatch % sizes.stages for one in flat(row)}
+        if not row or named != {rank} or sizes.stages == 1:
+            return ""
+    return "Have stage and microbatch changed places? It is Action(stage, kind, microbatch)."
+
+
+def not_there(sizes: Sizes, rows: Rows) -> str:
+    """Microbatches that there are not, where a rank runs further ahead than there are microbatches."""
+    outside = any(one.microbatch >= sizes.microbatches for row in rows for one in flat(row))
+    few = sizes.microbatches < sizes.stages * sizes.v
+    return (
+        "With fewer microbatches than stages a rank has no more than m forwards: its warm-up ends with them."
+        if outside and few
+        else ""
+    )
+
+
+def not_come_back(sizes: Sizes, rows: Rows) -> str:
+    """Forwards without their backward."""
+    for rank, row in enumerate(rows):
+        forwards, backwards = len(of_kind(row, "F")), len(of_kind(row, "BI"))
+        if forwards == sizes.microbatches * sizes.v and 0 < backwards < forwards:
+            lost = forwards - backwards
+            return Sentence(
+                f"Rank {rank} does {words.counted(forwards, 'forward')} and "
+                f"{words.counted(backwards, 'backward')}. As many backwards stand at its end as forwards in "
+                f"its warm-up: {lost} {words.verb([0] * lost, 'is', 'are')} missing.",
+                "A rank has as many backwards as forwards: those of its warm-up come back at its end.",
+            )
+    return ""
+
+
+def ranks_reversed(sizes: Sizes, rows: Rows) -> str:
+    """The rows of a schedule from the last rank to the first."""
+    p = sizes.stages
+    firsts = [{one.stage % p for one in flat(row) if one.stage < p} for row in rows]
+    if p > 1 and firsts == [{p - 1 - rank} for rank in range(p)]:
+        return "The lists are in the reverse order: the first of them is for rank 0, with the first stage."
+    return ""
+
+
+def orders_differ(sizes: Sizes, rows: Rows) -> str:
+    """Neighbouring stages that take the microbatches in different orders."""
+    for kinds, name in (("F", "forward"), ("BI", "backward")):
+        orders = by_stage(rows, kinds)
+        for stage, order in orders.items():
+            before = orders.get(stage - 1, order)
+            if order != before and sorted(order) == sorted(before):
+                return Sentence(
+                    f"Stage {stage - 1} takes the microbatches {name} in the order {shown(before)}, stage "
+                    f"{stage} in the order {shown(order)}: one of them waits for what the other does later.",
+                    f"All stages take the microbatches {name} in one order: otherwise one waits for what "
+                    "the other does later.",
+                )
+    return ""
+
+
+def behind_the_next(sizes: Sizes, rows: Rows) -> str:
+    """A rank that goes backward sooner than the next one can send it anything."""
+    for rank, (row, below) in enumerate(pairwise(rows)):
+        own, needed = ahead(row), ahead(below)
+        if own < needed and of_kind(row, "BI"):
+            return Sentence(
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward, rank "
+                f"{rank + 1} {needed}: it needs {needed} from rank {rank} first, and rank {rank} waits for "
+                "its gradient. A stage must run further ahead than the one after it.",
+                "A stage must run further ahead than the one after it: otherwise each waits for the other.",
+            )
+    return ""
+
+
+MISNAMED = first_of(counted_from_one, turned_round, ranks_reversed)  # in any schedule
+IMPOSSIBLE = first_of(MISNAMED, not_there, not_come_back, orders_differ, behind_the_next)
+
+
+# ---- how far each rank runs ahead, where a schedule says it
+
+
+def warm_up(needed: Callable[[Sizes, int], int], why: str) -> tuple[Hint, Hint]:
+    """Hints on too few forwards before the first backward (late), and on too many (heavy).
+
+    needed: forwards before the first backward; why: how one comes by it.
+    """
+
+    def wrong_ranks(sizes: Sizes, rows: Rows, sign: int) -> Iterator[tuple[int, int, int]]:
+        for rank, row in enumerate(rows):
+            own, right = ahead(row), needed(sizes, rank)
+            if (own - right) * sign > 0:
+                yield rank, own, right
+
+    def short(sizes: Sizes, rows: Rows) -> str:
+        for rank, own, right in wrong_ranks(sizes, rows, -1):
+            return Sentence(
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; the pipeline "
+                f"stays full with {right}: {why}.",
+                f"A rank does too few forwards before its first backward to keep the pipeline full: {why}.",
+            )
+        return ""
+
+    def long(sizes: Sizes, rows: Rows) -> str:
+        found = list(wrong_ranks(sizes, rows, 1))
+        last = sizes.stages - 1
+        if len(found) == 1 and found[0][0] == last and last and found[0][2] == 1:
+            return "It is the last rank: it can go backward as soon as it went forward, and needs no warm-up."
+        for rank, own, right in found:
+            return Sentence(
+                f"Rank {rank} does {words.counted(own, 'forward')} before its first backward; {right} "
+                f"{words.verb([0] * right, 'is', 'are')} enough: {why}.",
+                f"A rank does more forwards before its first backward than are needed: {why}.",
+            )
+        return ""
+
+    return short, long
+
+
+def two_forwards(sizes: Sizes, rows: Rows) -> str:
+    """A warm-up of the right length, and more forwards than backwards after it."""
+    for rank, row in enumerate(rows):
+        rest = [one for one in flat(row) if one.kind != "W"][ahead(row) :]
+        for one, following in pairwise(rest):
+            if one.kind == following.kind == "F":
+                return Sentence(
+                    f"Rank {rank} does {one} and {following} in a row, after its first backward: from there "
+                    "on one forward and one backward take turns.",
+                    "After the first backward one forward and one backward take turns.",
+                )
+    return ""
+
+
+def all_forwards_first(sizes: Sizes, rows: Rows) -> bool:
+    """Whether every rank does all of its forwards before its first backward, as in GPipe."""
+    return all(ahead(row) == sizes.microbatches * sizes.v for row in rows)
+
+
+def one_at_a_time(sizes: Sizes, rows: Rows) -> bool:
+    """Whether every rank has one microbatch in flight at most, as in the naive schedule."""
+    for row in rows:
+        held = 0
+        for one in flat(row):
+            held += {"F": 1, "W": 0}.get(one.kind, -1)
+            if held > 1:
+                return False
+    return True
+
+
+def is_naive(sizes: Sizes, rows: Rows) -> str:
+    if sizes.stages > 1 and sizes.microbatches > 1 and one_at_a_time(sizes, rows):
+        return "That is the naive schedule: the next microbatch enters only when the one before is done."
+    return ""
+
+
+def longest_gap(sizes: Sizes, rows: Rows, copies: int = 1) -> str:
+    """Where the chart shows the longest white between two actions of a rank."""
+    run = simulate(rows, copies=copies, checked=True)
+    gaps = [
+        (after - end, rank, place)
+        for rank, (starts, ends) in enumerate(zip(run.starts, run.ends, strict=True))
+        for place, (end, after) in enumerate(zip(ends, starts[1:], strict=False))
+    ]
+    gap, rank, place = max(gaps, default=(0, 0, 0))
+    if not gap:
+        return ""
+    return Sentence(
+        f"In the chart the longest gap is on rank {rank}, between {rows[rank][place]} and "
+        f"{rows[rank][place + 1]}.",
+        "Look in the chart for the longest gap between two actions of a rank.",
+    )

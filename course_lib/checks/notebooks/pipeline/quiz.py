@@ -1,0 +1,84 @@
+"""The questions at the end of notebook 07, with the wrong answers that tell what was overlooked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib.checks.judge.answers import Answer, answers
+from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.notebooks.pipeline.references import REFERENCES
+
+STAGES, MICROBATCHES, GIGABYTES, STAGE = 8, 32, 1.5, 2
+IDLE = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
+SHARES = {
+    (STAGES - 1) / MICROBATCHES: "That is over the *ideal* time, the lecture's (N-1)/M. The "
+    "total has the bubble in it: (p-1)/(m+p-1).",
+    1 - IDLE: "That is the share that computes.",
+    STAGES / MICROBATCHES: "The first stage works from the start: p - 1 steps of filling, over m + p - 1.",
+    STAGES / (MICROBATCHES + STAGES): "The first stage works from the start: p - 1 steps of filling.",
+    (STAGES - 1) / STAGES: "That is the naive schedule's: microbatches follow one another into the pipeline.",
+    100 * IDLE: "As a share, between 0 and 1.",
+}  # fmt: skip
+ENOUGH = {
+    70: "That is a tenth of the *ideal* time. The total has the bubble in it: 7 / (m + 7) <= 0.1.",
+    64: "One less is enough: 7 / (63 + 7) is a tenth.",
+    62: "7 / (62 + 7) is more than a tenth.",
+    72: "The first stage works from the start: p - 1 = 7 steps are idle, not 8.",
+    80: "The first stage works from the start, and the total has the bubble in it: 7 / (m + 7) <= 0.1.",
+}
+HELD = {
+    MICROBATCHES * GIGABYTES: "That is GPipe, which holds all 32. 1F1B goes back as soon as it can.",
+    STAGES * GIGABYTES: "That is stage 0: the further down, the sooner a microbatch is back.",
+    (STAGES - STAGE - 1) * GIGABYTES: "Five forwards warm up; one more comes before the first backward.",
+    (STAGES - STAGE + 1) * GIGABYTES: "Stages are counted from 0: stage 2 has five behind it.",
+    (STAGE + 1) * GIGABYTES: "The other way round: the first stage waits longest, and holds most.",
+    GIGABYTES: "That is the last stage, which goes back at once; five come behind stage 2.",
+    STAGES - STAGE: "That is how many microbatches: times 1.5 GB.",
+}  # fmt: skip
+SMALLER = ("the bubble", "the peak of activations", "the bytes sent")
+VERSIONS = (
+    "forward and backward see the same weights",
+    "gradients are not stale",
+    "a stage needs less memory",
+)
+
+
+@exercise(
+    points=4,
+    objects=("answer_1", "answer_2", "answer_3", "answer_4", "answer_5"),
+    references=REFERENCES,
+    constants=True,
+)
+def questions(draw: Draw) -> Iterator[Case]:
+    yield answers(
+        [
+            Answer(
+                "answer_1", IDLE, slips=SHARES,
+                otherwise="p - 1 steps to fill and drain, beside m that compute: (p-1)/(m+p-1).",
+            ),
+            Answer(
+                "answer_2", 63, slips=ENOUGH, unit="microbatches", tolerance=1e-9,
+                otherwise="(p-1)/(m+p-1) <= 1/10 means m >= 9 (p-1).",
+            ),
+            Answer(
+                "answer_3", ("the peak of activations",), options=SMALLER,
+                slips={
+                    "the bubble": "The lecture says so, but both take as long to fill and drain: (p-1)(F+B). "
+                    "Interleaving makes it smaller.",
+                    "the bytes sent": "Each activation goes down and each gradient up, once, in any order.",
+                },
+            ),
+            Answer(
+                "answer_4", (STAGES - STAGE) * GIGABYTES, slips=HELD, unit="GB", tolerance=1e-6,
+                otherwise="min(m, p - i) microbatches on stage i of p, 1.5 GB each.",
+            ),
+            Answer(
+                "answer_5", ("forward and backward see the same weights",), options=VERSIONS,
+                slips={
+                    "gradients are not stale": "They are, by up to p - 1 updates (the lecture is wrong). "
+                    "The version only makes a gradient one of *some* weights, those that the forward saw.",
+                    "a stage needs less memory": "It needs more: up to p versions of its weights.",
+                },
+            ),
+        ]
+    )  # fmt: skip

@@ -1,0 +1,227 @@
+"""run_schedule: a schedule on real ranks, with the gradients of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from course_lib.checks.judge.case import Case, Draw, Line, exercise
+from course_lib.checks.judge.traffic import BUILT_IN
+from course_lib.checks.judge.values import both
+from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
+from course_lib.checks.notebooks.pipeline.running_early import waits_at_once
+from course_lib.checks.notebooks.pipeline.running_lines import kept_line, messages_line, order_line
+from course_lib.checks.notebooks.pipeline.running_values import (
+    division_line,
+    elsewhere_line,
+    gradients_line,
+    losses_line,
+)
+from course_lib.checks.notebooks.pipeline.running_whole import (
+    Row,
+    Run,
+    any_order,
+    case,
+    microbatches,
+)
+from course_lib.pipeline import Action
+from course_lib.pipeline.generators import gpipe, naive, one_f_one_b
+
+FORBIDDEN = BUILT_IN - {"barrier"}  # NCCL makes its connections in it
+SUB_GROUP = (0, 2)  # of three ranks
+POINT = "doing the schedule that is given, in its order and with its memory"
+BY_HAND = (
+    "PyTorch's schedules and stages send and receive by themselves. That is what you are to build, with "
+    "isend and irecv."
+)
+REFUSED = {name: BY_HAND for name in SCHEDULES} | {
+    "torch.distributed.pipelining.stage:_PipelineStageBase": BY_HAND
+}
+NO_GRADIENT = (
+    "Is x.grad None? What comes in from another stage must ask for a gradient before the module "
+    "sees it: x.requires_grad_(). The first stage's inputs have none, and nobody waits for one."
+)
+OF_THE_GROUP = (
+    "Are ranks counted within the group? Its ranks are others than the world's: dist.get_rank(group) and "
+    "dist.get_world_size(group), group_src= and group_dst= beside group=."
+)
+ONE_ORDER = (
+    "Who sends and who receives must post in one order: walk through simulate(actions).events, what all "
+    "ranks do in the order of time, and post the isend or irecv of each message when its action comes, "
+    "without waiting. Wait only for what the next action needs. If a gradient is never sent: is x.grad None, "
+    "because what came in was not asked for one (x.requires_grad_())?"
+)
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """The usual cause of a run that broke."""
+    if case_of_it.groups and "nobody waited for" in text:
+        return OF_THE_GROUP
+    if "got <class 'NoneType'> instead" in text:
+        return NO_GRADIENT
+    if kind in ("deadlock", "timeout"):
+        return ONE_ORDER
+    if "two ends of a message differ" in text:
+        return (
+            "What is received must be what was sent: torch.empty(stage.shape(inputs), dtype=stage.dtype), of "
+            "the microbatch that the sender did. Messages between two ranks come in the order in which they "
+            "were sent: where stages do the microbatches in different orders, post each receive in the "
+            "sender's order, as it stands in simulate(actions).events."
+        )
+    if "only Tensors of floating point" in text:
+        return "Tokens have no gradient: what the first stage gets needs no requires_grad_()."
+    if "backward through the graph a second time" in text:
+        return (
+            "A microbatch goes backward once. What comes from another rank is a new tensor, cut off from "
+            "every graph; so is what is kept of an output to be sent (detach())."
+        )
+    if "grad can be implicitly created only for scalar" in text:
+        return "Only the loss needs no gradient from outside: the others get what the next stage sends back."
+    if "is on the compute graph" in text or "requires grad. Only Tensors" in text:
+        return "Send tensors without a graph: output.detach()."
+    if "tuple index out of range" in text or "nvalid destination rank" in text:
+        return (
+            "Is something sent to a rank that there is not? Before the first stage and behind the last there "
+            "is nobody: stage.first and stage.last."
+        )
+    if "must match the size of tensor" in text or "to match target batch_size" in text:
+        return (
+            "Is that the tensor of another microbatch? Their sizes differ: keep what arrives by its kind "
+            "and its microbatch."
+        )
+    if "'NoneType' object has no attribute" in text:
+        return NO_GRADIENT
+    if "differentiated Tensors" in text:
+        return (
+            "torch.autograd.grad adds nothing to the parameters' gradients, and tokens have none: "
+            "torch.autograd.backward(output, gradient), and then x.grad."
+        )
+    if "does not require grad" in text:
+        return "What comes in from another stage must ask for a gradient: x.requires_grad_()."
+    return ""
+
+
+def lines(run: Run, title: str, weight: float) -> list[Line]:
+    """Values, and the order in which they came about."""
+    return [
+        gradients_line(run, f"{title}: gradients", weight),
+        losses_line(run, f"{title}: parts of the loss", weight / 2),
+        order_line(run, f"{title}: order of the actions", weight / 2),
+    ]
+
+
+def one_line(run: Run, title: str, weight: float) -> Line:
+    """The same in one."""
+    return Line(title, both(*(line.judge for line in lines(run, title, 1))), weight)
+
+
+def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: bool = False) -> Run:
+    """A run of these actions, with stages and microbatches that are drawn."""
+    count = 1 + max(one.microbatch for one in actions[0])
+    run = Run(name, kind, draw.integer(1, 1 << 30), actions, microbatches(draw, kind, count))
+    if not earlier:
+        return run
+    before = [
+        {name: draw.normal(*p.shape, dtype=p.dtype) for name, p in stage.named_parameters()}
+        for stage in run.stages
+    ]
+    return Run(name, kind, run.seed, actions, run.batch, before)
+
+
+def rows(schedule: Sequence[Sequence]) -> list[list[Action]]:
+    return [list(row) for row in schedule]
+
+
+def backwards_turned(stages: int, count: int) -> list[list[Action]]:
+    """GPipe whose backwards come in the reverse order, as the GPipe paper draws them."""
+    return [row[:count] + row[: count - 1 : -1] for row in rows(gpipe(stages, count))]
+
+
+@exercise(
+    points=13,
+    objects=("run_schedule",),
+    references=REFERENCES,
+    refused=REFUSED,
+    hint=trouble,
+    point=POINT,
+)
+def run_schedule(draw: Draw) -> Iterator[Case]:
+    yield from two_ranks(draw)
+    run = drawn(draw, "flush", "tokens", rows(one_f_one_b(4, 6)))
+    yield case(
+        "4 ranks", [run],
+        [
+            *lines(run, "1F1B, 4 ranks", 2),
+            elsewhere_line(run),
+            division_line(run, "1F1B, 4 ranks: the mean over all targets", 4),
+            messages_line(run, "1F1B, 4 ranks: messages", 1.5),
+            kept_line(run, "1F1B, 4 ranks: kept for backward", 1),
+        ],
+        forbidden=FORBIDDEN, remark=waits_at_once(run),
+    )  # fmt: skip
+    few = drawn(draw, "few", "numbers", rows(one_f_one_b(3, 2)))
+    own = drawn(draw, "own", "tokens", any_order(draw, 3, 5, overtaking=False))
+    turned = drawn(draw, "overtaking", "numbers", any_order(draw, 3, 5, overtaking=True))
+    yield case(
+        "3 ranks", [few, own, turned],
+        [
+            one_line(few, "1F1B, fewer microbatches than stages", 1),
+            one_line(own, "an order that you have not seen, 3 ranks", 2),
+            one_line(turned, "stages that differ in the order of microbatches", 1),
+            messages_line(own, "the same: messages", 0.5),
+        ],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip
+    run = drawn(draw, "group", "tokens", rows(one_f_one_b(2, 3)))
+    yield case(
+        "sub-group", [run], [one_line(run, "group {0, 2}", 1)],
+        members=SUB_GROUP, world_size=3, forbidden=FORBIDDEN,
+    )  # fmt: skip
+    run = drawn(draw, "alone", "tokens", rows(naive(1, 3)))
+    yield case(
+        "1 rank", [run],
+        [Line("1 rank", one_line(run, "", 1).judge, 0.5, trivial=True)],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip
+    if draw.hidden:
+        yield from more(draw)
+
+
+def two_ranks(draw: Draw) -> Iterator[Case]:
+    """The simplest, gradients that are there already, and the memory of a long batch."""
+    first = drawn(draw, "naive", "tokens", rows(naive(2, 3)))
+    added = drawn(draw, "gpipe", "numbers", rows(gpipe(2, 4)), earlier=True)
+    yield case(
+        "2 ranks", [first, added],
+        [
+            one_line(first, "naive, 2 ranks", 1.5),
+            division_line(first, "naive, 2 ranks: the mean over all targets", 2),
+            one_line(added, "GPipe, 2 ranks, added to gradients that are there", 2),
+            messages_line(added, "GPipe, 2 ranks: messages", 0.5),
+        ],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip
+    long = drawn(draw, "long", "numbers", rows(one_f_one_b(2, 12)))
+    yield case(
+        "long", [long],
+        [
+            one_line(long, "1F1B, 2 ranks, 12 microbatches", 1),
+            kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
+        ],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip
+
+
+def more(draw: Draw) -> Iterator[Case]:
+    """Other schedules, on more ranks."""
+    turned = drawn(draw, "turned", "tokens", backwards_turned(4, 5), earlier=True)
+    own = drawn(draw, "own", "numbers", any_order(draw, 4, 6, overtaking=True))
+    yield case(
+        "hidden", [turned, own],
+        [
+            one_line(turned, "GPipe, backwards in the reverse order", 2),
+            one_line(own, "another order, 4 ranks", 2),
+            messages_line(own, "the same: messages", 0.5),
+            kept_line(own, "the same: kept for backward", 0.5),
+        ],
+        forbidden=FORBIDDEN,
+    )  # fmt: skip

@@ -1,0 +1,236 @@
+"""Lines about a schedule that was run: its order, what was sent and kept. Values: `running_values`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.notebooks.pipeline.recognising import recognised
+from course_lib.checks.notebooks.pipeline.running_whole import Run
+from course_lib.checks.sentence import Sentence
+from course_lib.ledger.operation import Operation
+from course_lib.pipeline import KINDS
+
+NOT_TOLD = "rank {} did not tell what its stage did."
+FREE = (
+    "After a microbatch's backward nothing of it is needed any more: neither its graph (retain_graph), nor "
+    "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B; what "
+    "is sent or returned is detached (output.detach())."
+)
+
+NO_BARRIER = "In a barrier every rank waits for the slowest, and no message needs it: wait for handles alone."
+
+
+@dataclass(frozen=True)
+class Done:
+    """A pass through a stage: "F" or "B", of which microbatch (None: of no known one), bytes kept then."""
+
+    kind: str
+    microbatch: int | None
+    kept: int
+
+    def __str__(self) -> str:
+        which = "something else" if self.microbatch is None else f"microbatch {self.microbatch}"
+        return f"{KINDS[self.kind]} of {which}"
+
+
+def members(seen: Observed) -> list[int]:
+    """The ranks that take part, in order: stage i is the i-th one's."""
+    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+
+
+def told(run: Run, seen: Observed, stage: int, key: str) -> Any:
+    """What the recipe told of the run, on the rank of this stage; None where it is not there."""
+    values = seen.values[members(seen)[stage]].get(run.name)
+    return values.get(key) if isinstance(values, dict) else None
+
+
+def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
+    """The passes through a stage as they came; None where they were not told as agreed."""
+    events, inputs = told(run, seen, stage, "events"), told(run, seen, stage, "inputs")
+    if not isinstance(events, list) or not isinstance(inputs, list):
+        return None
+    which = [recognised(one, run.incoming(stage)) for one in inputs]
+    found = []
+    for one in events:
+        if not isinstance(one, list) or len(one) != 3:
+            return None
+        kind, number, kept = one
+        agreed = kind in ("F", "B") and type(number) is int and 0 <= number < len(which)
+        if not agreed or type(kept) is not int:
+            return None
+        found.append(Done(kind, which[number], kept))
+    return found
+
+
+# ---- order
+
+
+def order_line(run: Run, title: str, weight: float = 1.0) -> Line:
+    """Every rank did the actions of its row, in their order, each once."""
+
+    def judge(seen: Observed) -> Finding:
+        for stage, rank in enumerate(members(seen)):
+            found = done(run, seen, stage)
+            if found is None:
+                return wrong(NOT_TOLD.format(rank))
+            did = [(one.kind, one.microbatch) for one in found]
+            wanted = [(one.kind, one.microbatch) for one in run.actions[stage]]
+            if did != wanted:
+                return misordered(rank, found, wanted)
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def misordered(rank: int, found: Sequence[Done], wanted: Sequence[tuple[str, int]]) -> Finding:
+    did = [(one.kind, one.microbatch) for one in found]
+    first = next(
+        (i for i, (a, b) in enumerate(zip(did, wanted, strict=False)) if a != b),
+        min(len(did), len(wanted)),
+    )
+    here = str(found[first]) if first < len(found) else "nothing more"
+    there = str(Done(*wanted[first], kept=0)) if first < len(wanted) else "nothing more"
+    says = why_misordered(did, wanted)
+    return wrong(
+        Sentence(
+            f"as its action {first} rank {rank} did the {here}; its list says: the {there}.".replace(
+                "the nothing", "nothing"
+            ),
+            f"rank {rank} did other actions than its list says.",
+        ),
+        says,
+        cause=says,
+        misses_point=True,
+    )
+
+
+def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple[str, int]]) -> str:
+    """The usual cause of another order."""
+    often = Counter(did)
+    forwards = [one for one in did if one[0] == "F"]
+    if not did:
+        return "The stage was never called: stage.module(x) is its forward."
+    if len(forwards) == len(did):
+        return "No gradient ever came through the stage: call backward on its output, with what came back."
+    if any(count > 1 for one, count in often.items() if one[0] == "F"):
+        return "A microbatch goes forward once; its graph is kept for the backward, not made again."
+    if any(count > 1 for one, count in often.items() if one[0] == "B"):
+        return "A microbatch goes backward once: retain_graph is not needed, and costs memory."
+    all_of_it = sorted(map(str, did)) == sorted(map(str, wanted))
+    if all_of_it and forwards == list(did[: len(forwards)]):
+        return (
+            "All forwards came first: that is GPipe, whatever was asked for. Where one backward goes through "
+            "a sum of losses, it does all microbatches at once."
+        )
+    if any(one[1] is None for one in did):
+        return "What came into the stage is no output of the stage before."
+    if set(did) < set(wanted):
+        return "Some actions were left out."
+    return "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
+
+
+# ---- messages
+
+
+def operations(run: Run, seen: Observed, stage: int) -> list[Operation]:
+    """Those of a stage's rank in this run."""
+    begun = told(run, seen, stage, "begun")
+    if not isinstance(begun, list) or len(begun) != 2:
+        return []
+    first, last = begun
+    agreed = type(first) is int and type(last) is int and 0 <= first <= last
+    return seen.operations[members(seen)[stage]][first:last] if agreed else []
+
+
+def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:
+    """Each activation once to the next rank, each gradient once to the one before, and nothing else."""
+
+    def judge(seen: Observed) -> Finding:
+        ranks, total = members(seen), 0
+        sizes = sorted(run.nbytes(k) for k in range(len(run.batch)))
+        for stage, rank in enumerate(ranks):
+            done = operations(run, seen, stage)
+            if "barrier" in [
+                one.op for one in done[1:]
+            ]:  # at first NCCL may make its connections in it
+                return wrong(f"rank {rank} called dist.barrier among its messages.", NO_BARRIER)
+            sent = [one for one in done if one.op == "send"]
+            total += len(sent)
+            beside = {ranks[i] for i in (stage - 1, stage + 1) if 0 <= i < len(ranks)}
+            for peer in sorted({one.peer for one in sent if one.peer is not None} | beside):
+                to_peer = sorted(one.nbytes for one in sent if one.peer == peer)
+                if to_peer != (sizes if peer in beside else []):
+                    return too_many(rank, peer, to_peer, sizes if peer in beside else [])
+        return Finding(True, title=f"{title}: {words.number(total)} by all ranks together")
+
+    return Line(title, judge, weight, "communication")
+
+
+def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Finding:
+    general = f"rank {rank} sent other messages to rank {peer} than it should"
+    said = Sentence(
+        f"rank {rank} sent {words.counted(len(found), 'message')} of {words.number(sum(found))} bytes to "
+        f"rank {peer}; {words.counted(len(wanted), 'message')} of {words.number(sum(wanted))} bytes "
+        f"{words.verb([0] * len(wanted), 'is', 'are')} enough.",
+        f"{general}.",
+    )
+    if not wanted:
+        why = "They are no neighbours: an activation goes to the next stage, its gradient to the one before."
+        return wrong(said, why, cause=why, misses_point=True)
+    why = "One activation, or one gradient of its size, for each microbatch."
+    if len(found) > len(wanted):
+        why = (
+            "What is sent beside activations and gradients is known already: shapes from "
+            "stage.shape(inputs), targets and their number from the microbatches."
+        )
+    return wrong(said, why, cause=why)
+
+
+# ---- memory
+
+
+def kept_line(run: Run, title: str, weight: float = 1.0) -> Line:
+    """After no forward a rank keeps more than the microbatches that its row has under way, and one more."""
+
+    def judge(seen: Observed) -> Finding:
+        most = 0
+        for stage, rank in enumerate(members(seen)):
+            found = done(run, seen, stage)
+            if found is None:
+                return wrong(NOT_TOLD.format(rank))
+            under_way: set[int] = set()
+            one_more = max(run.kept(k, stage) for k in range(len(run.batch)))
+            for passed, planned in zip(found, run.actions[stage], strict=False):
+                if planned.kind == "B":
+                    under_way.discard(planned.microbatch)
+                    continue
+                under_way.add(planned.microbatch)
+                allowed = sum(run.kept(k, stage) for k in under_way)
+                most = max(most, len(under_way))
+                if passed.kept > allowed + one_more:
+                    return kept_too_much(run, stage, rank, passed, len(under_way))
+        held = words.counted(most, "microbatch")
+        return Finding(True, title=f"{title}: {held} at most, of {len(run.batch)}")
+
+    return Line(title, judge, weight, "memory")
+
+
+def kept_too_much(run: Run, stage: int, rank: int, passed: Done, under_way: int) -> Finding:
+    mean = sum(run.kept(k, stage) for k in range(len(run.batch))) / len(run.batch)
+    about = max(round(passed.kept / mean), under_way + 1)
+    are = "microbatch is" if under_way == 1 else "microbatches are"
+    return wrong(
+        Sentence(
+            f"after the {passed} rank {rank} keeps {words.number(passed.kept)} bytes for backward, about "
+            f"{about} microbatches' worth; {under_way} {are} under way.",
+            f"rank {rank} keeps more for backward than the microbatches that are under way.",
+        ),
+        FREE,
+        cause=FREE,
+        misses_point=True,
+    )

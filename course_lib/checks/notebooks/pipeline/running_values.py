@@ -1,0 +1,262 @@
+"""Losses and gradients of a schedule that was run, and what a wrong one is made of.
+
+A gradient is a sum over microbatches. How often each counts in a wrong one is solved for: the microbatches'
+own gradients are known, and there are more elements than microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.notebooks.pipeline.running_lines import members, told
+from course_lib.checks.notebooks.pipeline.running_whole import Run
+from course_lib.checks.sentence import Sentence
+
+TOLERANCE = 1e-9  # of the largest element
+SAME = 1e-5  # of a share, when it is compared with that of a mistake
+NOTHING_CAME = (
+    "No gradient came back to this stage. What a stage passes on is cut off from its graph: the next one "
+    "sends the gradient of its input back (x.grad, after x.requires_grad_()); then output.backward(that)."
+)
+MIXED = (
+    "Is each gradient given to backward, and for the output that it belongs to? Between two ranks messages "
+    "come in the order in which they were sent, whatever their microbatches are called."
+)
+DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatches together"
+
+
+def close(found: Tensor, wanted: Tensor) -> bool:
+    bound = TOLERANCE * max(float(wanted.abs().max()), 1e-3)
+    return bool(((found - wanted).abs() <= bound).all())
+
+
+# ---- gradients
+
+
+def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+    """The gradients of one process, on every rank."""
+
+    def judge(seen: Observed) -> Finding:
+        for stage, rank in enumerate(members(seen)):
+            missing = told(run, seen, stage, "misfits")
+            for name, wanted in run.gradients(stage).items():
+                key = f"grad.{name}"
+                if isinstance(missing, dict) and key in missing:
+                    none = missing[key] == "None"
+                    what = "has no gradient" if none else "has a gradient of another shape"
+                    said = f"on rank {rank} {name} {what}."
+                    return wrong(said, NOTHING_CAME if none else "", cause=NOTHING_CAME)
+                found = seen.tensors[rank][f"{run.name}.{key}"]
+                if not close(found, wanted) and not misdivided(run, seen, stage):
+                    return differs(run, seen, stage, rank, name)
+        return RIGHT
+
+    return Line(title, judge, weight, trivial=trivial)
+
+
+def misdivided(run: Run, seen: Observed, stage: int) -> str:
+    """The mistake in the division that the gradients of a stage show; "" where they show none, or another."""
+    shares = counted(run, seen, stage, members(seen)[stage])
+    if shares is None or (run.earlier and not alike(shares[-1:], [1])):
+        return ""
+    own = shares[: len(run.batch)]
+    return "" if alike(own, [1] * len(own)) or alike(own, [0] * len(own)) else divided(run, own)
+
+
+def division_line(run: Run, title: str, weight: float) -> Line:
+    """The losses' sum is divided as it should be. It costs this line alone: the others pass by the factor."""
+    gradients = gradients_line(run, title)
+
+    def judge(seen: Observed) -> Finding:
+        for stage in range(run.size):
+            if misdivided(run, seen, stage):
+                return differs(
+                    run, seen, stage, members(seen)[stage], next(iter(run.term(0, stage)))
+                )
+        found = gradients.judge(seen)
+        return found if found.ok else wrong(cause=found.cause)
+
+    return Line(title, judge, weight)
+
+
+def differs(run: Run, seen: Observed, stage: int, rank: int, name: str) -> Finding:
+    found = seen.tensors[rank][f"{run.name}.grad.{name}"]
+    wanted = run.gradients(stage)[name]
+    error = (found - wanted).abs().nan_to_num(float("inf")).flatten()
+    worst = int(error.argmax())
+    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
+    general = f"on rank {rank} the gradient of {name} is not what one process gets"
+    says = why(run, counted(run, seen, stage, rank), stage)
+    return wrong(Sentence(f"{general}: {got} instead of {want}.", f"{general}."), says, cause=says)
+
+
+def counted(run: Run, seen: Observed, stage: int, rank: int) -> list[float] | None:
+    """How often each microbatch, and at last what was there before, counts in what came: right is once."""
+    total, names = sum(run.counts), list(run.term(0, stage))
+    columns = [
+        torch.cat([run.term(k, stage)[name].flatten() for name in names]) / total
+        for k in range(len(run.batch))
+    ]
+    if run.earlier:
+        columns.append(torch.cat([run.earlier[stage][name].flatten() for name in names]))
+    found = torch.cat([seen.tensors[rank][f"{run.name}.grad.{name}"].flatten() for name in names])
+    if not bool(found.isfinite().all()):
+        return None
+    matrix = torch.stack(columns, 1)
+    shares = torch.linalg.lstsq(matrix, found[:, None], driver="gelsd").solution[:, 0]
+    if not bool(((matrix @ shares - found).abs() <= 1e-7 * matrix.abs().max()).all()):
+        return None
+    return shares.tolist()
+
+
+def why(run: Run, shares: list[float] | None, stage: int) -> str:
+    """The usual cause of these shares."""
+    if shares is None:
+        return MIXED
+    own = shares[: len(run.batch)]
+    if run.earlier and not alike(shares[-1:], [1]):
+        return before(shares[-1])
+    if alike(own, [0] * len(own)):
+        return NOTHING_CAME if stage < run.size - 1 else "The gradients are zeros."
+    return divided(run, own) or often(own)
+
+
+def alike(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(abs(a - b) <= SAME * max(1, abs(b)) for a, b in zip(found, wanted, strict=True))
+
+
+def before(share: float) -> str:
+    if alike([share], [0]):
+        return "The gradients that were there before are gone: add to param.grad, as backward does by itself."
+    general = "The gradients that were there before are to count once"
+    return Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
+
+
+def divided(run: Run, shares: Sequence[float]) -> str:
+    """The mistake in the division that gives these shares; "" where it is none."""
+    m, total, counts = len(run.batch), sum(run.counts), run.counts
+    elements = sum(targets.numel() for _, targets in run.batch)
+    for wanted, says in (
+        ([total / count for count in counts],
+         f"Each microbatch was divided by its own number of targets: that is the sum of {m} means, {m} times "
+         f"too large. {DIVIDE}."),
+        ([total / count / m for count in counts],
+         "That is the mean of the microbatches' means. They have different numbers of targets, and a target "
+         f"of a small one counts more. {DIVIDE}."),
+        ([total] * m, f"The losses were summed up, not averaged. {DIVIDE}: stage.count(targets)."),
+        ([total / m] * m,
+         f"The sum of the losses was divided by the number of microbatches. {DIVIDE}: stage.count(targets)."),
+        ([total / elements] * m,
+         "Targets that do not count (-100) were counted: stage.count says how many do."),
+        ([m] * m, f"That is {m} times too large, once for each microbatch: the sum is over all already."),
+        ([1 / m] * m, f"That is {m} times too small: who divides by the number of all targets must not "
+                      "divide by the number of microbatches as well."),
+        ([run.size] * m, f"That is {run.size} times too large: once for each stage."),
+        ([1 / run.size] * m, f"That is {run.size} times too small: stages are no replicas, and nothing is "
+                             "averaged over them."),
+    ):  # fmt: skip
+        if alike(shares, wanted):
+            return says
+    if alike(shares, [shares[0]] * m):
+        general = "All of it is a multiple of what it should be"
+        return Sentence(f"{general}: {words.number(shares[0])} times.", f"{general}.")
+    return ""
+
+
+def often(shares: Sequence[float]) -> str:
+    """Microbatches that do not count, or not once."""
+    never = [k for k, share in enumerate(shares) if alike([share], [0])]
+    other = [k for k in range(len(shares)) if k not in never and not alike([shares[k]], [1])]
+    if never and len(never) == len(shares) - 1:
+        (only,) = (k for k in range(len(shares)) if k not in never)
+        return (
+            f"Only microbatch {only} counts: the others' gradients were overwritten, or cleared. They add up "
+            "in param.grad."
+        )
+    told_of = [f"{which(never)} never"] if never else []
+    for k in other[:3]:
+        told_of.append(f"microbatch {k} counts {words.number(round(shares[k], 4))} times")
+    if not told_of:
+        return ""
+    general = "Each microbatch is to count once."
+    return Sentence(f"In it {words.listing(told_of)}. {general}", general)
+
+
+def which(numbers: Sequence[int]) -> str:
+    several = len(numbers) > 1
+    return f"microbatch{'es' * several} {words.listing(words.spans(numbers))} count{'' if several else 's'}"
+
+
+# ---- losses
+
+
+def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
+    """What the last stage's rank returned."""
+
+    def judge(seen: Observed) -> Finding:
+        last = run.size - 1
+        rank, returned = members(seen)[last], told(run, seen, last, "returned")
+        said = unlike_a_dict(rank, returned, len(run.batch))
+        if said:
+            return wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
+        missing = told(run, seen, last, "misfits")
+        if isinstance(missing, dict) and "losses" in missing:
+            return wrong(
+                f"the parts of the loss that rank {rank} returned are not all numbers.",
+                cause="returned",
+            )
+        found = seen.tensors[rank][f"{run.name}.losses"]
+        if close(found, run.losses):
+            return RIGHT
+        k = int((found - run.losses).abs().nan_to_num(float("inf")).argmax())
+        got, want = words.apart(float(found[k]), float(run.losses[k]))
+        says = divided(run, (found / run.losses).tolist())
+        if says and any(misdivided(run, seen, stage) for stage in range(run.size)):
+            return RIGHT
+        general = "the parts of the loss are not what one process gets"
+        return wrong(
+            Sentence(f"{general}: microbatch {k}'s is {got} instead of {want}.", f"{general}."),
+            says,
+            cause=says or ANY,
+        )
+
+    return Line(title, judge, weight, trivial=trivial, short=True)
+
+
+def unlike_a_dict(rank: int, returned: object, count: int) -> str:
+    """What is wrong with the form of what the last rank returned; "" where it is a dict of all parts."""
+    if not isinstance(returned, dict) or not isinstance(returned.get("dict"), list):
+        kind = returned.get("other", "something else") if isinstance(returned, dict) else "nothing"
+        return Sentence(
+            f"rank {rank}, which has the last stage, returned {'None' if kind == 'NoneType' else kind}.",
+            f"rank {rank}, which has the last stage, returned no dict.",
+        )
+    keys = returned["dict"]
+    if len(keys) != count or any(k not in keys for k in range(count)):
+        return Sentence(
+            f"rank {rank}, which has the last stage, returned {words.counted(len(keys), 'part')} of the "
+            f"loss, for {keys[:4]}{' ...' if len(keys) > 4 else ''}; there are {count} microbatches, from 0.",
+            f"rank {rank}, which has the last stage, returned not one part of the loss for each microbatch.",
+        )
+    return ""
+
+
+def elsewhere_line(run: Run, title: str = "{} on the other ranks", weight: float = 0.5) -> Line:
+    """The ranks of other stages returned an empty dict."""
+
+    def judge(seen: Observed) -> Finding:
+        for stage, rank in list(enumerate(members(seen)))[:-1]:
+            if told(run, seen, stage, "returned") != {"dict": []}:
+                return wrong(
+                    f"rank {rank} has no part of the loss, and is to return an empty dict.",
+                    "Only the last stage knows the loss.",
+                    cause="elsewhere",
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, trivial=True, short=True)

@@ -1,0 +1,234 @@
+"""A pipeline in one process, in float64, against which what the ranks did is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks.judge.case import Case, Draw, Line, Observed, RankSide, Spec
+from course_lib.checks.notebooks.pipeline.recognising import tokens
+from course_lib.checks.rank.notebooks.pipeline import stages as models
+from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
+from course_lib.checks.rank.notebooks.pipeline.watching import Kept
+from course_lib.pipeline import Action
+
+RECIPE = "course_lib.checks.rank.notebooks.pipeline.running:schedules"
+SECONDS = 20.0
+BACKWARD = (
+    "torch.fx.experimental.symbolic_shapes",
+)  # the first backward with a gradient imports it
+FLOAT = 8  # bytes
+WIDTH = 6
+Row = Sequence[Action]
+Terms = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One schedule, to be done on as many ranks as it has rows; stage i is rank i's.
+
+    kind, seed: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for each
+    stage the gradients that are there before, by name; empty: none.
+    """
+
+    name: str
+    kind: str
+    seed: int
+    actions: Sequence[Row]
+    batch: Sequence[tuple[Tensor, Tensor]]
+    earlier: Sequence[Terms] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.actions)
+
+    @property
+    def described(self) -> dict:
+        return {"kind": self.kind, "seed": self.seed, "stages": self.size, "width": WIDTH}
+
+    @cached_property
+    def stages(self) -> list[nn.Module]:
+        return [models.build(self.described, index) for index in range(self.size)]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many targets of each microbatch count."""
+        return [int(models.LOSSES[self.kind][1](targets)) for _, targets in self.batch]
+
+    @cached_property
+    def passes(self) -> list[tuple[float, list[Terms], list[list[float]], list[int]]]:
+        """Of each microbatch: the sum of its losses; for each stage the gradients of this sum, the
+        fingerprint of what comes in, and the bytes that are kept for backward."""
+        return [self._passed(*one) for one in self.batch]
+
+    def _passed(self, x: Tensor, targets: Tensor) -> tuple:
+        prints, kept = [], []
+        for stage in self.stages:
+            prints.append(fingerprint(x))
+            with Kept(stage.parameters()) as saved:
+                x = stage(x)
+            # kept by all stages together: each has its part; what comes in counts for each
+            kept.append(saved.nbytes())
+        loss = models.LOSSES[self.kind][0](x, targets)
+        names = [
+            (i, name) for i, one in enumerate(self.stages) for name, _ in one.named_parameters()
+        ]
+        params = [p for one in self.stages for p in one.parameters()]
+        terms: list[Terms] = [{} for _ in self.stages]
+        for (i, name), gradient in zip(names, torch.autograd.grad(loss, params), strict=True):
+            terms[i][name] = gradient
+        return float(loss.detach()), terms, prints, kept
+
+    def loss(self, k: int) -> float:
+        """The sum over microbatch k's targets."""
+        return self.passes[k][0]
+
+    def term(self, k: int, stage: int) -> Terms:
+        """The gradients of `loss(k)` for a stage's parameters."""
+        return self.passes[k][1][stage]
+
+    def kept(self, k: int, stage: int) -> int:
+        """Bytes that a stage keeps for the backward of microbatch k."""
+        return self.passes[k][3][stage]
+
+    def incoming(self, stage: int) -> list[list[float]]:
+        """The fingerprint of what comes into a stage, for each microbatch."""
+        return [one[2][stage] for one in self.passes]
+
+    def gradients(self, stage: int) -> Terms:
+        """What the parameters of a stage are to have as gradients in the end."""
+        total = sum(self.counts)
+        found = {
+            name: torch.stack([self.term(k, stage)[name] for k in range(len(self.batch))]).sum(0)
+            / total
+            for name in self.term(0, stage)
+        }
+        for name, before in (self.earlier[stage] if self.earlier else {}).items():
+            found[name] = found[name] + before
+        return found
+
+    @property
+    def losses(self) -> Tensor:
+        """Each microbatch's part of the loss."""
+        sums = [self.loss(k) for k in range(len(self.batch))]
+        return torch.tensor(sums, dtype=torch.float64) / sum(self.counts)
+
+    def nbytes(self, k: int) -> int:
+        """Of microbatch k's activation between two stages, and of its gradient."""
+        return FLOAT * torch.Size(models.boundary(self.kind, WIDTH, self.batch[k][0])).numel()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that all ranks send together, at least."""
+        return 2 * (self.size - 1) * sum(self.nbytes(k) for k in range(len(self.batch)))
+
+    # ---- what a rank is given, and hands back
+
+    def outputs(self, stage: int) -> dict[str, Spec]:
+        found = {f"grad.{name}": Spec.of(one) for name, one in self.term(0, stage).items()}
+        if stage == self.size - 1:
+            found["losses"] = Spec(torch.float64, (len(self.batch),))
+        return found
+
+    def side(self, stage: int, group: int | None) -> RankSide:
+        inputs: dict[str, Tensor] = {}
+        for k, (x, targets) in enumerate(self.batch):
+            inputs |= {f"{self.name}.x.{k}": x, f"{self.name}.t.{k}": targets}
+        for name, one in (self.earlier[stage] if self.earlier else {}).items():
+            inputs[f"{self.name}.earlier.{name}"] = one
+        outputs = self.outputs(stage)
+        told = {
+            "name": self.name, "model": self.described, "index": stage, "batch": len(self.batch),
+            "actions": [[list(one) for one in row] for row in self.actions],
+            "earlier": bool(self.earlier),
+            "expects": {
+                name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in outputs.items()
+            },
+        }  # fmt: skip
+        if group is not None:
+            told["group"] = group
+        named = {f"{self.name}.{name}": spec for name, spec in outputs.items()}
+        return RankSide(inputs, {"runs": [told]}, named)
+
+
+def case(
+    title: str,
+    runs: Sequence[Run],
+    lines: Sequence[Line],
+    *,
+    members: Sequence[int] = (),
+    world_size: int = 0,
+    forbidden: frozenset[str] = frozenset(),
+    remark: Callable[[Observed], Sequence[str]] | None = None,
+) -> Case:
+    """The runs one after the other in one launch. members: the ranks that take part, of world_size; they
+    are passed as group=. Left out: all, and no group."""
+    ranks, group = (list(members), 0) if members else (list(range(runs[0].size)), None)
+    sides = {}
+    for stage, rank in enumerate(ranks):
+        parts = [run.side(stage, group) for run in runs]
+        sides[rank] = RankSide(
+            {name: one for part in parts for name, one in part.inputs.items()},
+            {"runs": [run for part in parts for run in part.instructions["runs"]]},
+            {name: spec for part in parts for name, spec in part.outputs.items()},
+        )
+    return Case(
+        title,
+        [sides.get(rank) or RankSide({}, {}, {}) for rank in range(world_size or len(ranks))],
+        list(lines),
+        recipe=RECIPE,
+        groups=[ranks] if members else [],
+        needed=sum(run.sent for run in runs),
+        timeout=SECONDS,
+        imports=BACKWARD,
+        forbidden=forbidden,
+        remark=remark,
+    )
+
+
+# ---- microbatches and schedules
+
+
+def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Of one to three rows and three to five columns each, no two neighbours of one size; of tokens' targets
+    some do not count. No two have the same inputs, and no two neighbours equally many targets that count."""
+    shapes = [(1 + (k + draw.integer(0, 2)) % 3, 3 + k % 3) for k in range(count)]
+    if kind == "numbers":
+        pairs = [draw.normal(2, *shape, WIDTH, dtype=torch.float64) for shape in shapes]
+        return [(x, targets) for x, targets in pairs]
+    found, before = [], 0
+    for x, (rows, columns) in zip(tokens(draw, shapes, models.VOCABULARY), shapes, strict=True):
+        ignored = draw.choice([n for n in range(3) if rows * (columns - n) != before])
+        before = rows * (columns - ignored)
+        targets = torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)
+        targets[:, :ignored] = -100
+        found.append((x, targets))
+    return found
+
+
+def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:
+    """A valid schedule without any plan: again and again something that can be done.
+
+    overtaking: stages may do the microbatches in different orders; else all have one order of forwards, and
+    one of backwards.
+    """
+    rows: list[list[Action]] = [[] for _ in range(stages)]
+    todo = [Action(0, "F", k) for k in range(count)]
+    while todo:
+        able = todo
+        if not overtaking:  # the oldest of each stage and kind alone
+            able = [one for i, one in enumerate(todo) if all(one[:2] != o[:2] for o in todo[:i])]
+        stage, kind, k = one = draw.choice(able)
+        todo.remove(one)
+        rows[stage].append(one)
+        if kind == "F" and stage < stages - 1:
+            todo.append(Action(stage + 1, "F", k))
+        elif kind == "F":
+            todo.append(Action(stage, "B", k))
+        elif stage:
+            todo.append(Action(stage - 1, "B", k))
+    return rows

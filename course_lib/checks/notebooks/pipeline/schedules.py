@@ -1,0 +1,235 @@
+"""naive, gpipe, one_f_one_b: schedules with one stage a rank and whole backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, exercise, wrong
+from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
+from course_lib.checks.notebooks.pipeline.form import (
+    EQUAL,
+    SCHEDULE,
+    Form,
+    activations_of,
+    bubble_of,
+)
+from course_lib.checks.notebooks.pipeline.order import (
+    IMPOSSIBLE,
+    ahead,
+    all_forwards_first,
+    first_of,
+    is_naive,
+    longest_gap,
+    orders_differ,
+    two_forwards,
+    warm_up,
+)
+from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
+from course_lib.checks.sentence import Sentence
+from course_lib.pipeline import Durations
+
+PASSES = "every pass once, on its rank, in an order that works"
+FULL = "a short bubble and few activations"
+
+
+def nothing(sizes: Sizes, rows: Rows) -> str:
+    """No hint."""
+    return ""
+
+
+def some(draw: Draw, least: int = 2, unit: int = 1, most: int = 5) -> Sizes:
+    """Some stages, and more microbatches than stages."""
+    stages = draw.integer(least, most + 1)
+    more = stages + draw.integer(2, 6) if unit == 1 else 2 * stages
+    return Sizes(stages, more)
+
+
+def uneven(draw: Draw) -> Durations:
+    """Other times than F = I = W, W the shortest."""
+    weight = draw.integer(1, 4)
+    return Durations(weight + draw.integer(1, 4), weight + draw.integer(0, 4), weight)
+
+
+# ---- naive
+
+
+def gpipes_memory(sizes: Sizes, rows: Rows) -> str:
+    if all_forwards_first(sizes, rows):
+        return "That is GPipe: all microbatches go in before the first one comes back."
+    return "The next microbatch goes into the first stage only after the one before has come back to it."
+
+
+NAIVE = Form(
+    "naive",
+    disorder=IMPOSSIBLE,
+    late=nothing,
+    heavy=gpipes_memory,
+    held="one microbatch at a time",
+    activations=activations_of("naive"),
+)
+
+
+@exercise(
+    points=3,
+    objects=("naive",),
+    references=REFERENCES,
+    refused=SCHEDULES,
+    point="one microbatch at a time",
+    besides=SCHEDULE,
+)
+def naive(draw: Draw) -> Iterator[Case]:
+    asked = Asked("naive")
+    wanted = [asked.add(one) for one in (Sizes(4, 4), some(draw), Sizes(1, 3))]
+    yield asked.case(
+        "schedules",
+        [
+            NAIVE.line(PASSES, asked, wanted, [], 2),
+            NAIVE.line("one microbatch at a time", asked, wanted, [NAIVE.holds], 3),
+        ],
+    )
+    if draw.hidden:
+        more = Asked("naive")
+        larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(5, 1))]
+        yield more.case(
+            "larger", [NAIVE.line("more stages", more, larger, [NAIVE.holds], 2)], hidden=True
+        )
+
+
+# ---- GPipe
+
+
+def forwards_first(sizes: Sizes, rows: Rows) -> Finding:
+    """Every rank does all forwards before its first backward."""
+    m = sizes.microbatches
+    for rank, row in enumerate(rows):
+        if ahead(row) < m:
+            told = Sentence(
+                f"{sizes.call('gpipe')}: rank {rank} goes backward after {words.number(ahead(row))} of its "
+                f"{words.counted(m, 'forward')}. In GPipe all forwards come first.",
+                "gpipe does a backward before all forwards are done. In GPipe all forwards come first.",
+            )
+            early = all(ahead(row) == min(m, sizes.stages - r) for r, row in enumerate(rows))
+            later = "That is 1F1B, which comes later." if early else ""
+            return wrong(
+                told, is_naive(sizes, rows) or later, cause="backward first", misses_point=True
+            )
+    return RIGHT
+
+
+GPIPE = Form(
+    "gpipe",
+    disorder=IMPOSSIBLE,
+    late=first_of(is_naive, orders_differ, longest_gap),
+    heavy=nothing,
+    bubble=bubble_of("gpipe"),
+)
+
+
+@exercise(
+    points=4,
+    objects=("gpipe",),
+    references=REFERENCES,
+    refused=SCHEDULES,
+    point="all microbatches in the pipeline at once",
+    besides=SCHEDULE,
+)
+def gpipe(draw: Draw) -> Iterator[Case]:
+    asked = Asked("gpipe")
+    wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(4, 2), Sizes(1, 3))]
+    yield asked.case(
+        "schedules",
+        [
+            GPIPE.line(PASSES, asked, wanted, [], 2),
+            GPIPE.line("all forwards, then all backwards", asked, wanted, [forwards_first], 2),
+            GPIPE.line(
+                "a rank idles (p-1)(F+B)", asked, wanted, [GPIPE.takes(EQUAL, uneven(draw))], 3
+            ),
+        ],
+    )
+    if draw.hidden:
+        more = Asked("gpipe")
+        larger = [more.add(some(draw, 6, most=9)), more.add(Sizes(5, 1))]
+        looks = [forwards_first, GPIPE.takes(EQUAL, uneven(draw))]
+        yield more.case("larger", [GPIPE.line("more stages", more, larger, looks, 2)], hidden=True)
+
+
+# ---- 1F1B
+
+
+def forwards_needed(sizes: Sizes, rank: int) -> int:
+    """Before the first backward: down to the last stage, and its own."""
+    return min(sizes.microbatches, sizes.stages - rank)
+
+
+WHY = "one for each stage from it to the last, p - i"
+short, long = warm_up(forwards_needed, WHY)
+
+
+def sold_as_1f1b(sizes: Sizes, rows: Rows) -> str:
+    m, p = sizes.microbatches, sizes.stages
+    if m <= p or not all_forwards_first(sizes, rows):
+        return ""
+    return Sentence(
+        f"That is GPipe's order, and GPipe's memory: rank 0 does {m} forwards before its first backward. "
+        f"Stage 0 of {p} needs {p}: then the first gradient can be back.",
+        "That is GPipe's order, and GPipe's memory: all forwards before the first backward. Stage 0 of p "
+        "needs p: then the first gradient can be back.",
+    )
+
+
+ONE_F_ONE_B = Form(
+    "one_f_one_b",
+    disorder=IMPOSSIBLE,
+    late=first_of(is_naive, short, long, two_forwards, orders_differ, longest_gap),
+    heavy=first_of(sold_as_1f1b, long, two_forwards),
+    excess=2,  # one forward too many on every rank is still 1F1B
+    bubble=bubble_of("one_f_one_b"),
+    activations=activations_of("one_f_one_b"),
+)
+
+
+@exercise(
+    points=8,
+    objects=("one_f_one_b",),
+    references=REFERENCES,
+    refused=SCHEDULES,
+    point=FULL,
+    besides=SCHEDULE,
+)
+def one_f_one_b(draw: Draw) -> Iterator[Case]:
+    asked, few, form = Asked("one_f_one_b"), Asked("one_f_one_b"), ONE_F_ONE_B
+    wanted = [asked.add(one) for one in (Sizes(4, 8), some(draw), Sizes(2, 4), Sizes(1, 3))]
+    fewer = [few.add(one) for one in (Sizes(4, 2), Sizes(draw.integer(3, 7), 1), Sizes(3, 3))]
+    yield asked.case(
+        "schedules",
+        [
+            form.line(PASSES, asked, wanted, [], 2),
+            form.line("a rank idles (p-1)(F+B), B = 2 F", asked, wanted, [form.takes(EQUAL)], 2.5),
+            form.line("and for other times", asked, wanted, [form.takes(uneven(draw))], 1),
+            form.line(
+                "activations on stage i: min(m, p-i)", asked, wanted, [form.holds], 3,
+                aspect="memory",
+            ),
+        ],
+    )  # fmt: skip
+    yield few.case(
+        "few",
+        [
+            form.line(
+                "no more microbatches than stages", few, fewer, [form.takes(EQUAL)], 1, edge=True
+            ),
+            form.line(
+                "activations: then at most m", few, fewer, [form.holds], 0.5, "memory", edge=True
+            ),
+        ],
+    )
+    if draw.hidden:
+        more = Asked("one_f_one_b")
+        larger, shorter = more.add(some(draw, 6, most=9)), more.add(Sizes(7, draw.integer(2, 7)))
+        looks = [form.takes(EQUAL, uneven(draw)), form.holds]
+        lines = [
+            form.line("more stages", more, [larger], looks, 2),
+            form.line("more stages than microbatches", more, [shorter], looks, 1, edge=True),
+        ]
+        yield more.case("larger", lines, hidden=True)

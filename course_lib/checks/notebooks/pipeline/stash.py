@@ -1,0 +1,184 @@
+"""PipeDreamStage: an update after every backward, with the gradient of the weights that the forward saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.training import OPTIMIZERS
+from course_lib.checks.notebooks.pipeline.recognising import tokens
+from course_lib.checks.notebooks.pipeline.references import REFERENCES
+from course_lib.checks.notebooks.pipeline.running_values import close
+from course_lib.checks.notebooks.pipeline.stash_runs import SLIPS, NoVersions, Order, Run, Tensors
+from course_lib.checks.rank.notebooks.pipeline.stages import VOCABULARY
+from course_lib.checks.sentence import Sentence
+from course_lib.pipeline.actions import flat
+from course_lib.pipeline.generators import one_f_one_b
+
+RECIPE = "course_lib.checks.rank.notebooks.pipeline.updates:updates"
+ADAM = ("Adam", {"lr": 0.02})
+POINT = "a gradient of the weights that the forward saw, stepped into the newest"
+LEFT_OVER = "A version is needed from a microbatch's forward to its backward: drop it then (pop)."
+
+
+def values_line(
+    run: Run, title: str, kinds: Sequence[str], what: Callable[[str, str], str], weight: float
+) -> Line:
+    """All tensors whose names begin with one of `kinds`, in the order in which they came about."""
+
+    def judge(seen: Observed) -> Finding:
+        values = seen.values[0].get(run.name)
+        missing = values.get("misfits") if isinstance(values, dict) else {}
+        for name, wanted in run.wanted.items():
+            kind, k, *rest = name.split(".", 2)
+            if kind not in kinds:
+                continue
+            called = what(k, "".join(rest))
+            if isinstance(missing, dict) and name in missing:
+                none = missing[name] == "None"
+                is_it = "None" if none else "not of the shape and dtype that was agreed"
+                hint = "Is there a `return` at its end?" if none else ""
+                return wrong(f"{called} is {is_it}.", hint, cause=f"{kind} missing")
+            found = seen.tensors[0][f"{run.name}.{name}"]
+            if not close(found, wanted):
+                return differs(run, seen, called, found, wanted)
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def differs(run: Run, seen: Observed, called: str, found: Tensor, wanted: Tensor) -> Finding:
+    says = next((one for one, kind in SLIPS.items() if fits(run, seen, run.trained(kind))), "")
+    worst = int((found - wanted).abs().nan_to_num(float("inf")).flatten().argmax())
+    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
+    general = f"{called} is not what it should be"
+    return wrong(
+        Sentence(f"{general}: {got} instead of {want}.", f"{general}."),
+        says,
+        cause=says or called,
+        misses_point=SLIPS.get(says) is NoVersions,
+    )
+
+
+def fits(run: Run, seen: Observed, mistake: Tensors) -> bool:
+    return all(close(seen.tensors[0][f"{run.name}.{name}"], one) for name, one in mistake.items())
+
+
+def held_line(run: Run, title: str, weight: float) -> Line:
+    """Versions: one for each microbatch under way, and the newest; besides gradients and the momentum."""
+
+    def judge(seen: Observed) -> Finding:
+        values = seen.values[0].get(run.name)
+        held = values.get("held") if isinstance(values, dict) else None
+        if not isinstance(held, list) or len(held) != len(run.actions):
+            return wrong("what the stage holds was not told.")
+        under_way = 0
+        for nbytes, (kind, k) in zip(held, run.actions, strict=True):
+            under_way += 1 if kind == "F" else -1
+            beside = 2 * run.nbytes  # gradients, momentum
+            allowed = beside + (under_way + 1.5) * run.nbytes
+            if type(nbytes) is not int or nbytes > allowed:
+                versions = round((nbytes - beside) / run.nbytes) if type(nbytes) is int else 0
+                return wrong(
+                    Sentence(
+                        f"after {kind} of microbatch {k} the stage holds {words.number(nbytes)} bytes, some "
+                        f"{versions} versions of its weights; {words.counted(under_way, 'microbatch')} under "
+                        "way need as many, and one is the newest.",
+                        "the stage holds more versions than there are microbatches under way.",
+                    ),
+                    LEFT_OVER,
+                    cause=LEFT_OVER,
+                )
+        return RIGHT
+
+    return Line(title, judge, weight, "memory")
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if "modified by an inplace operation" in text:
+        return (
+            "The optimizer changes weights in place, and a microbatch that is under way still needs the old "
+            "ones: let its forward run on copies of them (param.detach().clone(), by functional_call; or a "
+            "copy of the module)."
+        )
+    if "does not require grad" in text:
+        return "Is the version cut off from autograd? param.detach().clone().requires_grad_()."
+    if "only Tensors of floating point" in text:
+        return "Tokens have no gradient: x.requires_grad_() is for floating-point inputs."
+    if "backward through the graph a second time" in text:
+        return "Each microbatch has a graph of its own: cut x off from other graphs (detach())."
+    if "grad can be implicitly created only for scalar" in text:
+        return "Give the gradient on: output.backward(gradient)."
+    return ""
+
+
+# ---- cases
+
+
+def row(stages: int, stage: int, count: int) -> list[tuple[str, int]]:
+    """1F1B's actions of one stage."""
+    return [(one.kind, one.microbatch) for one in flat(one_f_one_b(stages, count)[stage])]
+
+
+def drawn(draw: Draw, name: str, kind: str, actions: Order, **more) -> Run:
+    width = more.get("width", 6)
+    count, shape = 1 + max(k for _, k in actions), (2, 3)
+    if kind == "first":
+        xs = tokens(draw, [shape] * count, VOCABULARY)
+    else:
+        xs = [draw.normal(*shape, width, dtype=torch.float64) for _ in range(count)]
+    gs = [draw.normal(*shape, width, dtype=torch.float64) for _ in xs] if kind != "last" else []
+    return Run(name, kind, draw.integer(1, 1 << 30), actions, xs, gs, **more)
+
+
+def lines(run: Run, title: str, weight: float) -> list[Line]:
+    def output(k: str, _: str) -> str:
+        return f"the output of microbatch {k}"
+
+    def of_input(k: str, _: str) -> str:
+        return f"the gradient that backward({k}) returns"
+
+    def weights(k: str, name: str) -> str:
+        return f"{name} after backward({k})"
+
+    found = [
+        values_line(run, f"{title}: outputs", ["y"], output, weight / 2),
+        values_line(run, f"{title}: weights after each backward", ["p"], weights, weight),
+    ]
+    if run.kind != "first":
+        found.insert(1, values_line(run, f"{title}: gradients of x", ["dx"], of_input, weight / 2))
+    return found
+
+
+def alone(title: str, run: Run, told: Sequence[Line]) -> Case:
+    return Case(title, [run.side], list(told), recipe=RECIPE, alone=True, imports=OPTIMIZERS)
+
+
+@exercise(points=6, objects=("PipeDreamStage",), references=REFERENCES, hint=trouble, point=POINT)
+def pipedream_stage(draw: Draw) -> Iterator[Case]:
+    run = drawn(draw, "middle", "middle", row(4, 1, 7))
+    yield alone("middle", run, lines(run, "stage 1 of 4", 2))
+    run = drawn(draw, "first", "first", row(4, 0, 10), width=24, memory=True)
+    told = [*lines(run, "stage 0 of 4, tokens", 1), held_line(run, "versions held", 1.5)]
+    yield alone("first", run, told)
+    run = drawn(draw, "last", "last", row(3, 2, 4))
+    yield alone("last", run, lines(run, "stage 2 of 3, with the loss", 1))
+    if draw.hidden:
+        run = drawn(draw, "adam", "middle", row(5, 1, 9), optimizer=ADAM)
+        yield alone("adam", run, lines(run, "stage 1 of 5, Adam", 1))
+        turned = [("F", 0), ("F", 1), ("F", 2), ("B", 1), ("F", 3), ("B", 3), ("B", 0), ("B", 2)]
+        run = drawn(draw, "turned", "middle", turned)
+        yield alone("turned", run, lines(run, "backwards in another order", 1))

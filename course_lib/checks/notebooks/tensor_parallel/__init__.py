@@ -1,0 +1,31 @@
+"""The checks of notebook 06: how is one layer split, and what must be said between its parts?"""
+
+from course_lib.checks.notebooks.tensor_parallel.attention import (
+    parallel_heads,
+    parallel_self_attention,
+)
+from course_lib.checks.notebooks.tensor_parallel.conjugate import conjugate_functions
+from course_lib.checks.notebooks.tensor_parallel.embedding import vocab_parallel_embedding
+from course_lib.checks.notebooks.tensor_parallel.linear import (
+    column_parallel_linear,
+    row_parallel_linear,
+)
+from course_lib.checks.notebooks.tensor_parallel.prediction import predictions
+from course_lib.checks.notebooks.tensor_parallel.quiz import questions
+from course_lib.checks.notebooks.tensor_parallel.sequence import sequence_parallel
+from course_lib.checks.notebooks.tensor_parallel.swap import swap
+from course_lib.checks.notebooks.tensor_parallel.vocabulary import vocab_parallel_cross_entropy
+
+__all__ = [
+    "column_parallel_linear",
+    "conjugate_functions",
+    "parallel_heads",
+    "parallel_self_attention",
+    "predictions",
+    "questions",
+    "row_parallel_linear",
+    "sequence_parallel",
+    "swap",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
+]

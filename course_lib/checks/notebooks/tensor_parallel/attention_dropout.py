@@ -1,0 +1,122 @@
+"""Dropout of the weights of attention: masks of each rank's own, and generators that agree afterwards.
+
+A sequence of one token has one weight of attention for each head, and it is 1. Dropout makes it 0 or
+1 / (1 - p), so that which weights were dropped can be read from the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.judge.case import ANY, RIGHT, Case, Draw, Finding, Line, Observed, wrong
+from course_lib.checks.judge.layers.lines import (
+    close,
+    differs,
+    members,
+    same_everywhere_line,
+    values_line,
+)
+from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.notebooks.tensor_parallel.heads import Heads
+
+P, BATCH = 0.4, 24
+NOTHING = (
+    "Nothing was dropped while training: hand `dropout` on to causal_attention, or drop what the "
+    "softmax gives with that probability."
+)
+ALIKE = (
+    "Every rank dropped the same of its heads: the ranks have the same seed, and inside the region masks "
+    "must differ. Drop within `own_random_state(group)`."
+)
+OTHER = (
+    "Dropout is of the weights of attention: in a sequence of one token, where a head has one weight, what "
+    "the head adds is dropped whole or divided by 1 - p."
+)
+AFTERWARDS = (
+    "Behind the region all ranks draw the same random numbers again, or what is whole gets other masks on "
+    "each rank: `own_random_state` sees to it; a seed of each rank's own does not."
+)
+WHILE_TRAINING = (
+    "Dropout is for training: after eval(), where self.training is False, nothing is dropped."
+)
+
+
+def kept(whole: Heads, y: Tensor) -> tuple[Tensor, bool]:
+    """The factor of each head in each sequence (batch, heads), and whether there is nothing else in y."""
+    _, _, value, out, _, _, value_bias, out_bias = whole.parameters
+    mixed = torch.linalg.solve(out, (y - out_bias).flatten(0, 1).T).T.unflatten(
+        -1, (whole.heads, -1)
+    )
+    values = (whole.x @ value.T + value_bias).flatten(0, 1).unflatten(-1, (whole.heads, -1))
+    factors = (mixed * values).sum(-1) / values.square().sum(-1)
+    return factors, bool((mixed - factors[..., None] * values).abs().max() < 1e-6)
+
+
+def of_masks(factors: Tensor) -> bool:
+    """Whether heads were dropped, and the others divided by 1 - P."""
+    scale = 1 / (1 - P)
+    return close(factors, scale * (factors > scale / 2).double())
+
+
+def nothing_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
+    """The output is that without dropout."""
+    line = values_line(run, title, weight=weight)
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        if found.ok:
+            return found
+        factors, alone = kept(whole, seen.tensors[members(seen)[0]][f"{run.name}.y"])
+        dropped = alone and of_masks(factors)
+        return replace(found, sentences=(*found.sentences, WHILE_TRAINING)) if dropped else found
+
+    return replace(line, judge=judge)
+
+
+def masks_line(run: Run, whole: Heads, title: str, weight: float) -> Line:
+    """The output is that of some masks, which differ from rank to rank."""
+
+    def judge(seen: Observed) -> Finding:
+        y = seen.tensors[members(seen)[0]][f"{run.name}.y"]
+        without = replace(run, wanted=[{"y": y}] * run.size)
+        found = differs(without, seen, ["y"], (), None, "All ranks return the same sum.")
+        if found:
+            return found
+        factors, alone = kept(whole, y)
+        if close(factors, torch.ones_like(factors)):
+            return wrong("the output in training is that without dropout.", NOTHING)
+        if not alone or not of_masks(factors):
+            return wrong("the output in training is that of no mask of the heads' weights.", OTHER)
+        first, *others = factors.tensor_split(whole.n, 1)
+        if all(close(one, first) for one in others):
+            return wrong("the masks of all ranks are the same.", ALIKE)
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def then(first: Line, line: Line) -> Line:
+    """The line, which counts where the first is right."""
+
+    def judge(seen: Observed) -> Finding:
+        return line.judge(seen) if first.judge(seen).ok else wrong(cause=ANY)
+
+    return replace(line, judge=judge)
+
+
+def dropout_case(draw: Draw, n: int = 2, heads: int = 4) -> Case:
+    whole = Heads.draw(draw, n, heads, heads, 4, (BATCH, 1), True)
+    plain = Run(
+        "training", [{"x": whole.x}] * n, [{"y": whole.output(whole.parameters, whole.x)}] * n,
+        make=([whole.width, heads], {"dropout": P}), seed=whole.seed, drawn=True,
+    )  # fmt: skip
+    after = replace(plain, name="evaluated", drawn=False, evaluates=True)
+    masks = masks_line(plain, whole, f"dropout={P}: other masks on every rank", 4)
+    agree = same_everywhere_line(
+        plain, "drawn", f"dropout={P}: the same random numbers behind it", AFTERWARDS, weight=1
+    )
+    nothing = nothing_line(after, whole, f"dropout={P}: nothing dropped after eval()", 0.5)
+    return case(f"dropout, {n} ranks", [plain, after], [masks, then(masks, agree), nothing])

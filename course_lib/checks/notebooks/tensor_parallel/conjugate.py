@@ -1,0 +1,271 @@
+"""The pair at the edges of a sharded region: what is said forward, and what backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from course_lib.checks.judge.case import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+)
+from course_lib.checks.judge.layers import runs
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    saved_line,
+    sent_line,
+    values_line,
+)
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    FACTOR_N,
+    columns,
+    interface,
+    own_work,
+    total,
+    unwritten,
+)
+from course_lib.facts import least_bytes
+from course_lib.ledger.operation import Operation
+
+ENTER, LEAVE = (
+    0,
+    1,
+)  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
+NAMES = ("identity_all_reduce", "all_reduce_identity")
+COPY = (
+    "Somebody else may hold it, too, and dist.all_reduce works in place: sum a copy, "
+    "clone(memory_format=torch.contiguous_format)."
+)
+
+
+def numbers(draw: Draw, n: int, alike: bool, *shape: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Integers whose sum is exact in the dtype, for each of n ranks: the same ones, or others."""
+    high = 250 // n if dtype.itemsize == 2 else 1 << 20
+    if alike:
+        return [draw.distinct(*shape, high=high).to(dtype)] * n
+    return [draw.distinct(*shape, high=high).to(dtype) for _ in range(n)]
+
+
+def a_run(
+    draw: Draw,
+    which: int,
+    n: int,
+    shape: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float64,
+    layout: str = "",
+) -> Run:
+    """One of the two on n ranks.
+
+    A whole x enters, and each rank has a gradient of its own; of what leaves each rank has a term, and all
+    have the same gradient. layout: "" for rows, or x lies in memory column by column, and the gradient too
+    ("columns", as behind y.t()), or it is one number, "expanded", as that of a sum is.
+    """
+    enters = which == ENTER
+    x = numbers(draw, n, enters, *shape, dtype=dtype)
+    one = numbers(draw, n, not enters, *((1, 1) if layout == "expanded" else shape), dtype=dtype)
+    gradient = [g.expand(*shape) for g in one]
+    y = x if enters else [total(x)] * n
+    grad = [total(gradient)] * n if enters else gradient
+    wanted = [
+        {"y": y[k], "grad.x": grad[k], "after.x": x[k], "after.gradient": gradient[k]}
+        for k in range(n)
+    ]
+    columns = (shape, [1, shape[0]])
+    strides = {"columns": columns, "expanded": (shape, [0, 0])}
+    views = {"x": columns, "gradient": strides[layout]} if layout else {}
+    return Run(
+        f"{'enter' if enters else 'leave'} {layout}".strip(),
+        inputs=[{"x": one.t().contiguous() if layout else one} for one in x],
+        wanted=wanted,
+        gradient=[g.t().contiguous() for g in one] if layout == "columns" else one,
+        object=which,
+        views=views,
+    )
+
+
+# ---- values
+
+
+def entered(run: Run) -> list[Mistake]:
+    """What can go wrong where a whole tensor enters."""
+    n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
+    return [
+        Mistake(
+            "That is the other of the two. Where a whole tensor enters, each rank uses it: nothing is said "
+            "forward, and the gradients of all uses are summed backward.",
+            lambda k: {"y": n * x[k], "grad.x": own[k]},
+        ),
+        Mistake(
+            "x is whole on every rank: summed forward it becomes N times too large.",
+            lambda k: {"y": n * x[k]},
+        ),
+        Mistake(
+            "x is whole on every rank: nothing is to be done to it forward.",
+            lambda k: {"y": x[k] / n},
+        ),
+        Mistake(
+            "Backward went on with the rank's own gradient. Each rank used x in its own way, and the "
+            "gradient of x is the sum over all uses.",
+            lambda k: {"y": x[k], "grad.x": own[k]},
+        ),
+        Mistake(
+            f"That is divided by {n}: a sum over the uses, not a mean.",
+            lambda k: {"grad.x": summed[k] / n},
+        ),
+        Mistake(
+            f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}
+        ),
+    ]
+
+
+def left(run: Run) -> list[Mistake]:
+    """What can go wrong where the terms of a sum leave."""
+    n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
+    return [
+        Mistake(
+            "That is the other of the two. Where each rank has a term, they are summed forward, and backward "
+            "the sum's gradient is that of every term.",
+            lambda k: {"y": own[k], "grad.x": n * whole[k]},
+        ),
+        Mistake(
+            "Forward handed the rank's own term on: they are to be summed over the ranks, and what was begun "
+            "with async_op=True is to be waited for.",
+            lambda k: {"y": own[k]},
+        ),
+        Mistake(
+            f"That is divided by {n}: the sum of the terms is meant, not their mean.",
+            lambda k: {"y": summed[k] / n},
+        ),
+        Mistake(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
+        Mistake(
+            "Every term goes into the sum with the factor 1, and has the sum's gradient as it is.",
+            lambda k: {"y": summed[k], "grad.x": whole[k] / n},
+        ),
+    ]
+
+
+def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
+    """Values and gradients of one run; then, that nothing else was written."""
+    line = values_line(
+        run, title, names=["y", "grad.x"],
+        mistakes=entered(run) if run.object == ENTER else left(run),
+        misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
+    )  # fmt: skip
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
+        return unwritten(run, seen, what, COPY) if found.ok else found
+
+    return Line(title, judge, weight, trivial=line.trivial, short=line.short)
+
+
+def no_graph(name: str, came: str) -> str:
+    if name == "grad.x" and came == "None":
+        return (
+            "What came back has no graph behind it, or a backward that returns None for x. Autograd does not "
+            "see what torch.distributed does: write a torch.autograd.Function, and call its apply. "
+            "dist.all_reduce works in place and returns nothing: return the tensor."
+        )
+    return ""
+
+
+# ---- what is sent
+
+
+def direction(run: Run, which: str, weight: float = 1.0) -> Line:
+    """An all-reduce on one side, nothing on the other."""
+    name = NAMES[run.object]
+    sends = which == ("backward" if run.object == ENTER else "forward")
+    nbytes = next(iter(run.inputs[0].values())).nbytes
+    exact = least_bytes(run.size, nbytes) if sends else 0.0
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        if not sends:
+            return f"{name} is the identity {which}: nothing has to be sent."
+        if {one.op for one in done} == {"all_gather"}:
+            return "To gather all terms and add them up sends N/2 times as much as an all-reduce."
+        return "One all-reduce is enough: 2 (N-1)/N of the tensor."
+
+    return sent_line(
+        run, which, [exact] * run.size, hint=hint, weight=weight,
+        title=f"{name}, {which}",
+    )  # fmt: skip
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
+    if "leaf Variable that requires grad" in text or "modified by an inplace operation" in text:
+        return f"x was written into. {COPY}"
+    return ""
+
+
+@exercise(
+    points=6,
+    objects=NAMES,
+    references=REFERENCE,
+    hint=trouble,
+    point="saying what goes back where autograd sees nothing",
+)
+def conjugate_functions(draw: Draw) -> Iterator[Case]:
+    def both(n: int, *shape: int, **more: Any) -> tuple[Run, Run]:
+        enter, leave = (a_run(draw, which, n, shape, **more) for which in (ENTER, LEAVE))
+        return enter, leave
+
+    enter, leave = both(3, 2, 6)
+    nothing_kept = saved_line(
+        leave, [0] * 3, title="nothing is kept for backward", weight=0.5,
+        says="A sum's backward needs no values: save nothing.",
+    )  # fmt: skip
+    for run, also in (
+        (enter, []),
+        (leave, [nothing_kept]),
+    ):  # apart: one that raises costs itself alone
+        name = NAMES[run.object]
+        told = [right(run, f"{name}, 3 ranks", 2)]
+        told += [direction(run, which, 0.5) for which in ("forward", "backward")]
+        told += [own_work(run, f"{name}: backward is yours", point=True), *also]
+        yield runs.case(f"{name}, 3 ranks", [run], told)
+    yield from memory_layouts(draw)
+    enter, leave = both(2, 4)
+    yield runs.case("group", [enter, leave],
+        [right(one, f"{NAMES[one.object]}, group {{1, 3}}", 0.5, short=True) for one in (enter, leave)],
+        members=(1, 3), world_size=4,
+    )  # fmt: skip
+    if draw.hidden:
+        for n in (4, 2):
+            yield one_more(both(n, 3, 3), f"{n} ranks")
+        half = [a_run(draw, which, 3, (6,), dtype=torch.bfloat16) for which in (ENTER, LEAVE)]
+        yield one_more(half, "bfloat16")
+        yield one_more(both(1, 4), "1 rank", trivial=True)
+
+
+def memory_layouts(draw: Draw) -> Iterator[Case]:
+    """Tensors that do not lie in memory row by row; a case for each function, since all_reduce raises."""
+    for which in (ENTER, LEAVE):
+        pair = [a_run(draw, which, 3, (2, 5), layout=layout) for layout in ("expanded", "columns")]
+        yield runs.case(f"{NAMES[which]}, layouts", pair,
+            [
+                right(one, f"{NAMES[which]}: x by columns, {gradient}", 0.5)
+                for one, gradient in zip(pair, ("the gradient of a sum", "its gradient too"), strict=True)
+            ],
+        )  # fmt: skip
+
+
+def one_more(pair: Sequence[Run], title: str, trivial: bool = False) -> Case:
+    judged = [
+        right(one, f"{NAMES[one.object]}, {title}", 0.5, short=True, trivial=trivial)
+        for one in pair
+    ]
+    return runs.case(title, pair, judged)

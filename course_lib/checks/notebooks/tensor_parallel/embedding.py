@@ -1,0 +1,301 @@
+"""VocabParallelEmbedding: a table whose rows are cut over the ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Line, exercise
+from course_lib.checks.judge.layers import runs
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    held_line,
+    saved_line,
+    sent_line,
+    values_line,
+)
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    FACTOR_N,
+    essential,
+    interface,
+    own_work,
+)
+from course_lib.facts import chunk_sizes, least_bytes
+from course_lib.ledger.operation import Operation
+
+FLOAT = 8  # bytes
+INDICES = 32  # bytes of indices and masks that a token may leave for backward
+WHOLE_TABLE = (
+    "The whole table is there on every rank. Keep a copy of the rank's rows: of a slice, which is a view, "
+    "all the rest stays alive (.detach().clone())."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of vocab x width from a seed, its rows cut over n ranks; tokens, and the output's gradient."""
+
+    n: int
+    seed: int
+    weight: Tensor
+    tokens: Tensor
+    g: Tensor
+
+    @classmethod
+    def draw(cls, draw: Draw, n: int, vocab: int, width: int, *shape: int) -> Table:
+        """Every row of the table occurs among the tokens, as far as there are enough."""
+        seed, count = draw.integer(1, 1 << 30), torch.Size(shape).numel()
+        order = torch.randperm(count, generator=draw.generator)
+        extra = torch.randint(vocab, (count,), generator=draw.generator)
+        tokens = torch.cat([torch.arange(vocab), extra])[:count][order].view(shape)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            weight = nn.Embedding(vocab, width, dtype=torch.float64).weight.detach()
+        return cls(n, seed, weight, tokens, draw.normal(*shape, width, dtype=torch.float64))
+
+    @property
+    def y(self) -> Tensor:
+        return self.weight[self.tokens]
+
+    @property
+    def for_weight(self) -> Tensor:
+        summed = torch.zeros_like(self.weight)
+        return summed.index_add(0, self.tokens.flatten(), self.g.flatten(0, -2))
+
+    def part(self, k: int, one: Tensor) -> Tensor:
+        return one.tensor_split(self.n)[k].clone()
+
+    def local(self, k: int) -> tuple[Tensor, Tensor]:
+        """The tokens counted from the rank's first row, and which of them are elsewhere."""
+        sizes = chunk_sizes(len(self.weight), self.n)
+        local = self.tokens - sum(sizes[:k])
+        return local, (local < 0) | (local >= sizes[k])
+
+    def counted_from(self, each: Callable[[int], int]) -> Tensor:
+        """The sum over the ranks where rank k takes row k * each(k) of the table for its first."""
+        found = torch.zeros(())
+        for k in range(self.n):
+            rows, local = self.part(k, self.weight), self.tokens - k * each(k)
+            here = (local >= 0) & (local < len(rows))
+            found = found + rows[local.where(here, 0)].where(here[..., None], 0)
+        return found
+
+    def own_rows(self, k: int) -> Tensor:
+        """The rows of the tokens that rank k has, zeros for the others."""
+        return self.y.masked_fill(self.local(k)[1][..., None], 0)
+
+    def unmasked(self, at: Callable[[int], Tensor]) -> Tensor:
+        """The sum over the ranks where each adds a row for every token; at: k -> which of its own."""
+        return sum((self.part(k, self.weight)[at(k)] for k in range(self.n)), torch.zeros(()))
+
+    def first_row(self, k: int) -> Tensor:
+        local, elsewhere = self.local(k)
+        return local.masked_fill(elsewhere, 0)
+
+    def nearest_row(self, k: int) -> Tensor:
+        return self.local(k)[0].clamp(0, chunk_sizes(len(self.weight), self.n)[k] - 1)
+
+    def row_modulo(self, k: int) -> Tensor:
+        return self.tokens % chunk_sizes(len(self.weight), self.n)[k]
+
+    def stray(self, k: int, at: Callable[[int], Tensor]) -> Tensor:
+        """The gradient of the rank's rows where tokens of others leave theirs there, too."""
+        summed = torch.zeros_like(self.part(k, self.weight))
+        return summed.index_add(0, at(k).flatten(), self.g.flatten(0, -2))
+
+
+def run_of(table: Table, name: str = "table") -> Run:
+    wanted = [
+        {
+            "p.weight": table.part(k, table.weight),
+            "y": table.y,
+            "grad.p.weight": table.part(k, table.for_weight),
+        }
+        for k in range(table.n)
+    ]
+    return Run(
+        name, [{"tokens": table.tokens}] * table.n, wanted, [table.g] * table.n, seed=table.seed,
+        make=(list(table.weight.shape), {}),
+    )  # fmt: skip
+
+
+def mistakes(table: Table) -> list[Mistake]:
+    n, (vocab, width) = table.n, table.weight.shape
+    choices = (table.first_row, table.nearest_row, table.row_modulo)
+    unmasked = (
+        "Every rank added a row for every token. Of a token that another rank has, this one is to add "
+        "zeros."
+    )
+    stray = (
+        "Tokens of other ranks left their gradient in rows here: their rows were set to zero behind "
+        "autograd's back (.data, no_grad). masked_fill, or a product with a mask, stops the gradient as well."
+    )
+
+    def of_own_size(k: int) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(table.seed)
+            rows = len(table.part(k, table.weight))
+            return nn.Embedding(rows, width, dtype=torch.float64).weight.detach()
+
+    return [
+        Mistake(
+            "Each rank drew a table of the size of its part: from one seed all of them have the same rows. "
+            "Make the whole one, as nn.Embedding does, and keep the rank's rows.",
+            lambda k: {"p.weight": of_own_size(k)},
+        ),
+        *(Mistake(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
+        Mistake(
+            "The ranks' rows were not summed: of each token one rank has the row, the others zeros.",
+            lambda k: {"y": table.own_rows(k)},
+        ),
+        *(
+            Mistake(
+                f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. Of parts as "
+                "torch.tensor_split cuts them the first ones are one longer.",
+                lambda k, each=each: {"y": table.counted_from(each)},
+            )
+            for each in (
+                lambda k: vocab // n,
+                lambda k: -(-vocab // n),
+                lambda k: len(table.part(k, table.weight)),
+            )
+            if vocab % n
+        ),
+        Mistake(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
+        *(
+            Mistake(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)})
+            for at in choices
+        ),
+    ]  # fmt: skip
+
+
+def misfit(table: Table) -> Callable[[str, str, int], str]:
+    vocab, width = table.weight.shape
+
+    def hint(name: str, came: str, k: int) -> str:
+        shape = [int(one) for one in re.findall(r"\d+", came.partition("[")[2])]
+        if came == "None" and name == "y":
+            return "Is there a `return` at its end?"
+        if came == "None" and name == "p.weight":
+            return "The rank's rows are to be its parameter, of the name weight."
+        if not name.endswith("p.weight") or len(shape) != 2:
+            return ""
+        if shape == [vocab, width]:
+            return WHOLE_TABLE
+        if shape[0] == vocab:
+            return "That is cut by features, dimension 1; the vocabulary is dimension 0."
+        return (
+            f"{vocab} rows over {table.n} ranks: cut as torch.tensor_split does, where the first ranks have "
+            "one row more."
+        )
+
+    return hint
+
+
+def line(
+    run: Run, table: Table, title: str, names: Sequence[str] = (), weight: float = 1.0, **more: Any
+) -> Line:
+    return values_line(
+        run,
+        title,
+        names=names,
+        mistakes=mistakes(table),
+        misfit=misfit(table),
+        weight=weight,
+        **more,
+    )
+
+
+def first_lines(run: Run, table: Table, title: str) -> list[Line]:
+    return [
+        line(run, table, f"{title}: the rank's rows", ["p.weight"]),
+        line(run, table, f"{title}: output", ["y"], 2),
+        line(run, table, f"{title}: gradient", ["grad.p.weight"], 2),
+    ]
+
+
+def forward_hint(ratio: float, done: list[Operation]) -> str:
+    if any(one.op == "all_gather" for one in done) and ratio > 1:
+        return "To gather the table, or what the ranks looked up, sends more than the sum of the rows does."
+    if any(one.op == "all_gather" for one in done):
+        return (
+            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of what "
+            "was looked up, but a real vocabulary has far more rows than a microbatch has tokens: look up "
+            "the rank's own rows, and sum."
+        )
+    return (
+        "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."
+    )
+
+
+def held(run: Run, table: Table) -> Line:
+    rows = [len(table.part(k, table.weight)) for k in range(table.n)]
+    most = [FLOAT * table.weight.shape[1] * one for one in rows]
+    return essential(held_line(run, most, says=WHOLE_TABLE))
+
+
+def costs(run: Run, table: Table) -> list[Line]:
+    n, tokens = table.n, table.tokens.numel()
+    width = table.weight.shape[1]
+    return [
+        sent_line(run, "forward", [least_bytes(n, FLOAT * tokens * width)] * n, hint=forward_hint),
+        sent_line(
+            run, "backward", [0.0] * n, weight=0.5,
+            hint=lambda ratio, done: "The gradient of a sum is that of each term: nothing is sent backward.",
+        ),
+        own_work(run),
+        saved_line(
+            run, [INDICES * tokens] * n, weight=0.5,
+            says="Backward needs to know which rows were looked up, not their values, nor a row of zeros and "
+            "ones for each token.",
+        ),
+    ]  # fmt: skip
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
+    if "out of range" in text or "out of bounds" in text:
+        return (
+            "A token that another rank has is no index into the rows here: count from the rank's first row, "
+            "and where the token is elsewhere look up any row, such as 0, and set what comes to zero."
+        )
+    if kind == "deadlock" or "collective number" in text:
+        return "All ranks sum, also one that has none of the tokens."
+    return ""
+
+
+@exercise(
+    points=5,
+    objects=("VocabParallelEmbedding",),
+    references=REFERENCE,
+    hint=trouble,
+    point="a table of which each rank has its rows alone",
+)
+def vocab_parallel_embedding(draw: Draw) -> Iterator[Case]:
+    table = Table.draw(draw, 3, 31, 16, 4, 10)
+    run, title = run_of(table), "3 ranks, 31 tokens"
+    broad = Table.draw(draw, 3, 1031, 1024, 4, 10)  # 8.4 MB: seen among the pages of a process
+    large = replace(run_of(broad, "broad"), pages=True)
+    yield runs.case(
+        title,
+        [run, large],
+        [*first_lines(run, table, title), *costs(run, table), held(large, broad)],
+    )
+    table = Table.draw(draw, 2, 8, 3, 9)
+    run, title = run_of(table), "group {1, 3}"
+    yield runs.case(title, [run], [line(run, table, title)], members=(1, 3), world_size=4)
+    if draw.hidden:
+        for n, vocab in ((4, 18), (2, 7), (1, 6)):
+            table = Table.draw(draw, n, vocab, 4, 3, 8)
+            run, title = run_of(table), f"{words.counted(n, 'rank')}, {vocab} tokens"
+            yield runs.case(title, [run], [line(run, table, title, short=True, trivial=n == 1)])

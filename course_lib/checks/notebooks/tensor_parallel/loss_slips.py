@@ -1,0 +1,252 @@
+"""What mistakes make of a loss over a cut vocabulary, and of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.notebooks.tensor_parallel.losses import UPSTREAM, Loss
+from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N
+from course_lib.facts import chunk_sizes
+
+OWN_LENGTH = 0  # a rank's first token is counted by as many logits as it has itself
+Choice = Callable[[int], Tensor]  # rank -> for each target the place where its logit is looked for
+
+LOCAL_SOFTMAX = (
+    "The softmax is over the rank's own logits: the sum of exponentials goes over all ranks."
+)
+OWN_LARGEST = (
+    "Each rank took off its own largest logit, and the sums of exponentials were added as if it had "
+    "been the same: agree on the largest first, by an all-reduce with MAX."
+)
+
+
+def first_token(loss: Loss) -> str:
+    return (
+        f"The rank's first token is counted wrong: {loss.n} ranks do not divide {loss.vocab}. Of parts as "
+        "torch.tensor_split cuts them the first ones are one longer."
+    )
+
+
+def _own_sums(loss: Loss) -> Tensor:
+    """Of all exponentials, where each rank took off its own largest logit."""
+    parts = (loss.part(k, loss.logits) for k in range(loss.n))
+    sums = ((part - part.amax(-1, keepdim=True)).exp().sum(-1) for part in parts)
+    return sum(sums, torch.zeros(()))
+
+
+def of_value(loss: Loss) -> list[Mistake]:
+    n, counted, everything = loss.n, loss.counts.sum(), loss.target.numel()
+
+    def summed(at: Choice) -> Tensor:
+        """The target's logit where each rank adds one that it looked up, whoever has the target."""
+        parts = (loss.part(k, loss.logits).gather(-1, at(k)[..., None])[..., 0] for k in range(n))
+        return loss.y((loss.lse - sum(parts, torch.zeros(()))) * loss.counts)
+
+    def alone(k: int, of_target: Tensor) -> Tensor:
+        """With the softmax over the rank's own logits."""
+        local = loss.part(k, loss.logits).logsumexp(-1)
+        return loss.y((local - of_target) * loss.counts)
+
+    def own(k: int) -> Tensor:
+        return loss.of_target.masked_fill(loss.local(k)[1], 0)
+
+    def own_largest(k: int) -> Tensor:
+        largest = loss.part(k, loss.logits).amax(-1)
+        return loss.y((_own_sums(loss).log() + largest - loss.of_target) * loss.counts)
+
+    def owners_largest() -> Tensor:
+        """The same, with the largest of the rank that has the target."""
+        largest = torch.zeros(())
+        for k in range(n):
+            largest = largest + loss.part(k, loss.logits).amax(-1).masked_fill(loss.local(k)[1], 0)
+        return loss.y((_own_sums(loss).log() + largest - loss.of_target) * loss.counts)
+
+    def owners_softmax() -> Tensor:
+        """The loss of each target over the logits of the rank that has it, and 0 from the others."""
+        own_sums = torch.zeros(())
+        for k in range(n):
+            local = loss.part(k, loss.logits).logsumexp(-1)
+            own_sums = own_sums + local.masked_fill(loss.local(k)[1], 0)
+        return loss.y((own_sums - loss.of_target) * loss.counts)
+
+    def counted_from(each: int, taken_off: Tensor) -> Tensor:
+        """Where every rank counts from rank * each, or OWN_LENGTH; taken_off: of all logits before that."""
+        found = taken_off
+        for k in range(n):
+            logits = loss.part(k, loss.logits)
+            local = loss.target - k * (each or logits.shape[-1])
+            here = (local >= 0) & (local < logits.shape[-1])
+            at_target = logits.gather(-1, local.where(here, 0)[..., None])[..., 0] - taken_off
+            found = found + at_target.where(here, 0)
+        return loss.y((loss.lse - found) * loss.counts)
+
+    wrong_shard = (
+        "The target's logit was taken on ranks that do not have it: it is on one rank alone, counted from "
+        "its first token; the others add 0."
+    )
+    ignored = (
+        "Ignored targets were counted: they add nothing, and the mean is over the others, "
+        f"{int(counted)} here and not {everything}."
+    )
+    some_ignored = int(counted) < everything
+    rest = (loss.lse * ~loss.counts).sum()
+    first_logit = (loss.logits[..., 0] * ~loss.counts).sum()
+    largest = (loss.logits.amax(-1) * ~loss.counts).sum()
+    at_index = (loss.logits[..., max(loss.ignored, 0)] * ~loss.counts).sum()
+    counted_too = [
+        loss.each.sum() / everything,
+        *(
+            (loss.each.sum() + more) / by
+            for more in (rest, rest - first_logit, rest - largest, rest - at_index)
+            for by in (everything, counted)
+        ),
+    ]
+    return [
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
+        *(
+            Mistake(wrong_shard, lambda k, at=at: {"y": summed(at)})
+            for at in (loss.first, loss.nearest, loss.modulo)
+        ),
+        *(
+            Mistake(
+                first_token(loss),
+                lambda k, each=each, one=one: {"y": counted_from(each, one)},
+            )
+            for one in (torch.zeros(()), loss.logits.amax(-1))
+            for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
+            if loss.vocab % n
+        ),
+        Mistake(
+            "The target's logit is on one rank, and the others went on with 0: sum it over the ranks.",
+            lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
+        ),
+        Mistake(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
+        Mistake(OWN_LARGEST, lambda k: {"y": owners_largest()}),
+        Mistake(
+            "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
+            lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
+        ),
+        *(
+            Mistake(ignored, lambda k, one=one: {"y": one})
+            for one in counted_too
+            if some_ignored
+        ),
+        Mistake(
+            "That is the sum over the targets; their mean is asked for.",
+            lambda k: {"y": loss.each.sum()},
+        ),
+        Mistake(
+            f"That is {n} times the loss: it was summed over ranks that all had it already.",
+            lambda k: {"y": n * loss.y()},
+        ),
+        Mistake(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
+    ]  # fmt: skip
+
+
+def of_gradient(loss: Loss) -> list[Mistake]:
+    soft = loss.logits.softmax(-1)
+
+    def scaled(factor: float) -> Callable[[int], dict[str, Tensor]]:
+        return lambda k: {"grad.logits": factor * loss.grad(k)}
+
+    def one_hot_at(k: int, at: Choice) -> Tensor:
+        """With 1 taken off in a column of the rank for every target, whoever has it."""
+        size = chunk_sizes(loss.vocab, loss.n)[k]
+        rows = loss.part(k, soft) - F.one_hot(at(k), size)
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
+    def local(k: int) -> Tensor:
+        rows = loss.part(k, loss.logits).softmax(-1) - loss.part(k, loss.one_hot)
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
+    def own_largest(k: int) -> Tensor:
+        own = loss.part(k, loss.logits)
+        soft = (own - own.amax(-1, keepdim=True)).exp() / _own_sums(loss)[..., None]
+        rows = soft - loss.part(k, loss.one_hot)
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
+    def through_largest(k: int) -> Tensor:
+        """With what also went back to the rank's own largest logit, as if it alone had been taken off."""
+        own, rows = loss.part(k, loss.logits), loss.grad(k)
+        places = own.argmax(-1, keepdim=True)
+        return rows.scatter_add(-1, places, -rows.sum(-1, keepdim=True))
+
+    def owners_local(k: int) -> Tensor:
+        """The gradient of a softmax over the own logits, for targets that are here."""
+        return local(k) * ~loss.local(k)[1][..., None]
+
+    def ignored(k: int, by: int, one_hot: Tensor) -> Tensor:
+        return UPSTREAM / by * loss.part(k, soft - one_hot)
+
+    def counted_from(k: int, each: int) -> Tensor:
+        """With 1 taken off where a rank finds the target that counts from rank * each."""
+        size = chunk_sizes(loss.vocab, loss.n)[k]
+        at = loss.target - k * (each or size)
+        here = loss.counts & (at >= 0) & (at < size)
+        rows = loss.part(k, soft) - F.one_hot(at.where(here, 0), size) * here[..., None]
+        return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
+
+    counted, everything = int(loss.counts.sum()), loss.target.numel()
+    every_rank = (
+        "Every rank took 1 off for every target; softmax - 1 at the target is for the rank alone "
+        "that has it."
+    )
+    found = [
+        Mistake(FACTOR_N, scaled(loss.n)),
+        Mistake(
+            "The gradient that backward was given was left out: multiply by it.",
+            scaled(1 / UPSTREAM),
+        ),
+        Mistake(
+            "The mean divides the gradient, too: by the number of targets that count.", scaled(counted)
+        ),
+        *(
+            Mistake(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
+            for at in (loss.first, loss.nearest, loss.modulo)
+        ),
+        Mistake(
+            LOCAL_SOFTMAX,
+            lambda k: {"grad.logits": local(k)},
+        ),
+        Mistake(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
+        *(
+            Mistake(
+                first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)}
+            )
+            for each in (loss.vocab // loss.n, -(-loss.vocab // loss.n), OWN_LENGTH)
+            if loss.vocab % loss.n
+        ),
+        Mistake(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
+        Mistake(
+            "A gradient went back through the largest logit. The loss does not depend on what is taken off: "
+            "logits.detach() before the maximum.",
+            lambda k: {"grad.logits": through_largest(k)},
+        ),
+        Mistake(
+            "That is the softmax without 1 taken off at the target.",
+            lambda k: {"grad.logits": loss.grad(k, soft)},
+        ),
+    ]  # fmt: skip
+    if counted < everything:
+        found += [
+            *(
+                Mistake(
+                    "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
+                    lambda k, by=by, one_hot=one_hot: {"grad.logits": ignored(k, by, one_hot)},
+                )
+                for by in (counted, everything)
+                for one_hot in (loss.one_hot, loss.one_hot_of_all)
+            ),
+            Mistake(
+                f"Divided by all targets: the mean is over the {counted} that count.",
+                scaled(counted / everything),
+            ),
+        ]
+    return found

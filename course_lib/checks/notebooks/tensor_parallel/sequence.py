@@ -1,0 +1,269 @@
+"""Sequence parallelism: between the regions each rank has a part of the sequence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
+from course_lib.checks.judge.layers import runs
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    sent_line,
+    values_line,
+    values_or_refusal_line,
+)
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.notebooks.tensor_parallel import sequence_dim
+from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.notebooks.tensor_parallel.sequence_norm import (
+    SEQ,
+    norm_lines,
+    norm_run,
+    norm_wrong,
+    parts,
+)
+from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
+    GATHER,
+    NAMES,
+    SCATTER,
+    gathering,
+    scattering,
+)
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    columns,
+    interface,
+    own_work,
+    total,
+    unwritten,
+)
+from course_lib.facts import least_bytes
+from course_lib.ledger.operation import Operation
+
+SIDE_BY_SIDE = (
+    "Collectives put parts one after the other along dimension 0, the batch; here they belong side by side "
+    "along the sequence, dimension 1."
+)
+COPY = "Somebody else may hold it, too: communicate in a copy of your own."
+
+
+def gathered_wrong(run: Run) -> list[Mistake]:
+    n, x, whole, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
+    batch = x[0].shape[0]
+    stacked = torch.cat(x).reshape(whole[0].shape)
+    interleaved = torch.stack(x, SEQ + 1).flatten(SEQ, SEQ + 1)
+    means = "That is a mean over the ranks: a sum over all uses is meant."
+    found = [
+        Mistake(
+            "The positions are there, in another order: rank r has the r-th part of the sequence, not every "
+            "N-th position.",
+            lambda k: {"y": interleaved},
+        ),
+        Mistake(
+            "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in its "
+            "own way: the gradients are summed, and the rank gets its part of the sum.",
+            lambda k: {"grad.x": parts(given[k], n)[k]},
+        ),
+        Mistake(means, lambda k: {"grad.x": grad[k] / n}),
+        Mistake(
+            "Backward gave the rank another rank's part of the sum.",
+            lambda k: {"grad.x": grad[(k + 1) % n]},
+        ),
+        Mistake(
+            "Backward gave the rank another rank's part of the sum.",
+            lambda k: {"grad.x": grad[k - 1]},
+        ),
+        Mistake(
+            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
+            "to the front first.",
+            lambda k: {"grad.x": total(given).reshape(n, *x[k].shape)[k]},
+        ),
+    ]  # fmt: skip
+    if batch > 1:
+        says = (
+            "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
+            "does, and cut into sequences afterwards: they belong side by side along the sequence."
+        )
+        found.insert(0, Mistake(says, lambda k: {"y": stacked}))
+    return found
+
+
+def scattered_wrong(run: Run) -> list[Mistake]:
+    n, x, part, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
+    flat = total(x).reshape(n, *part[0].shape)
+
+    def own_place(k: int) -> Tensor:
+        """The rank's gradient at its positions, zeros elsewhere."""
+        return torch.cat([g if r == k else torch.zeros_like(g) for r, g in enumerate(given)], SEQ)
+
+    return [
+        Mistake(
+            "That is the rank's part of its own term: the terms of all ranks are summed.",
+            lambda k: {"y": parts(x[k], n)[k]},
+        ),
+        Mistake("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
+        *(
+            Mistake(
+                "That is another rank's part: rank r is to have the r-th part of the sequence.",
+                lambda k, by=by: {"y": part[(k + by) % n]},
+            )
+            for by in range(1, n)
+        ),
+        Mistake(
+            "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
+            "to the front first.",
+            lambda k: {"y": flat[k]},
+        ),
+        Mistake(
+            "Backward put the rank's own gradient in its place, and left zeros for the others. The rank's "
+            "term went into every part of the sum: gather the gradients of all.",
+            lambda k: {"grad.x": own_place(k)},
+        ),
+        Mistake(
+            "That is N times too large: the parts' gradients are gathered, not summed.",
+            lambda k: {"grad.x": n * grad[k]},
+        ),
+        Mistake(
+            "The parts' gradients were put one after the other along dimension 0, as all_gather_into_tensor "
+            "does: they belong side by side along the sequence.",
+            lambda k: {"grad.x": torch.cat(given).reshape(grad[k].shape)},
+        ),
+    ]  # fmt: skip
+
+
+def other_way(run: Run, k: int) -> list[int]:
+    """The shape that the other function of the pair makes of the k-th rank's x."""
+    batch, seq, width = run.inputs[k]["x"].shape
+    return [batch, seq // run.size if run.object == GATHER else seq * run.size, width]
+
+
+def pair_misfit(run: Run) -> Any:
+    """(name, what came, k) -> the usual cause of another shape."""
+    batch, *_ = run.wanted[0]["y"].shape
+
+    def hint(name: str, came: str, k: int) -> str:
+        shape = [int(one) for one in re.findall(r"\d+", came.partition("[")[2])]
+        if came == "None" and name == "grad.x":
+            return (
+                "What came back has no graph behind it: autograd does not see what torch.distributed does. "
+                "Write a torch.autograd.Function, and call its apply."
+            )
+        if name == "y" and shape == list(run.wanted[k]["grad.x"].shape) and run.object == GATHER:
+            return "That is x's own part: into a region the parts are gathered."
+        if name == "y" and shape == other_way(run, k):
+            return (
+                "That is the other of the two: one gathers forward, the other reduces and scatters."
+            )
+        if len(shape) == 3 and shape[0] != batch:
+            return SIDE_BY_SIDE
+        if run.object == SCATTER and name == "y" and shape == list(run.inputs[k]["x"].shape):
+            return "That is the whole sequence: a rank keeps its part of the sum."
+        return ""
+
+    return hint
+
+
+def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
+    mistakes = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
+    line = values_line(
+        run, title, names=names, mistakes=mistakes, misfit=pair_misfit(run), weight=weight, **more
+    )
+
+    def judge(seen: Observed) -> Finding:
+        what = {"after.x": "x", "after.gradient": "the gradient that backward was given"}
+        found = line.judge(seen)
+        return unwritten(run, seen, what, COPY) if found.ok else found
+
+    return Line(title, judge, weight, trivial=line.trivial, short=line.short)
+
+
+def both_ways(run: Run) -> list[Line]:
+    """Values and gradients of one of the pair, and what each direction sends: half an all-reduce."""
+    n, name = run.size, NAMES[run.object]
+    whole = run.wanted[0]["y" if run.object == GATHER else "grad.x"].nbytes
+    half = [least_bytes(n, whole) / 2] * n
+
+    def hint(ratio: float, done: list[Operation]) -> str:
+        if abs(ratio - 2) < 0.05 and any(one.op == "all_reduce" for one in done):
+            return "An all-reduce is both halves; where each rank needs a part, its first half is enough."
+        return "A gather, or a reduce-scatter, sends (N-1)/N of the whole once."
+
+    return [
+        pair_line(run, f"{name}: forward", ["y"], 1.5),
+        pair_line(run, f"{name}: backward", ["grad.x"], 1.5),
+        *(
+            sent_line(run, way, half, hint=hint, weight=0.5, title=f"{name}: bytes {way}")
+            for way in ("forward", "backward")
+        ),
+    ]
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if case_of_it.title == sequence_dim.TITLE:
+        return sequence_dim.trouble(text)
+    if said := interface(text):
+        return said
+    if case_of_it.title == UNEVEN and kind != "deadlock":
+        return "Look first whether N divides the length of the sequence, and raise a ValueError that says so."
+    if "not contiguous" in text:
+        return "A part along the sequence is a view with gaps: call contiguous() before it is sent."
+    if "returned an invalid gradient" in text:
+        return f"A gradient has the shape of its tensor. {SIDE_BY_SIDE}"
+    if kind == "deadlock" or "collective number" in text:
+        return "All ranks call the same collectives in the same order, forward and backward."
+    return ""
+
+
+UNEVEN = "5 positions, 2 ranks"
+
+
+@exercise(points=7, objects=NAMES, references=REFERENCE, hint=trouble)
+def sequence_parallel(draw: Draw) -> Iterator[Case]:
+    gather, scatter = gathering(draw, 3, (2, 6, 4)), scattering(draw, 3, (2, 6, 4))
+    norm = norm_run(draw, 3, 2, 9, 40)
+    yield runs.case("the pair, 3 ranks", [gather, scatter],
+        [*both_ways(gather), *both_ways(scatter), own_work(gather)],
+    )  # fmt: skip
+    yield runs.case("the norm, 3 ranks", [norm], norm_lines(norm))
+    gather, scatter = gathering(draw, 2, (3, 4, 2)), scattering(draw, 2, (3, 4, 2))
+    yield runs.case("group", [gather, scatter],
+        [
+            pair_line(one, f"{NAMES[one.object]}, group {{1, 3}}", ["y", "grad.x"], 0.5, short=True)
+            for one in (gather, scatter)
+        ],
+        members=(1, 3), world_size=4,
+    )  # fmt: skip
+    uneven = replace(scattering(draw, 2, (2, 5, 3)), refuses=True)
+    yield runs.case(UNEVEN, [uneven],
+        [values_or_refusal_line(uneven, f"{NAMES[SCATTER]}: {UNEVEN}", [5, 2], weight=0.5)],
+    )  # fmt: skip
+    yield sequence_dim.dim_case(draw)
+    if draw.hidden:
+        for n, dtype in ((4, torch.float64), (2, torch.bfloat16), (1, torch.float64)):
+            yield again(draw, n, dtype)
+
+
+def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
+    """The three of them on n ranks."""
+    shape = (2, 2 * n, 3)
+    pair = [gathering(draw, n, shape, dtype), scattering(draw, n, shape, dtype)]
+    title = f"{words.counted(n, 'rank')}, {str(dtype)[6:]}"
+    judged = [
+        pair_line(
+            one, f"{NAMES[one.object]}, {title}", ["y", "grad.x"], 0.5, short=True, trivial=n == 1
+        )
+        for one in pair
+    ]
+    norm = norm_run(draw, n, 2, 2 * n, 6)
+    judged.append(
+        values_line(norm, f"norm, {words.counted(n, 'rank')}", mistakes=norm_wrong(norm), weight=0.5,
+                    short=True, trivial=n == 1)
+    )  # fmt: skip
+    return runs.case(title, [*pair, norm], judged)

@@ -1,0 +1,116 @@
+"""A norm on parts of the sequence: whole weights, used by each rank for its own positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from course_lib.checks.judge.case import Draw, Line
+from course_lib.checks.judge.layers.lines import Mistake, saved_line, sent_line, values_line
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.notebooks.tensor_parallel.shared import columns, total
+from course_lib.facts import least_bytes
+from course_lib.ledger.operation import Operation
+
+NORM = 2  # place among the exercise's objects
+FLOAT = 8  # bytes
+SEQ = 1  # the dimension of the sequence in (batch, seq, width)
+EPS = 0.01  # another than LayerNorm's, for those who leave it out
+
+
+def parts(one: Tensor, n: int, dim: int = SEQ) -> list[Tensor]:
+    return [part.contiguous() for part in one.tensor_split(n, dim)]
+
+
+def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
+    """A LayerNorm with weights of its own, on parts of the sequence."""
+    kind = torch.float64
+    x, g = (draw.normal(batch, seq, width, dtype=kind) for _ in range(2))
+    weight, bias = (draw.normal(width, dtype=kind) for _ in range(2))
+    leaves = [one.clone().requires_grad_() for one in (x, weight, bias)]
+    of_x, of_weight, of_bias = leaves
+    y = F.layer_norm(of_x, (width,), of_weight, of_bias, EPS)
+    for_x, for_weight, for_bias = torch.autograd.grad(y, leaves, g)
+    wanted = [
+        {
+            "y": part, "grad.x": for_part, "grad.p.weight": for_weight, "grad.p.bias": for_bias,
+            "p.weight": weight, "p.bias": bias,
+        }
+        for part, for_part in zip(parts(y.detach(), n), parts(for_x, n), strict=True)
+    ]  # fmt: skip
+    return Run(
+        "norm", [{"x": one} for one in parts(x, n)], wanted, parts(g, n), object=NORM,
+        make=([], {}), norm=(weight, bias), eps=EPS,
+    )  # fmt: skip
+
+
+def norm_wrong(run: Run) -> list[Mistake]:
+    n = run.size
+    x = [one["x"] for one in run.inputs]
+    given = list(run.gradient or ())
+    for_weight, for_x = run.wanted[0]["grad.p.weight"], columns(run, "grad.x")[0]
+    width = x[0].shape[-1]
+
+    def own(k: int) -> Tensor:
+        """The weight's gradient from the rank's own positions."""
+        return (given[k] * F.layer_norm(x[k], (width,), eps=EPS)).sum((0, 1))
+
+    def other_eps(k: int) -> Tensor:
+        given = run.wanted[k]["p.weight"], run.wanted[k]["p.bias"]
+        return F.layer_norm(x[k], (width,), *given)
+
+    plain = [F.layer_norm(one, (width,), eps=EPS) for one in x]
+    return [
+        Mistake(
+            "The weight's gradient is that of the rank's own positions. The weight is whole on every rank "
+            "and used for the whole sequence: sum the gradients, or the copies drift apart.",
+            lambda k: {"grad.p.weight": own(k)},
+        ),
+        Mistake(
+            f"That is divided by {n}: the ranks have other positions of the same sequences, whose gradients "
+            "are added up.",
+            lambda k: {"grad.p.weight": for_weight / n},
+        ),
+        Mistake(
+            "The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}
+        ),
+        Mistake(
+            "The gradients of x were summed over the ranks, which have different positions there: only those "
+            "of weight and bias are.",
+            lambda k: {"grad.x": total(for_x)},
+        ),
+        Mistake(
+            "The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}
+        ),
+        Mistake(
+            f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
+            "norm.eps.",
+            lambda k: {"y": other_eps(k)},
+        ),
+    ]  # fmt: skip
+
+
+def norm_lines(run: Run) -> list[Line]:
+    n, width = run.size, run.wanted[0]["p.weight"].numel()
+    own = FLOAT * max(one["x"].numel() for one in run.inputs)
+    exact = least_bytes(n, 2 * width * FLOAT)
+    mistakes = norm_wrong(run)
+
+    def forward(ratio: float, done: list[Operation]) -> str:
+        return "A norm needs all features of a position, and nothing of other positions."
+
+    def backward(ratio: float, done: list[Operation]) -> str:
+        return "The gradients of weight and bias, 2 x width numbers, are summed, and nothing else."
+
+    return [
+        values_line(run, "norm on parts: forward", names=["y", "p.weight", "p.bias"], mistakes=mistakes),
+        values_line(
+            run, "norm on parts: gradients", names=["grad.x", "grad.p.weight", "grad.p.bias"],
+            mistakes=mistakes, weight=2,
+        ),
+        sent_line(run, "forward", [0.0] * n, hint=forward, weight=0.5, title="norm: bytes forward"),
+        sent_line(run, "backward", [exact] * n, hint=backward, weight=0.5, title="norm: bytes backward"),
+        saved_line(run, [2 * own] * n, weight=0.5, title="norm: kept for backward",
+                   says="What a norm keeps is what it was given: the rank's part of the sequence."),
+    ]  # fmt: skip

@@ -1,0 +1,102 @@
+"""What the checks of several exercises here have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.layers.lines import members, operations, told
+from course_lib.checks.judge.layers.runs import Run
+
+FACTOR_N = (
+    "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
+    "sum these copies again counts it N times: after a sum, backward sends nothing."
+)
+BY_LUCK = (
+    "In backward PyTorch met a collective that was called on a tensor with a graph, and warned: a collective "
+    "has no backward."
+)
+WRITE_BACKWARD = (
+    "It handed the gradient on as if nothing had been there, which is right here by luck, and may end with "
+    "another release. Say it yourself, in a torch.autograd.Function."
+)
+
+MISSING = re.compile(
+    "got an unexpected keyword argument "
+    "'(group|kv_heads|dropout|gather_output|input_is_parallel|vocab_size)'"
+)
+IN_A_GROUP = (
+    "This case runs in a group of some ranks: take `group=None`, and hand it to every collective, to "
+    "dist.get_rank and to dist.get_world_size. The cases of all ranks are judged without it."
+)
+
+
+def interface(text: str) -> str:
+    """What to say of an argument that the student's object does not take; "" of anything else."""
+    found = MISSING.search(text)
+    if found is None:
+        return ""
+    if found[1] == "group":
+        return IN_A_GROUP
+    return f"The docstring has the argument `{found[1]}`: take it, with its default."
+
+
+MANY = 2.0  # times the bytes of a sum: a layer that sends so much forward is cut the wrong way
+
+
+def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
+    """What each rank is to have of these, as lists over the ranks."""
+    return [[of_rank[name] for of_rank in run.wanted] for name in names]
+
+
+def unwritten(run: Run, seen: Observed, what: Mapping[str, str], says: str) -> Finding:
+    """The first of the tensors, by name with words for each, that is not what it was; says: what to do."""
+    for k, rank in enumerate(members(seen)):
+        for name, called in what.items():
+            if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):
+                return wrong(f"on rank {rank} {called} was changed.", says, cause=name)
+    return RIGHT
+
+
+def own_work(
+    run: Run, title: str = "backward is yours", weight: float = 0.5, point: bool = False
+) -> Line:
+    """Each operation in backward was begun in a line of the student's, and none is left to PyTorch's guess.
+
+    point: whether the exercise's point is missed otherwise.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            strange = [one for one in operations(run, seen, rank, "backward") if not one.line]
+            if strange:
+                return wrong(
+                    f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
+                    "The backward pass is what you are to build: a torch.autograd.Function whose backward "
+                    "communicates.",
+                    cause="PyTorch's",
+                    misses_point=point,
+                )
+            if told(seen, rank, run, "by_luck"):
+                return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
+        return RIGHT
+
+    return Line(title, judge, weight, "communication")
+
+
+def essential(line: Line) -> Line:
+    """The line, without which the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)

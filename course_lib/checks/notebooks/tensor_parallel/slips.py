@@ -1,0 +1,272 @@
+"""What the usual mistakes in a parallel linear layer would give, and what other shapes come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks.judge.case import Case
+from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.notebooks.tensor_parallel.shared import interface
+from course_lib.checks.notebooks.tensor_parallel.whole import Whole
+from course_lib.ledger.operation import Operation
+
+NAMES = (
+    "A parameter whose name ends in `weight`, and one that ends in `bias`, are expected, or the optimizer "
+    "does not find them: nn.Parameter."
+)
+OWN_DRAW = (
+    "Each rank drew a small layer by itself, and from one seed all got the same. Draw the whole layer on "
+    "every rank, and keep this rank's part."
+)
+
+
+def column_mistakes(whole: Whole, gather: bool) -> list[Mistake]:
+    n = whole.n
+
+    def term(k: int) -> Tensor:
+        return whole.part(k, whole.g, -1) @ whole.part(k, whole.weight, 0)
+
+    def summed_first(k: int) -> Tensor:
+        y = whole.y + (n - 1) * whole.product
+        return y if gather else whole.part(k, y, -1)
+
+    def output_summed(k: int) -> Tensor:
+        """The gradient of x where every rank's part of the output had that of all parts, added up."""
+        parts = whole.g.tensor_split(n, -1)
+        if len({one.shape for one in parts}) > 1:
+            return whole.for_x.new_empty(0)  # the ranks do not agree on their collective
+        return sum(parts, torch.zeros(())) @ whole.part(k, whole.weight, 0)
+
+    found = [
+        *weight_mistakes(whole, 0),
+        Mistake(
+            "The bias is missing: each rank adds its part of it.",
+            lambda k: {"y": whole.product if gather else whole.part(k, whole.product, -1)},
+        ),
+        Mistake(
+            f"x was summed over the ranks, {n} times what it is: it is whole already. Identity forward, "
+            "all-reduce backward.",
+            lambda k: {"y": summed_first(k)},
+        ),
+        Mistake(
+            "Each rank has the gradient of its own use of x alone. All ranks use x, so its gradient is the "
+            "sum: identity forward, all-reduce backward.",
+            lambda k: {"grad.x": term(k)},
+        ),
+        Mistake(
+            "The gradients of the output were summed, though each rank has other outputs: it is x that all "
+            "ranks use. Put identity_all_reduce on x, before the product.",
+            lambda k: {"grad.x": output_summed(k)},
+        ),
+        Mistake(
+            f"That is the mean over the {n} ranks: a value used by many gets the sum of their gradients.",
+            lambda k: {"grad.x": whole.for_x / n},
+        ),
+        Mistake(
+            f"{n} times too large: the gradient was summed over ranks that already had all of it.",
+            lambda k: {"grad.x": n * whole.for_x},
+        ),
+    ]
+    return (gathered_mistakes(whole) if gather else []) + found
+
+
+def gathered_mistakes(whole: Whole) -> list[Mistake]:
+    parts = whole.y.tensor_split(whole.n, -1)
+    even = len({one.shape for one in parts}) == 1
+    flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
+    return [
+        Mistake(
+            f"{whole.n} times too large: behind the gathered output every rank has the same gradient. "
+            "Backward of an all-gather is here to keep the own part, not to reduce.",
+            lambda k: {
+                "grad.x": whole.n * whole.for_x,
+                "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
+            },
+        ),
+        Mistake(
+            "Gathered in the wrong order: part r comes from rank r.",
+            lambda k: {"y": torch.cat(parts[::-1], -1)},
+        ),
+        Mistake(
+            "Gathered in the wrong order: part r comes from rank r, on every rank.",
+            lambda k: {"y": torch.cat([*parts[k:], *parts[:k]], -1)},
+        ),
+        Mistake(
+            "The parts lie one behind the other as they were received: put them side by side along the "
+            "features (torch.cat(pieces, dim=-1)).",
+            lambda k: {"y": flat},
+        ),
+        Mistake(
+            "Only the own part is there; the others' are missing.",
+            lambda k: {"y": alone(parts, k)},
+        ),
+    ]
+
+
+def alone(parts: Sequence[Tensor], k: int) -> Tensor:
+    return torch.cat([one if i == k else torch.zeros_like(one) for i, one in enumerate(parts)], -1)
+
+
+def weight_mistakes(whole: Whole, dim: int) -> list[Mistake]:
+    """Parts of the weight that are not rank k's."""
+    n, weight = whole.n, whole.weight
+
+    def small(k: int) -> Mapping[str, Tensor]:
+        size = list(weight.shape)
+        size[dim] = len(torch.arange(size[dim]).tensor_split(n)[k])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(whole.seed)
+            drawn = nn.Linear(size[1], size[0], dtype=torch.float64)
+        return {"p.weight": drawn.weight.detach()}
+
+    def strided(k: int) -> Mapping[str, Tensor]:
+        places = torch.arange(weight.shape[dim])[k::n]
+        return {"p.weight": weight.index_select(dim, places)}
+
+    return [
+        Mistake(OWN_DRAW, small),
+        Mistake(
+            "Every n-th feature was taken: rank r's part is a run of features that lie side by side.",
+            strided,
+        ),
+        Mistake(
+            "The part of another rank: rank r has the r-th, counted within the group.",
+            lambda k: {"p.weight": whole.part(n - 1 - k, weight, dim)},
+        ),
+    ]
+
+
+def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, int], str]:
+    """The usual cause of a parameter or an output of another shape."""
+    out, size = whole.size_out, whole.size_in
+    cut = "outputs" if dim == 0 else "inputs"
+
+    def hint(name: str, came: str, k: int) -> str:
+        shape = came.partition("[")[2]
+        if name in ("p.weight", "p.bias") and came == "None":
+            return NAMES
+        if name == "p.weight" and shape == f"{out}, {size}]":
+            return f"Every rank keeps the whole weight: its part is 1/n of the {cut}."
+        uncut = f"{out}, " if dim == 0 else f", {size}]"
+        if name == "p.weight" and uncut in shape:
+            return f"nn.Linear.weight is (out, in): the {cut} are its dimension {dim}, and that is cut."
+        if name == "p.weight":
+            return f"1/n of the {cut}, n being the ranks of the group: dist.get_world_size(group)."
+        if name == "p.bias":
+            return (
+                "Each output feature has its bias where it is computed."
+                if dim == 0
+                else "Every output feature is on every rank, and so is the whole bias."
+            )
+        if name == "y" and dim == 0 and not gather and shape.endswith(f" {out}]"):
+            return "gather_output=False: each rank returns its own features, and nothing is sent."
+        if name == "y" and gather:
+            return "gather_output=True: all parts side by side, along the last dimension."
+        return ""
+
+    return hint
+
+
+def row_mistakes(whole: Whole, parallel: bool) -> list[Mistake]:
+    n = whole.n
+    bias = torch.zeros(whole.size_out) if whole.bias is None else whole.bias
+
+    def term(k: int) -> Tensor:
+        return whole.part(k, whole.x, -1) @ whole.part(k, whole.weight, 1).T
+
+    def for_x(k: int) -> Tensor:
+        return whole.part(k, whole.for_x, -1) if parallel else whole.for_x
+
+    reduced_twice = (
+        f"{n} times too large: the gradient was all-reduced, though every rank has all of it. An all-reduce "
+        "forward is an identity backward: a sum hands its gradient on to each of its terms."
+    )
+    return [
+        *weight_mistakes(whole, 1),
+        Mistake(
+            f"The bias counts {n} times: every rank added it before the sum. Add it once, after the "
+            "all-reduce.",
+            lambda k: {"y": whole.product + n * bias},
+        ),
+        Mistake("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
+        Mistake(
+            "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
+            lambda k: {"y": term(k) + bias},
+        ),
+        Mistake(
+            "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
+            lambda k: {"y": term(k)},
+        ),
+        Mistake(
+            f"The mean over the {n} ranks: the terms are added, nothing is divided.",
+            lambda k: {"y": whole.product / n + bias},
+        ),
+        Mistake(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
+        Mistake(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
+        Mistake(
+            "Only this rank's features have a gradient; x is whole here, and so is its gradient: the parts "
+            "of all ranks put together (all-gather backward).",
+            lambda k: {"grad.x": alone(whole.for_x.tensor_split(n, -1), k)},
+        ),
+        Mistake(
+            f"{n} times too large: the bias's gradient was summed over ranks, each of which has all of it.",
+            lambda k: {"grad.p.bias": n * whole.for_bias},
+        ),
+        Mistake(
+            f"1/{n} of it: every rank added 1/{n} of the bias. In one process a step would move it {n} times "
+            "as far. Add the whole bias, once, after the sum.",
+            lambda k: {"grad.p.bias": whole.for_bias / n},
+        ),
+    ]
+
+
+def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
+    known = misfit(whole, 1)
+
+    def hint(name: str, came: str, k: int) -> str:
+        if name == "grad.p.bias" and came == "None":
+            return (
+                "The bias was added on some ranks only, and only there has it a gradient: the others' copies "
+                "stay behind. Every rank adds it after the sum."
+            )
+        return known(name, came, k)
+
+    return hint
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
+    if "created in no_grad mode" in text:
+        return (
+            "A collective was called on a tensor with a graph, and autograd does not follow it: what arrives "
+            "has no gradient to give back. Gather with `gather_parts`, whose backward keeps the own part."
+        )
+    if "inplace operation" in text or "in-place operation" in text:
+        return "A collective overwrote what autograd needs, or the caller's tensor: communicate in a copy."
+    if "does not require grad" in text:
+        return "The output has no graph: what torch.distributed writes into, autograd does not see."
+    if "shapes cannot be multiplied" in text:
+        return (
+            "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. By "
+            "columns it takes a whole x, by rows the rank's part, which of a whole x has to be taken first."
+        )
+    few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
+    if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):
+        return "Count the ranks of the group: dist.get_world_size(group), dist.get_rank(group)."
+    if kind == "deadlock" or "collective number" in text:
+        return "All ranks of the group call the same collectives in the same order, forward and backward."
+    return ""
+
+
+def many(ratio: float, done: list[Operation], gather: str) -> str:
+    """The usual cause of other bytes than the closed form's."""
+    ops = {one.op for one in done}
+    if abs(ratio - 2) < 0.1 and ops == {"all_reduce"}:
+        return f"An all-reduce sends twice what {gather} does: each rank needs the others' parts, no sum."
+    return ""

@@ -1,0 +1,245 @@
+"""parallelize_mlps: a GPT whose MLPs are exchanged for parallel ones, with the weights that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, wrong
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    held_line,
+    members,
+    operations,
+    same_everywhere_line,
+    sent_line,
+    values_line,
+)
+from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
+from course_lib.checks.notebooks.tensor_parallel.shared import MANY, essential
+from course_lib.checks.notebooks.tensor_parallel.slips import trouble as broken_off
+from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
+from course_lib.checks.rank import gpt as models
+from course_lib.models import GPT
+
+LR = 0.01
+SWIGLU = "SwiGLU"
+EMBEDDING = "grad.p.token_embedding.weight"
+OTHER_WEIGHTS = (
+    "The model's own weights go on being used: up.weight by rows, up.bias, down.weight by columns, down.bias "
+    "whole. What the new layers' constructors drew is overwritten."
+)
+MASKS = (
+    "Outside the layers that are cut every rank has the whole, and drops the same elements: the default "
+    "generators of all ranks must agree. Seed nothing by the rank's number."
+)
+UNCHANGED = (
+    "the model sends nothing, forward or backward: no MLP of it was exchanged. Put parallel layers in the "
+    "place of every block's up and down."
+)
+STILL_WHOLE = (
+    "Of every block's up and down a rank keeps 1/n, and of the layers that were there before nothing: no "
+    "view of their weights either."
+)
+
+
+GATE = (
+    "A SwiGLU multiplies gate(x) with up(x), feature by feature: where `gate` is not None it is cut by "
+    "columns, as up is."
+)
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if case_of_it.title == SWIGLU and "must match the size of tensor" in text:
+        return GATE
+    if "'NoneType' object is not callable" in text:
+        return "Return the model."
+    return broken_off(case_of_it, kind, text)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A GPT on n ranks, and the tokens that it is run on."""
+
+    n: int
+    model: Mapping[str, Any]
+    tokens: Tensor
+    g: Tensor
+
+    @classmethod
+    def draw(cls, draw: Draw, n: int, width: int, dropout: float = 0.0, mlp: str = "gelu") -> Swap:
+        """Two blocks, heads of 4, as few tokens as tell something."""
+        vocab, batch, seq = 13, 2, 5
+        model = {
+            "seed": draw.integer(1, 1 << 30), "vocab_size": vocab, "context": 8, "layers": 2,
+            "heads": width // 4, "width": width, "dropout": dropout, "tied": False,
+            "mlp": mlp,
+        }  # fmt: skip
+        tokens = torch.randint(vocab, (batch, seq), generator=draw.generator)
+        return cls(n, model, tokens, draw.normal(batch, seq, vocab, dtype=torch.float64))
+
+    def built(self) -> GPT:
+        return models.build(dict(self.model))
+
+    def run(self, name: str) -> Run:
+        model = self.built()
+        y = model(self.tokens)
+        y.backward(self.g)
+        gradient = model.token_embedding.weight.grad
+        assert gradient is not None
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= LR * (torch.zeros_like(p) if p.grad is None else p.grad)
+            again = model(self.tokens)
+        wanted = {"y": y.detach(), EMBEDDING: gradient, "again": again}
+        return Run(
+            name, [{"tokens": self.tokens}] * self.n, [wanted] * self.n, [self.g] * self.n,
+            make=([], {}), model=self.model, lr=LR,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def changed(self, k: int, biases: float, whole: bool = True) -> Tensor:
+        """The logits where down's bias counts so many times, of all hidden features or rank k's alone."""
+        model = self.built()
+        for block in model.blocks:
+            mlp: Any = block.mlp
+            mlp.down.bias *= biases
+            if not whole:
+                for one in (mlp.up, mlp.gate):
+                    if one is not None:
+                        one.weight = nn.Parameter(one.weight.tensor_split(self.n)[k])
+                        one.bias = nn.Parameter(one.bias.tensor_split(self.n)[k])
+                mlp.down.weight = nn.Parameter(mlp.down.weight.tensor_split(self.n, 1)[k])
+        return model(self.tokens)
+
+    @torch.no_grad()
+    def ungated(self) -> Tensor:
+        """The logits of a GELU in the place of the SwiGLU; the same where there is none."""
+        model = self.built()
+        for block in model.blocks:
+            mlp: Any = block.mlp
+            mlp.gate = None
+        return model(self.tokens)
+
+    def mistakes(self) -> list[Mistake]:
+        return [
+            *(
+                Mistake(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
+                for _ in range(self.model["mlp"] == "swiglu")
+            ),
+            Mistake(
+                f"down's bias counts {self.n} times: it is added once, after the sum.",
+                lambda k: {"y": self.changed(k, self.n)},
+            ),
+            Mistake(
+                "down's bias is missing: it belongs to the new layer as well.",
+                lambda k: {"y": self.changed(k, 0)},
+            ),
+            Mistake(
+                "Each rank goes on with what its own hidden features add: down is row-parallel, its terms "
+                "are summed.",
+                lambda k: {"y": self.changed(k, 1, whole=False)},
+            ),
+        ]  # fmt: skip
+
+    def held(self) -> float:
+        """Bytes of the model, its MLPs' weights divided by the ranks."""
+        sizes = {name: p.numel() for name, p in self.built().named_parameters()}
+        cut = sum(
+            size
+            for name, size in sizes.items()
+            if ".mlp." in name and not name.endswith("down.bias")
+        )
+        return FLOAT * (sum(sizes.values()) - cut * (self.n - 1) / self.n)
+
+    def lines(self, run: Run, title: str, weight: float) -> list[Line]:
+        share = (self.n - 1) / self.n
+        stream = FLOAT * self.tokens.numel() * self.model["width"]
+        volume = self.model["layers"] * 2 * share * stream
+        entrances = (
+            2 if self.model["mlp"] == "swiglu" else 1
+        )  # x enters gate and up, together or each
+        told = [
+            ("y", "logits", 2.0, OTHER_WEIGHTS),
+            (EMBEDDING, "gradient of the embedding", 1.0,
+             "What enters an MLP is whole, and up is cut by columns: its gradient is summed over the ranks."),
+            ("again", "logits after a step", 1.0, "The gradients of the exchanged layers are not right."),
+        ]  # fmt: skip
+        values = [
+            values_line(
+                run, f"{title}: {what}", names=[name], mistakes=self.mistakes(), otherwise=otherwise,
+                weight=weight * part,
+            )
+            for name, what, part, otherwise in told
+        ]  # fmt: skip
+        sent = [
+            sent_line(
+                run, direction, [volume] * self.n, most=[times * volume] * self.n, weight=weight / 2,
+                title=f"{title}: bytes {direction}", point=MANY,
+                hint=lambda ratio, done: "One all-reduce for each block: columns first, rows second.",
+            )
+            for direction, times in (("forward", 1), ("backward", entrances))
+        ]  # fmt: skip
+        held = held_line(
+            run, [self.held()] * self.n, says=STILL_WHOLE, weight=2 * weight,
+            title=f"{title}: parameters",
+        )  # fmt: skip
+        return [*(if_exchanged(line, run) for line in values), *sent, essential(held)]
+
+
+def if_exchanged(line: Line, run: Run) -> Line:
+    """The line, wrong where nothing is sent either way: a model left as it is has right values too."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        quiet = not any(
+            operations(run, seen, rank, direction)
+            for rank in members(seen)
+            for direction in ("forward", "backward")
+        )
+        return wrong(UNCHANGED, cause=UNCHANGED) if found.ok and quiet else found
+
+    return replace(line, judge=judge)
+
+
+@exercise(
+    points=3,
+    objects=("parallelize_mlps",),
+    references=REFERENCE,
+    hint=trouble,
+    point="MLPs of which each rank has its part alone, with one sum behind them",
+)
+def swap(draw: Draw) -> Iterator[Case]:
+    four = Swap.draw(draw, 4, 16)
+    run = four.run("four")
+    dropped = Swap.draw(draw, 4, 8, dropout=0.4).run("dropped")
+    yield case(
+        "4 ranks", [run, dropped],
+        [
+            *four.lines(run, "4 ranks", 1),
+            if_exchanged(
+                same_everywhere_line(dropped, "y", "the same masks of dropout on every rank", MASKS),
+                dropped,
+            ),
+        ],
+    )  # fmt: skip
+    two = Swap.draw(draw, 2, 8)
+    run = two.run("two")
+    yield case(
+        "sub-group", [run], two.lines(run, "group {1, 2}", 0.5), members=SUB_GROUP, world_size=3
+    )
+    gated = Swap.draw(draw, 2, 8, mlp="swiglu")
+    run = gated.run("gated")
+    yield case(SWIGLU, [run], gated.lines(run, "SwiGLU, 2 ranks", 0.5))
+    if draw.hidden:
+        three = Swap.draw(draw, 3, 12)
+        run = three.run("three")
+        yield case("3 ranks", [run], three.lines(run, "3 ranks", 0.5))
+        one = Swap.draw(draw, 1, 8)
+        run = one.run("one")
+        yield case("1 rank", [run], [values_line(run, "1 rank", weight=0.5, trivial=True)])

@@ -1,0 +1,211 @@
+"""vocab_parallel_cross_entropy: the loss of logits that no rank holds in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.layers import runs
+from course_lib.checks.judge.layers.lines import (
+    Mistake,
+    members,
+    saved_line,
+    sent_line,
+    values_line,
+)
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.notebooks.tensor_parallel.loss_slips import of_gradient, of_value
+from course_lib.checks.notebooks.tensor_parallel.losses import Loss, run_of
+from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
+from course_lib.checks.notebooks.tensor_parallel.shared import (
+    essential,
+    interface,
+    own_work,
+    unwritten,
+)
+from course_lib.facts import chunk_sizes, vocab_parallel_loss_bytes
+from course_lib.ledger.operation import Operation
+
+FLOAT = 4  # bytes
+BESIDE = 32  # bytes of numbers, indices and masks that a target may leave for backward
+OVERFLOW = (
+    "exp of 1,000 is infinite, and that of -1,000 is 0: take the largest logit of all ranks off first "
+    "(an all-reduce with MAX). It cancels: log(sum of exp(logits - largest)) + largest."
+)
+
+
+def cast(mistakes: list[Mistake], run: Run) -> list[Mistake]:
+    """Their values, in the dtypes in which they come back."""
+
+    def told(one: Mistake, k: int) -> dict[str, Tensor]:
+        return {name: t.to(run.wanted[k][name].dtype) for name, t in one.tensors(k).items()}
+
+    return [Mistake(one.says, lambda k, one=one: told(one, k)) for one in mistakes]
+
+
+def misfit(name: str, came: str, k: int) -> str:
+    if name == "y" and "[" in came and not came.endswith("[]"):
+        return "One number is asked for: the mean over the targets that count."
+    if name == "y" and came.startswith(("bfloat16", "float64")):
+        return "Compute in float32: logits.float() where they have 16 bits."
+    return ""
+
+
+def value(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
+    mistakes = cast(of_value(loss), run)
+    return values_line(run, title, names=["y"], mistakes=mistakes, misfit=misfit, weight=weight)
+
+
+def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
+    """The value, where an exponential of the logits themselves is infinite, or 0."""
+    line = value(run, loss, title)
+
+    def judge(seen: Observed) -> Finding:
+        for rank in members(seen):
+            found = seen.tensors[rank][f"{run.name}.y"]
+            if not bool(found.isfinite()):
+                return wrong(f"on rank {rank} the loss is {float(found):g}.", OVERFLOW)
+        return line.judge(seen)
+
+    return Line(title, judge, weight)
+
+
+def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
+    return values_line(
+        run, title, names=["grad.logits"], mistakes=cast(of_gradient(loss), run), weight=weight
+    )
+
+
+def both(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> Line:
+    """Value and gradient in one line."""
+    judges = [value(run, loss, title).judge, gradient(run, loss, title).judge]
+
+    def judge(seen: Observed) -> Finding:
+        return next((found for one in judges if not (found := one(seen)).ok), RIGHT)
+
+    return Line(title, judge, weight, **more)
+
+
+def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line:
+    """The gradient; then, that the logits are what they were."""
+    line = gradient(run, loss, title, weight)
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        says = "They are the caller's: subtract into a new tensor."
+        return unwritten(run, seen, {"after.logits": "`logits`"}, says) if found.ok else found
+
+    return Line(title, judge, weight)
+
+
+# ---- what it costs
+
+
+def costs(run: Run, loss: Loss) -> list[Line]:
+    n, tokens = loss.n, loss.target.numel()
+    exact = vocab_parallel_loss_bytes(n, tokens)
+    parts = [FLOAT * tokens * size for size in chunk_sizes(loss.vocab, n)]
+
+    def forward(ratio: float, done: list[Operation]) -> str:
+        if ratio < 1:
+            return "Every rank needs the largest logit and the sum of exponentials of all."
+        if any(one.op == "all_gather" for one in done):
+            return "To gather the logits is what is to be avoided: three numbers of each token are enough."
+        return (
+            "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
+        )
+
+    def backward(ratio: float, done: list[Operation]) -> str:
+        return "Each rank has what the gradient of its own logits needs: nothing is sent backward."
+
+    return [
+        sent_line(run, "forward", [exact / 3] * n, most=[exact] * n, hint=forward, weight=2),
+        sent_line(run, "backward", [0.0] * n, hint=backward),
+        own_work(run),
+        essential(
+            saved_line(
+                run, [2 * one + BESIDE * tokens for one in parts],
+                says="No rank holds the logits of the whole vocabulary: its own part, and some numbers of "
+                "each token, are all that backward needs.",
+            )
+        ),
+    ]  # fmt: skip
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    """What usually is behind a run that broke off."""
+    if said := interface(text):
+        return said
+    if "out of bounds" in text or "out of range" in text:
+        return (
+            "A target that another rank has, or that is ignored (-100), is no index into the logits here: "
+            "count from the rank's first token, look up any place, such as 0, and set what comes to zero."
+        )
+    if kind == "deadlock" or "collective number" in text:
+        return "All ranks call the same collectives, also one that has none of the targets."
+    return ""
+
+
+@exercise(
+    points=9,
+    objects=("vocab_parallel_cross_entropy",),
+    references=REFERENCE,
+    hint=trouble,
+    point="logits that no rank holds in full",
+)
+def vocab_parallel_cross_entropy(draw: Draw) -> Iterator[Case]:
+    loss = Loss.draw(draw, 4, 62, 3, 8)
+    run, title = run_of(loss), "4 ranks, 62 tokens"
+    yield runs.case(title, [run],
+        [value(run, loss, f"{title}: loss", 2), gradient_and_logits(run, loss, f"{title}: gradient", 2),
+         *costs(run, loss)],
+        dtype="float32",
+    )  # fmt: skip
+    loss = Loss.draw(draw, 3, 11, 2, 6).ignoring(draw)
+    large = Loss.large(draw, 3, 11, 8)
+    first, second = run_of(loss), run_of(large, "large")
+    title = "logits around 1,000 and -1,000"
+    yield runs.case("ignored targets", [first],
+        [value(first, loss, "some targets ignored: loss"),
+         gradient(first, loss, "some targets ignored: gradient")],
+        dtype="float32",
+    )  # fmt: skip
+    yield runs.case(title, [second],
+        [stable(second, large, f"{title}: loss", 2),
+         gradient(second, large, f"{title}: gradient")],
+        dtype="float32",
+    )  # fmt: skip
+    loss = Loss.draw(draw, 2, 6, 7).ignoring(draw, 2)
+    run, title = run_of(loss, ignore_index=2), "group {1, 3}, ignore_index=2"
+    yield runs.case(
+        title, [run], [both(run, loss, title, 0.5)], members=(1, 3), world_size=4, dtype="float32"
+    )
+    if draw.hidden:
+        yield from more(draw)
+
+
+def more(draw: Draw) -> Iterator[Case]:
+    half = Loss.draw(draw, 3, 12, 9, kind=torch.bfloat16)
+    run = run_of(half)
+    yield runs.case(
+        "bfloat16", [run], [both(run, half, "logits in bfloat16", 0.5)], dtype="float32"
+    )
+    for n, vocab in ((2, 9), (1, 5)):
+        loss = Loss.draw(draw, n, vocab, 4, 3).ignoring(draw)
+        run, title = run_of(loss), f"{words.counted(n, 'rank')}, {vocab} tokens"
+        line = both(run, loss, title, 0.5, short=True, trivial=n == 1)
+        yield runs.case(title, [run], [line], dtype="float32")

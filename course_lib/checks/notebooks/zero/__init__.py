@@ -1,0 +1,20 @@
+"""The checks of notebook 04: which of the N copies of everything did we need?"""
+
+from course_lib.checks.notebooks.zero.cutting import flatten_and_shard
+from course_lib.checks.notebooks.zero.memory import memory_prediction
+from course_lib.checks.notebooks.zero.module import zero3_module
+from course_lib.checks.notebooks.zero.offload import offload
+from course_lib.checks.notebooks.zero.quiz import questions
+from course_lib.checks.notebooks.zero.stages import zero1_optimizer, zero2_optimizer
+from course_lib.checks.notebooks.zero.unit import zero3_unit
+
+__all__ = [
+    "flatten_and_shard",
+    "memory_prediction",
+    "offload",
+    "questions",
+    "zero1_optimizer",
+    "zero2_optimizer",
+    "zero3_module",
+    "zero3_unit",
+]

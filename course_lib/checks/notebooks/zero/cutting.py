@@ -1,0 +1,279 @@
+"""flatten_and_shard: parameters of any shape, cut into n flat parts of one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+RECIPE = "course_lib.checks.rank.notebooks.zero.listing:call_with_tensors"
+Shapes = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One call: tensors of these shapes, whose elements count on from 1, for n ranks."""
+
+    title: str
+    shapes: Shapes
+    n: int
+    weight: float = 1.0
+    aspect: str = "value"
+    dtype: str = "float32"
+    transposed: bool = False
+    short: bool = False
+
+    @property
+    def total(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Elements of a shard."""
+        return -(-self.total // self.n)
+
+    def call(self) -> dict:
+        tensors, first = [], 1
+        for shape in self.shapes:
+            turned = self.transposed and len(shape) == 2
+            tensors.append(
+                {"shape": list(shape), "first": first, "dtype": self.dtype, "transposed": turned}
+            )
+            first += math.prod(shape)
+        return {"tensors": tensors, "args": [self.n], "parameter": True}
+
+    def expected(self) -> list[list[float]]:
+        row = [float(k) for k in range(1, self.total + 1)]
+        row += [0.0] * (self.n * self.size - self.total)
+        return [row[k * self.size : (k + 1) * self.size] for k in range(self.n)]
+
+
+@exercise(points=6, objects=("flatten_and_shard",), references=REFERENCE)
+def flatten_and_shard(draw: Draw) -> Iterator[Case]:
+    cuts = [
+        Cut("14 elements, 4 ranks", [(2, 3), (4,), (2, 2)], 4, weight=2),
+        Cut("12 elements, 3 ranks", [(3, 2), (6,)], 3),
+        Cut("3 elements, 5 ranks", [(3,)], 5, aspect="shape"),
+        Cut("4 elements, 3 ranks", [(2,), (2,)], 3, aspect="shape"),
+        Cut("a matrix stored by columns", [(3, 4), (2,)], 2, aspect="shape", transposed=True),
+        Cut("bfloat16", [(2, 3), (5,)], 2, 0.5, "shape", dtype="bfloat16", short=True),
+        Cut("float64", [(7,)], 2, 0.5, "shape", dtype="float64", short=True),
+        Cut("a single number", [(), (4,)], 3, 0.5, "shape", short=True),
+        Cut("one rank", [(2, 2), (3,)], 1, 0.5, "shape", short=True),
+    ]
+    if draw.hidden:
+        shapes = [(draw.integer(1, 6), draw.integer(1, 6)) for _ in range(draw.integer(2, 6))]
+        cuts += [
+            Cut("other shapes", shapes, draw.integer(2, 9)),
+            Cut("an empty parameter", [(2, 2), (0, 3), (5,)], 4, aspect="shape"),
+            Cut("8 ranks", [(draw.integer(1, 90),), (2, 2, 2)], 8),
+        ]
+    lines = [
+        Line(one.title, judge(one, k), one.weight, one.aspect, short=one.short)
+        for k, one in enumerate(cuts)
+    ]
+    sides = [RankSide({}, {"calls": [one.call() for one in cuts]}, {})]
+    yield Case("shards", sides, lines, recipe=RECIPE, alone=True)
+
+
+def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
+    def judged(seen: Observed) -> Finding:
+        answer = seen.answer(index)
+        if isinstance(answer.get("error"), list):
+            return failed(*map(str, answer["error"]))
+        shards = parts(answer.get("value"))
+        if shards is None:
+            return wrong(
+                f"a list of {words.counted(cut.n, 'tensor')} is expected.",
+                "Is there a `return` at its end?" if answer.get("value") is None else "",
+                cause="no list",
+            )
+        return (
+            of_one_size(cut, shards)
+            or right_elements(cut, shards)
+            or right_kind(cut, answer.get("kinds"))
+            or (a_row_of_its_own(answer.get("kinds")) if index == 0 else None)
+            or left_alone(cut, answer.get("after"))
+            or RIGHT
+        )
+
+    return judged
+
+
+def failed(error: str = "", text: str = "", place: str = "") -> Finding:
+    if error == "NotImplementedError":
+        return wrong("flatten_and_shard is not written yet.", cause="not written")
+    said = Sentence(
+        f"flatten_and_shard raised {error}: {text}",
+        f"flatten_and_shard raised {error_kind(error)}.",
+    )
+    return wrong(said, at(place), cause=f"{error} {place}")
+
+
+def parts(value: object) -> list[list] | None:
+    """The elements of each tensor of a list that came back; None for anything else.
+
+    A tensor's own dimensions and its history do not come back here: `a_row_of_its_own` looks at them.
+    """
+    if not isinstance(value, list):
+        return None
+    found = [one.get("tensor") if isinstance(one, dict) else None for one in value]
+    return [one for one in found if isinstance(one, list)] if None not in found else None
+
+
+def of_one_size(cut: Cut, shards: list[list]) -> Finding | None:
+    sizes = [len(one) for one in shards]
+    if sizes == [cut.size] * cut.n:
+        return None
+    if len(sizes) != cut.n:
+        return wrong(
+            Sentence(
+                f"{words.counted(len(sizes), 'shard')} came back; {cut.n} ranks need {cut.n}.",
+                "another number of shards came back than there are ranks.",
+            ),
+            cause="number of shards",
+        )
+    said = Sentence(
+        f"the shards have {words.listing(sizes)} elements; {cut.total} elements over {cut.n} ranks are "
+        f"{cut.size} for each.",
+        "the shards do not have ceil(P / n) elements each.",
+    )
+    if len(cut.shapes) > 1 and dealt_whole(cut, shards):
+        hint = (
+            "Whole tensors were dealt out. Lay all elements in one row and cut that: a shard's end may fall "
+            "inside a tensor."
+        )
+    elif len(set(sizes)) > 1:
+        hint = "A collective wants equal shards: fill up with zeros until n divides the length."
+    elif sizes[0] * cut.n < cut.total:
+        hint = "Rounded down: the last elements would belong to no rank. Round up, and fill with zeros."
+    elif sizes[0] == sum(-(-math.prod(shape) // cut.n) for shape in cut.shapes):
+        hint = "Each tensor was filled up by itself: put all in a row first, then fill up once."
+    else:
+        hint = "More zeros than needed: the smallest multiple of n that holds all elements."
+    return wrong(said, hint, cause=f"size {hint}")
+
+
+def right_elements(cut: Cut, shards: list[list]) -> Finding | None:
+    expected = cut.expected()
+    for k, (shard, want) in enumerate(zip(shards, expected, strict=True)):
+        if shard != want:
+            where = next(i for i in range(cut.size) if shard[i] != want[i])
+            said = Sentence(
+                f"shard {k} is {shard}; {[int(x) for x in want]} is expected.",
+                f"shard {k} does not hold what it should.",
+            )
+            return wrong(
+                said,
+                why(cut, shards, k * cut.size + where),
+                cause=why(cut, shards, 0) or "elements",
+            )
+    return None
+
+
+def why(cut: Cut, shards: list[list], place: int) -> str:
+    """The mistake that gives these shards; place: the first wrong element in the row of all shards."""
+    row = [x for shard in shards for x in shard]
+    whole = [x for shard in cut.expected() for x in shard]
+    if place >= cut.total:
+        return "Zeros fill the last shard: torch.empty holds what was there before."
+    if row == [whole[i] for k in range(cut.n) for i in range(k, len(whole), cut.n)]:
+        return "Every n-th element was taken: a shard is a run of elements that lie side by side."
+    if row == [x for shard in each_by_itself(cut) for x in shard]:
+        return "Each tensor was cut by itself. Put all elements in one row first, and cut that into n parts."
+    if cut.transposed and sorted(row) == sorted(whole):
+        return "The order of the elements is the tensor's, row by row, not that of its memory: reshape(-1)."
+    pad = len(whole) - cut.total
+    if pad and row == [0.0] * pad + whole[: cut.total]:
+        return "The zeros stand in front; they belong behind the last element."
+    if sorted(row) == sorted(whole):
+        return "All elements are there, in another order: the tensors in a row, in the order given."
+    return ""
+
+
+def tensors_of(cut: Cut) -> list[list[float]]:
+    """The elements of each tensor, in its own order."""
+    found, first = [], 1
+    for shape in cut.shapes:
+        found.append([float(k) for k in range(first, first + math.prod(shape))])
+        first += math.prod(shape)
+    return found
+
+
+def dealt_whole(cut: Cut, shards: list[list]) -> bool:
+    """Each tensor's elements lie in one shard, all of them."""
+    held = [set(shard) for shard in shards]
+    return all(any(own.issuperset(one) for own in held) for one in tensors_of(cut))
+
+
+def each_by_itself(cut: Cut) -> list[list[float]]:
+    """The shards that come of cutting every tensor by itself, filled up with zeros."""
+    shards: list[list[float]] = [[] for _ in range(cut.n)]
+    for elements in tensors_of(cut):
+        size = -(-len(elements) // cut.n)
+        row = elements + [0.0] * (cut.n * size - len(elements))
+        for k, shard in enumerate(shards):
+            shard += row[k * size : (k + 1) * size]
+    return shards
+
+
+def right_kind(cut: Cut, kinds: object) -> Finding | None:
+    told = kinds if isinstance(kinds, list) else []
+    for kind in told:
+        dtype = kind[1] if isinstance(kind, list) and len(kind) == 4 else ""
+        if dtype != f"torch.{cut.dtype}":
+            return wrong(
+                Sentence(
+                    f"the shards are {dtype}; the parameters are torch.{cut.dtype}.",
+                    "the shards have another dtype than the parameters.",
+                ),
+                "A shard that is sent must be of the parameters' kind: new_zeros keeps dtype and device.",
+                cause="dtype",
+            )
+    return None
+
+
+def a_row_of_its_own(kinds: object) -> Finding | None:
+    """One dimension, and no history. Looked at in the first case alone: it is to cost no more than that."""
+    for kind in kinds if isinstance(kinds, list) else []:
+        dimensions, history = kind[2:] if isinstance(kind, list) and len(kind) == 4 else (0, True)
+        if dimensions != 1:
+            return wrong(
+                "the shards are not flat: each is to have one dimension.",
+                "Collectives and optimizers take them as a row: reshape(-1).",
+                cause="dimensions",
+            )
+        if history is not False:
+            return wrong(
+                "the shards have a gradient history: they keep the graph, and the parameters, alive.",
+                "Cut up param.detach(), or work under torch.no_grad(): the optimizer changes a shard, and "
+                "autograd has no part in it.",
+                cause="history",
+            )
+    return None
+
+
+def left_alone(cut: Cut, after: object) -> Finding | None:
+    row: list = []
+    for one in after if isinstance(after, list) else []:
+        row += one.get("tensor", []) if isinstance(one, dict) else [one]
+    if row == [float(k) for k in range(1, cut.total + 1)]:
+        return None
+    return wrong(
+        "the parameters themselves were changed.", "Copy them into a new buffer.", cause="changed"
+    )

@@ -1,0 +1,222 @@
+"""Zero3Module: parameters sharded too, gathered where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from course_lib.checks import words
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import (
+    ANY,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.runs import (
+    ADAMW,
+    BLOCK,
+    ELSEWHERE,
+    MEMBERS,
+    REFUSED,
+    SGD,
+    SLACK,
+    WHOLE,
+    WORLD,
+    group_run,
+    small,
+    start_line,
+    step_bytes,
+    stepped,
+    value_line,
+    wide,
+)
+from course_lib.checks.notebooks.zero.state import LEFT, module_case, state_line, with_outputs
+
+RANKS = 4  # of the wide model
+FREED = "Memory of a weight was read after it had been freed."
+IN_FORWARD = (
+    f"{FREED} In forward a unit is gathered before its module begins, and freed when that module is over. A "
+    "weight that two blocks share must not be freed by the first of them: give it to the unit of the whole "
+    "module."
+)
+IN_BACKWARD = (
+    f"{FREED} In backward a unit is gathered before the gradient comes to its block, and stays until all of "
+    "its gradients are there. A full backward hook of a module whose input needs no gradient, as the first "
+    "block's, fires too early for that."
+)
+DIED = (
+    f"{FREED} Look at three places: a unit is gathered before its block's forward and backward begin, and "
+    "freed when its gradients are all there; reduce() sets .grad to None, or the unit counts as complete in "
+    "the next backward too early; full_state_dict() copies before it frees."
+)
+TRAPS = (
+    f"{ELSEWHERE} a weight that two blocks share is one parameter: give it to the unit of the whole module, "
+    "and keep it there from the first use to the last. A block may be used twice in one forward; a frozen "
+    "one has no gradient; a parameter that is never used counts as zeros."
+)
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if "out of bounds for storage" in text or "setStorage" in text:
+        if "had a .grad from an earlier backward" in text:
+            return LEFT
+        return IN_FORWARD if "in forward" in text else IN_BACKWARD
+    if kind == "died":
+        return DIED
+    if said := lines.group_trouble(case_of_it, text):
+        return said
+    if "collective number" in text or "collectives" in text or kind == "deadlock":
+        return "All ranks gather and reduce the same units in the same order."
+    if "cannot register a hook on a tensor that doesn't require gradient" in text:
+        return (
+            "A shard is frozen or trained as a whole: give frozen parameters units of their own, without "
+            "hooks for gradients."
+        )
+    if "shape" in text or "size mismatch" in text:
+        return (
+            "Between uses a parameter has no elements: it must have its shape again in every forward and "
+            "backward that uses it."
+        )
+    return ""
+
+
+@exercise(
+    points=9, objects=("Zero3Module",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
+def zero3_module(draw: Draw) -> Iterator[Case]:
+    def one(
+        n: int, model: str, optimizer: tuple, title: str, weight: float, micro: int = 1
+    ) -> Case:
+        training = small(draw, n, model, optimizer, micro=micro)
+        otherwise = TRAPS if model == "traps" else ""
+        told = [value_line(training, title, weight=weight, trivial=n == 1, otherwise=otherwise)]
+        if model == "traps":
+            told.insert(0, start_line(training))
+        told = [with_outputs(line, training, (TRAPS,)) for line in told]
+        if model == "traps" and n == 3:
+            told.append(state_line())
+        if model == "frozen":
+            told.append(all_shards(training))
+        return module_case(training, title, told)
+
+    yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 4)
+    yield one(2, "frozen", ADAMW, "AdamW, 2 ranks, 2 microbatches", 3, micro=2)
+    yield grouped(draw)
+    if draw.hidden:
+        yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
+        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
+        yield one(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
+    training = wide(draw, RANKS)
+    share = WHOLE / RANKS
+    between = lines.held_line(
+        [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
+         ("after two steps", 4, 2 * share)],
+        slack=SLACK, hint=held_hint, weight=6, title="memory between steps: 2P/N",
+        point=0.95 * WHOLE,
+    )  # fmt: skip
+    at_last = lines.held_line(
+        [("after full_state_dict(), the check's own copy of all parameters included", 5,
+          2 * share + WHOLE)],
+        slack=SLACK, hint=lambda ratio: COPIES_ALONE, weight=1.5,
+        title="nothing stays gathered after full_state_dict()",
+    )  # fmt: skip
+    values = stepped(
+        training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"
+    )
+    yield module_case(
+        training, "memory", [
+            with_outputs(values, training),
+            step_bytes(3, training, bytes_hint, title="bytes of a step", weight=2.5),
+            between,
+            lines.held_line(
+                [("after backward", 3, 3 * share)], slack=SLACK, hint=held_hint, weight=3,
+                title="memory after backward: 3P/N",
+            ),
+            because_of(at_last, between),
+            lines.peak_line(
+                3 * share + 3 * BLOCK, slack=SLACK, hint=peak_hint, weight=5,
+                title="peak of memory: 3P/N and a block at a time",
+            ),
+        ],
+    )  # fmt: skip
+
+
+def grouped(draw: Draw) -> Case:
+    """Two of three ranks train, and are passed as group=."""
+    training, title, line = group_run(draw)
+    told = [with_outputs(line, training)]
+    return module_case(training, title, told, members=MEMBERS, world_size=WORLD)
+
+
+def because_of(line: Line, earlier: Line) -> Line:
+    """The line, which has the same cause as the earlier one where that fails, too."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok or earlier.judge(seen).ok else replace(found, cause=ANY)
+
+    return replace(line, judge=judge)
+
+
+COPIES_ALONE = (
+    "full_state_dict() left a unit gathered: copy what it holds (detach().clone()), and free it."
+)
+
+
+def all_shards(training: Training) -> Line:
+    """The ranks' parameters() have together a part of every parameter, frozen ones too."""
+    whole = sum(p.numel() for p in training.built().parameters())
+
+    def judge(seen: Observed) -> Finding:
+        told = [values.get("elements") for values in seen.values]
+        got = sum(one for one in told if type(one) is int)
+        if got >= whole:
+            return RIGHT
+        return wrong(
+            f"parameters() has {words.number(got)} elements on all ranks together; all parameters have "
+            f"{words.number(whole)}.",
+            "A frozen parameter has a shard, too: parameters() gives all of them, and requires_grad says "
+            "which are trained.",
+            cause="shards",
+        )
+
+    return Line("parameters(): shards of frozen ones, too", judge, 1)
+
+
+def bytes_hint(ratio: float, seen: Observed) -> str:
+    if abs(ratio - 2 / 3) < 0.03:
+        return (
+            "One of the three is missing: weights are gathered in forward, freed, gathered again in "
+            "backward; gradients are reduce-scattered."
+        )
+    if abs(ratio - 4 / 3) < 0.03:
+        return (
+            "A fourth transfer: an all-reduce where a reduce-scatter is enough, or weights that were "
+            "gathered once more after the step."
+        )
+    return "All-gather in forward, all-gather in backward, reduce-scatter of the gradients: 3P."
+
+
+def held_hint(ratio: float) -> str:
+    if ratio > 2.5:
+        return (
+            "The whole weights are still there. Free the storage: `flat.untyped_storage().resize_(0)`; a "
+            "tensor that something else refers to stays when you only drop your name for it."
+        )
+    return "Between uses a rank keeps its shards: of the weights, the gradients, the optimizer's state."
+
+
+def peak_hint(ratio: float) -> str:
+    return (
+        "More than a block or two was whole at once. Gather a block just before its forward and backward, "
+        "free it just after; what autograd has kept for backward counts until its storage is resized."
+    )

@@ -1,0 +1,115 @@
+"""The state of the optimizer in mapped files: extra credit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course_lib.checks import words
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    exercise,
+    wrong,
+)
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
+from course_lib.checks.rank import watching
+from course_lib.runtime.moments import ANONYMOUS, BASE
+
+RECIPE = "course_lib.checks.rank.notebooks.zero.mapped:mapped_state"
+VALUES = (
+    "A state goes on from where it was: copy it into its file, in its own dtype, into a file that no other "
+    "state, and no other optimizer of the same folder, has."
+)
+
+
+def run(training: Training, *, neighbour: bool = False) -> Training:
+    training.more = {**training.more, "neighbour": neighbour}
+    return training
+
+
+def case(training: Training, title: str, told: list[Line]) -> Case:
+    side = RankSide({}, training.instructions(0), lines.outputs(training))
+    return Case(
+        title, [side], told, recipe=RECIPE, on_cpu=True, imports=lines.OPTIMIZERS, moments=(BASE, ANONYMOUS),
+        room=watching.ROOM,
+    )  # fmt: skip
+
+
+def in_files(expected: int) -> Callable[[Observed], Finding]:
+    """After every step, all states lie in files of the folder. expected: how many there are."""
+
+    def judge(seen: Observed) -> Finding:
+        told = seen.values[0]
+        outside, counts = told.get("outside"), told.get("states")
+        if not isinstance(outside, list) or not isinstance(counts, list) or not counts:
+            return wrong("the rank did not tell where its states lie.")
+        for step, (names, count) in enumerate(zip(outside, counts, strict=False), start=1):
+            if count != expected:
+                return wrong(
+                    f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
+                    "They stay in optimizer.state, under their names: only where they lie is new.",
+                )
+            if names:
+                return wrong(
+                    f"after step {step}, {words.counted(len(names), 'state')} of {expected} "
+                    f"{'is' if len(names) == 1 else 'are'} not in a file of the folder that is mapped "
+                    "shared: what is written there would not reach the file.",
+                    "Put the mapped tensor in the place of the old one, in optimizer.state, in the first "
+                    "step already; torch.from_file(path, shared=True, ...).",
+                )
+        return RIGHT
+
+    return judge
+
+
+def memory(enough: float) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        if not (measured := seen.held[0].get(ANONYMOUS)):
+            return wrong("the rank was not measured after its steps.")
+        for step, got in enumerate(measured, start=1):
+            if got > enough + SLACK:
+                return wrong(
+                    f"after step {step}, {lines.megabytes(got)} of memory have no file behind them; "
+                    f"{lines.megabytes(enough)} are enough, the parameters.",
+                    "Let go of the tensors that were moved: a list, or a copy, still holds them.",
+                )
+        return RIGHT
+
+    return judge
+
+
+def value(draw: Draw, optimizer: tuple, title: str, states: int, **more) -> Case:
+    training = run(small(draw, 1, "plain", optimizer), neighbour=more.pop("neighbour", False))
+    told = [
+        stepped(training, title, [], 2, otherwise=VALUES),
+        Line(f"states in mapped files: {title}", in_files(4 * states), 2),
+    ]
+    return case(training, title, told)
+
+
+@exercise(points=3, objects=("offloaded",), references=REFERENCE, extra=True)
+def offload(draw: Draw) -> Iterator[Case]:
+    yield value(draw, ADAMW, "AdamW, two optimizers in one folder", 2, neighbour=True)
+    training = run(wide(draw, 1))
+    told = [
+        stepped(training, "6.4 MB of parameters", [], 0.5, what="end", otherwise=VALUES),
+        Line(
+            "memory without a file: P",
+            memory(WHOLE),
+            3,
+            "memory",
+            enough={ANONYMOUS: WHOLE + SLACK},
+        ),
+    ]
+    yield case(training, "memory", told)
+    if draw.hidden:
+        yield value(draw, SGD, "SGD with momentum", 1)
+        yield value(draw, ("Adagrad", {"lr": 0.1}), "Adagrad, whose states are there before", 1)

@@ -1,0 +1,330 @@
+"""The training runs on which the sharded optimizers and the sharded module are judged, and their lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, Line, Observed, wrong
+from course_lib.checks.judge.training import Mistake
+from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train
+
+REFUSED = {
+    "torch.distributed.optim:ZeroRedundancyOptimizer": (
+        "PyTorch's ZeroRedundancyOptimizer shards the state by itself. That is what you are to build: cut "
+        "the parameters up, give the optimizer this rank's shard, and gather."
+    ),
+    "torch.distributed:Reducer": (
+        "PyTorch's reducer, which DistributedDataParallel is built on, would reduce the gradients. That is "
+        "what you are to build."
+    ),
+    "torch.distributed.fsdp:FullyShardedDataParallel": (
+        "PyTorch's FullyShardedDataParallel would do all of it. That is what you are to build: shard, gather "
+        "on use, free after use, and reduce-scatter the gradients."
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup": (
+        "PyTorch's fully_shard would do all of it. That is what you are to build: shard, gather on use, free "
+        "after use, and reduce-scatter the gradients."
+    ),
+}
+SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})
+ADAMW = ("AdamW", {"lr": 0.02, "weight_decay": 0.1})
+WIDTHS = (5, 7, 8)  # with 6, the elements that are trained of the traps are a multiple of 3
+WIDTH, DEPTH = 448, 8
+FULL_RANK = 128  # samples of each of 4 ranks: more than WIDTH together
+BLOCK = 4 * WIDTH * (WIDTH + 1)  # bytes of a block of the wide model
+WHOLE = DEPTH * BLOCK
+ONCE = (
+    "Here `params` is an iterator, as model.parameters() is: it can be gone through once, and a second loop "
+    "finds nothing. Make a list of it first."
+)
+ELSEWHERE = "If the other runs are right, this is what differs here:"
+NOT_ALIKE = (
+    "If all ranks start alike in the other runs, this is what differs here: `params` is an iterator, as "
+    "model.parameters() is, and a second loop over it finds nothing. Make a list of it first."
+)
+DEFAULTS = (
+    "The inner optimizer worked with its own defaults, not with the arguments that were given: pass "
+    "**defaults on to optimizer_cls."
+)
+START = "Give every rank the first rank's parameters (dist.broadcast) before they are cut."
+FROZEN = (
+    "That parameter is frozen (requires_grad=False), and yet the step changed it: weight decay needs no "
+    "gradient. Broadcast frozen parameters, and leave them out of the shard."
+)
+MEMBERS, WORLD = (1, 2), 3  # the ranks of a group, and of all: not both begin with rank 0
+SLACK = 0.9e6  # bytes that allocators and libraries may hold besides; a block has 805 kB
+
+
+def small(
+    draw: Draw, n: int, model: str, optimizer: tuple[str, dict], *, micro: int = 1, width: int = 0
+) -> Training:
+    """Two or three steps in float64, own data and own first parameters on every rank.
+
+    width: of the model; drawn when left out.
+    """
+    width, first = width or draw.choice(WIDTHS), draw.integer(1, 1 << 30)
+    described: dict = {"name": model, "seed": draw.integer(1, 1 << 30), "width": width}
+    steps = []
+    for rank in range(n):
+        own = [
+            [
+                {"seed": first + 100 * rank + 10 * s + k, "samples": 3, "width": width}
+                for k in range(micro)
+            ]
+            for s in range(3 if micro == 1 else 2)
+        ]
+        if model == "sometimes":
+            for s, step in enumerate(own):  # the middle block takes part on one rank only
+                for one in step:
+                    one["sign"] = 1 if rank == s % n else -1
+        steps.append(own)
+    return Training(described, optimizer, steps, tell=("start", "params"))
+
+
+def wide(draw: Draw, n: int, samples: int = 2) -> Training:
+    """Two steps of a model of 6.4 MB in float32, whose memory is watched.
+
+    samples: of each rank's batch. With few of them gradients, and what is kept of these, are products of two
+    thin matrices: whoever keeps these instead holds little of a state that is whole.
+    """
+    described = {
+        "name": "plain", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "depth": DEPTH,
+        "dtype": "float32",
+    }  # fmt: skip
+    first = draw.integer(1, 1 << 30)
+    steps = [
+        [[{"seed": first + 10 * rank + s, "samples": samples, "width": WIDTH}] for s in range(2)]
+        for rank in range(n)
+    ]
+    more = {"memory": True, "kwargs": {}}
+    return Training(described, SGD, steps, tell=("end",), more=more)
+
+
+# ---- values
+
+
+def value_line(
+    training: Training,
+    title: str,
+    *,
+    weight: float = 1.0,
+    trivial: bool = False,
+    otherwise: str = "",
+    cleared: str = "the shards' gradients",
+) -> Line:
+    """After every step all ranks have the parameters of one process on all data.
+
+    otherwise: said when the values fit no mistake. cleared: what zero_grad() has to clear.
+    """
+    known = [*lines.common(training.world_size), carried(cleared)]
+    return stepped(training, title, known, weight, trivial, otherwise)
+
+
+def carried(cleared: str) -> Mistake:
+    """Gradients of a step are still there in the next."""
+
+    def gradient(rank: int) -> Gradient:
+        total: Tensors = {}
+
+        def summed(step: int, given: list[list[Tensors]]) -> Tensors:
+            for name, one in mean(step, given).items():
+                total[name] = total[name] + one if name in total else one
+            return dict(total)
+
+        return summed
+
+    return Mistake(
+        f"The gradients of the step before are still there: zero_grad() has to clear {cleared}.",
+        gradient,
+    )
+
+
+def start_line(training: Training) -> Line:
+    """Before the first step all ranks have the first rank's parameters, frozen ones too."""
+    return stepped(training, "all ranks start alike", (), 0.5, what="start")
+
+
+def stepped(
+    training: Training,
+    title: str,
+    mistakes: Sequence[Mistake],
+    weight: float = 1.0,
+    trivial: bool = False,
+    otherwise: str = "",
+    what: str = "param",
+) -> Line:
+    def judge(seen: Observed) -> Finding:
+        everything = train(training)
+        expected = lines.kind(what, everything)
+        for k, rank in enumerate(lines.members(seen)):
+            found = {name: seen.tensors[rank][name] for name in expected}
+            differ = lines.differing(found, expected, training.dtype)
+            if not differ:
+                continue
+            said = lines.first(differ[0], found, expected, rank, seen)
+            why = lines.told(training, differ[0], found, k, mistakes)
+            if what in ("param", "end"):
+                why = why or without_arguments(training, differ[0], found)
+            if what == "param":
+                why = why or frozen(training, differ[0])
+                why = why or partly(seen, everything, differ[0], rank, training)
+            more = ""
+            if start := wrong_start(seen, training, everything):
+                why, more = start, NOT_ALIKE if training.more.get("once") else ""
+            return wrong(said, why or otherwise, more, cause=why or f"{title} {otherwise}")
+        return RIGHT
+
+    return Line(title, judge, weight, trivial=trivial)
+
+
+def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
+    """What to do where a rank had not the first rank's parameters before the first step; "" where all had."""
+    expected = lines.kind("start", right) if "start" in training.tell else {}
+    own = lines.common(training.world_size)[-1:]
+    for k, rank in enumerate(lines.members(seen)):
+        found = {name: seen.tensors[rank][name] for name in expected}
+        if differ := lines.differing(found, expected, training.dtype):
+            return lines.told(training, differ[0], found, k, own) or START
+    return ""
+
+
+def without_arguments(training: Training, first: str, found: Tensors) -> str:
+    """What it means that the optimizer's defaults give the values that were found; "" where they do not."""
+    bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
+    return DEFAULTS if lines.told(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
+
+
+def frozen(training: Training, first: str) -> str:
+    """What it means that the first tensor that differs after a step is a frozen parameter."""
+    name = first.split(".", 2)[2]
+    trained = {name: p.requires_grad for name, p in training.built().named_parameters()}
+    return "" if trained[name] else FROZEN
+
+
+def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Training) -> str:
+    """Which part of the parameters the first wrong step changed on this rank, where that tells the cause."""
+    step, ranks = int(first.split(".")[1]), lines.members(seen)
+    neighbour = ranks[ranks.index(rank) - 1]
+    now, before, found, other = [], [], [], []
+    for name, wanted in lines.kind(f"param.{step}", right).items():
+        short = name.split(".", 2)[2]
+        earlier = right[f"param.{step - 1}.{short}" if step else f"start.{short}"]
+        now.append(wanted.flatten())
+        before.append(earlier.flatten())
+        found.append(seen.tensors[rank][name].to(torch.float64).flatten())
+        other.append(seen.tensors[neighbour][name].to(torch.float64).flatten())
+    want, was, got = torch.cat(now), torch.cat(before), torch.cat(found)
+    trained = want != was  # of the others nothing can be said
+    bound = lines.TOLERANCE[training.dtype] * float(want.abs().max())
+    same, good = (got - was).abs() <= bound, (got - want).abs() <= bound
+    changes, stale = int(trained.sum()), int((trained & same & ~good).sum())
+    if not bool((same | good).all()) or not changes:
+        return ""
+    n, share, unit = len(ranks), stale / changes, seen.case.recipe.endswith(":module")
+    if share == 1:
+        return unchanged(seen, training)
+    if n > 1 and bool(((torch.cat(other) - got).abs() <= bound).all()) and stale > 2 * n:
+        return f"Some parameters did not change on any rank. {NEVER_FULL[unit]}"
+    if n > 1 and stale <= 2 * n:
+        return (
+            "The last elements never change: round the shard's size up, or they belong to no rank."
+        )
+    if n > 2 and share < 0.5:
+        return (
+            "Only what another rank owns is new there; its own shard was not written back. The all-gather "
+            "brings all shards, the own one too."
+        )
+    return (
+        "Only a part is new there: each rank updated its own shard, and the others have not got it. "
+        "All-gather the shards after the step."
+    )
+
+
+FREE_AFTER_REDUCE = (
+    "Free every unit after its reduce(): a unit that is still whole keeps its old weights, because the next "
+    "gather() does nothing."
+)
+NEVER_FULL = {
+    True: (
+        "A unit with a parameter that gets no gradient is never complete: reduce it when backward is over. "
+        f"{FREE_AFTER_REDUCE}"
+    ),
+    False: (
+        "Their gradients never left. A bucket with a parameter that gets no gradient is never full: when "
+        "backward is over, send the buckets that have not been sent."
+    ),
+}
+
+
+def unchanged(seen: Observed, training: Training) -> str:
+    """Why a step changed nothing, as the record tells it."""
+    sent = [one for rank in seen.operations for one in rank if one.bytes_sent and one.shape != (0,)]
+    names = {one.op for one in sent if one.op != "broadcast"}
+    if not names and training.more.get("once"):
+        return f"The step changed nothing. {ONCE}"
+    if seen.case.recipe.endswith(":module"):
+        return (
+            "The step changed nothing there: the next gather() has to bring what the step made of the "
+            f"shards. {FREE_AFTER_REDUCE}"
+        )
+    if any("all_gather" in name for name in names):
+        return (
+            "The step changed nothing there, although shards were gathered: gather them after the inner "
+            "optimizer's step, not before it, and write the gathered shards into the parameters."
+        )
+    return (
+        "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
+        "parameters."
+    )
+
+
+# ---- traffic
+
+
+def step_bytes(
+    volume: int,
+    training: Training,
+    hint: Callable[[float, Observed], str],
+    *,
+    title: str,
+    weight: float = 1.0,
+) -> Line:
+    """Bytes sent in the second step: `volume` times (N-1)/N of what is trained, padding allowed.
+
+    At least without any padding, at most with that of every parameter cut up by itself.
+    """
+    n, itemsize = training.world_size, training.dtype.itemsize
+    sizes = [p.numel() for p in training.built().parameters() if p.requires_grad]
+    least = volume * (n - 1) / n * sum(sizes) * itemsize
+    most = volume * (n - 1) * sum(-(-size // n) for size in sizes) * itemsize
+    return lines.volume_line(
+        [math.floor(least)] * n, most=[most] * n, hint=hint, weight=weight, title=title,
+        what=f" ({volume} times (N-1)/N of the parameters)", between=(2, 4),
+    )  # fmt: skip
+
+
+def case(recipe: str, training: Training, title: str, told: Sequence[Line], **more: Any) -> Case:
+    return lines.case(recipe, title, training, told, timeout=30.0, **more)
+
+
+def in_a_group(recipe: str, draw: Draw) -> Case:
+    """Two of three ranks train, and are passed as group=."""
+    training, title, line = group_run(draw)
+    return case(recipe, training, title, [line], members=MEMBERS, world_size=WORLD)
+
+
+def group_run(draw: Draw) -> tuple[Training, str, Line]:
+    """What the ranks of the group train, a title, and the line on its values."""
+    training = small(draw, len(MEMBERS), "plain", SGD)
+    n, title = (
+        training.world_size,
+        f"SGD, group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks",
+    )
+    known = [*lines.common(n), lines.whole_world(n, WORLD)]
+    return training, title, stepped(training, title, known, otherwise=lines.IN_A_GROUP)

@@ -1,0 +1,297 @@
+"""Zero1Optimizer and Zero2Optimizer: the state of the optimizer sharded, and the gradients too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, usual
+from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.runs import (
+    ADAMW,
+    BLOCK,
+    ELSEWHERE,
+    FULL_RANK,
+    ONCE,
+    REFUSED,
+    SGD,
+    SLACK,
+    WHOLE,
+    case,
+    in_a_group,
+    small,
+    start_line,
+    step_bytes,
+    stepped,
+    value_line,
+    wide,
+)
+
+RECIPE = "sharded_optimizer"
+RANKS = 4  # of the wide model
+UNSHARDED = (
+    1.9 * WHOLE
+)  # after a step: parameters and the momentum of all of them, but for what varies
+NO_SHARD = (
+    "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. What is whole, as "
+    "the row of all gradients, is freed when the step is over."
+)
+WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
+EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
+SOMETIMES = (
+    f"{ELSEWHERE} some ranks have no gradient for the middle block. A gradient that is missing counts as "
+    "zeros, and all ranks call their collectives in the same order, whichever gradients come first."
+)
+ONE_MORE_SHARD = (
+    "Something as large as a shard is still there. The gradients of this rank's shard have done their work: "
+    "set their .grad to None, as zeros take the same memory, and keep no output of a reduce-scatter under "
+    "another name."
+)
+KEPT_ROW = (
+    "A row in which gradients were sent is still there: let no attribute hold it after its use."
+)
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case_of_it, text):
+        return said
+    if "collective number" in text or "collectives" in text or kind == "deadlock":
+        return (
+            "All ranks call the same collectives in the same order, also where a rank has no gradient for a "
+            "parameter, or gets its gradients in another order."
+        )
+    if "NoneType" in text:
+        return (
+            "Some parameters have no gradient: leave frozen ones out, count zeros for unused ones."
+        )
+    if "register a hook on a tensor that doesn't require gradient" in text:
+        return "Frozen parameters have no gradient: leave them out of buckets and hooks."
+    if "a leaf Variable that requires grad" in text:
+        return "Parameters are written under torch.no_grad(): autograd has no part in the step."
+    if EMPTY.search(text) and case_of_it.sides[0].instructions.get("once"):
+        return ONCE
+    if any(said in text for said in ("assign a gradient of size", "size mismatch", "outputShape")):
+        return "A parameter without a gradient keeps its place in the row: zeros stand there."
+    return ""
+
+
+def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
+    """The traps, ranks that use different parts of the model; hidden: more ranks, accumulation.
+
+    cleared: what zero_grad() has to clear. buckets: with room for one linear layer in each.
+    """
+
+    def one(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
+        training = small(draw, n, model, optimizer, **more)
+        if buckets:
+            width = training.model["width"]
+            training.more["kwargs"] = {"bucket_bytes": 8 * width * (width + 1)}
+        otherwise = SOMETIMES if model == "sometimes" else ""
+        told = [
+            value_line(
+                training, title, weight=weight, trivial=n == 1, otherwise=otherwise, cleared=cleared
+            )
+        ]
+        if model == "traps":
+            told.insert(0, start_line(training))
+        return case(RECIPE, training, title, told)
+
+    yield one(3, "traps", SGD, "SGD, 3 ranks: tied, frozen, unused, used twice", 3)
+    yield one(2, "sometimes", SGD, "SGD, 2 ranks: a block that not every rank uses", 1.5)
+    if draw.hidden:
+        yield one(1, "plain", ADAMW, "AdamW, 1 rank", 0.5)
+        yield one(4, "frozen", ADAMW, "AdamW, 4 ranks", 1)
+        yield one(4, "traps", SGD, "SGD, 4 ranks, the traps again", 1, micro=2)
+        yield one(3, "sometimes", SGD, "SGD, 3 ranks, 3 microbatches", 1, micro=3)
+
+
+def accumulation(draw: Draw, volume: int, weight: float, cleared: str) -> Case:
+    """Two microbatches a step, weight decay, a frozen block: values, and the bytes of a step.
+
+    The parameters come as an iterator, as notebooks and torch.optim have them.
+    """
+    training = small(draw, 3, "frozen", ADAMW, micro=2, width=6)
+    training.more["once"] = True
+    title = "AdamW, 3 ranks, 2 microbatches"
+    hint = accumulated_one if volume == 2 else accumulated_two
+    told = [
+        value_line(training, title, weight=2, cleared=cleared),
+        step_bytes(volume, training, hint, title="bytes, 2 microbatches", weight=weight),
+    ]
+    return case(RECIPE, training, title, told)
+
+
+def all_reduced(seen: Observed) -> bool:
+    return any(one.op == "all_reduce" for rank in seen.operations for one in rank)
+
+
+def one_backward(ratio: float, seen: Observed) -> str:
+    if abs(ratio - 1.5) < 0.1 and all_reduced(seen):
+        return (
+            "3P where 2P are enough: an all-reduce gives every rank the whole gradient, of which it reads "
+            "1/N. Reduce-scatter it."
+        )
+    if abs(ratio - 1.5) < 0.03:
+        return (
+            "3P where 2P are enough: reduce-scatter the gradients, all-gather the parameters, once."
+        )
+    if ratio < 0.9:
+        return "Both are needed: a reduce-scatter of the gradients, and an all-gather of the parameters."
+    return "A reduce-scatter of the gradients, (N-1)/N P, and an all-gather of the parameters, (N-1)/N P."
+
+
+def accumulated_one(ratio: float, seen: Observed) -> str:
+    if abs(ratio - 1.5) < 0.1 and not all_reduced(seen):
+        return "Gradients add up on each rank until the step: reduce-scatter once, in step()."
+    return one_backward(ratio, seen)
+
+
+def accumulated_two(ratio: float, seen: Observed) -> str:
+    if ratio < 0.9:
+        return "With K backwards it is K + 1 times: what is not kept whole must leave after every backward."
+    return "K reduce-scatters and one all-gather: (K + 1) (N-1)/N P for K backwards."
+
+
+def held_hint(ratio: float) -> str:
+    """After a step: P + 2P/N are enough."""
+    return as_large_as((ratio - 1) * (WHOLE + 2 * WHOLE / RANKS), ONE_MORE_SHARD, NO_SHARD)
+
+
+def as_large_as(besides: float, shard: str, otherwise: str) -> str:
+    """What is said of that many bytes too many, of which half a block is what libraries hold."""
+    if besides < 1.75 * BLOCK:
+        return KEPT_ROW
+    return shard if besides < WHOLE / RANKS + 0.9 * BLOCK else otherwise
+
+
+@exercise(
+    points=14, objects=("Zero1Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
+def zero1_optimizer(draw: Draw) -> Iterator[Case]:
+    yield from values(draw, WHOLE_GRADIENTS)
+    yield accumulation(draw, 2, 1.5, WHOLE_GRADIENTS)
+    yield in_a_group(RECIPE, draw)
+    training = wide(draw, RANKS, FULL_RANK)
+    state, shard = (
+        2 * WHOLE / RANKS,
+        WHOLE / RANKS,
+    )  # momentum and a copy of the shard; its gradient
+    yield case(
+        RECIPE, training, "memory", [
+            stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
+            step_bytes(2, training, one_backward, title="bytes of a step", weight=3),
+            lines.held_line(
+                [("after a step", 2, WHOLE + state + shard), ("after two steps", 4, WHOLE + state + shard)],
+                slack=SLACK, hint=lambda ratio: NO_SHARD, weight=8, point=UNSHARDED,
+                title="memory after the step: no more than P + 3P/N",
+            ),
+            lines.held_line(
+                [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
+                slack=SLACK, hint=held_hint, title="without the shard's gradient: P + 2P/N",
+            ),
+            after_backward(2 * WHOLE + state + shard, "memory after backward: no more than 2P + 3P/N"),
+        ],
+    )  # fmt: skip
+
+
+def after_backward(enough: float, title: str, weight: float = 1.0) -> Line:
+    def hint(ratio: float) -> str:
+        return (
+            "Besides parameters and gradients there is something as large: free copies after use."
+        )
+
+    return lines.held_line(
+        [("after backward", 3, enough)], slack=SLACK, hint=hint, weight=weight, title=title
+    )
+
+
+@exercise(
+    points=12, objects=("Zero2Optimizer",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding less",
+)  # fmt: skip
+def zero2_optimizer(draw: Draw) -> Iterator[Case]:
+    yield from values(draw, SHARDED_GRADIENTS, buckets=True)
+    yield accumulation(draw, 3, 1.5, SHARDED_GRADIENTS)
+    yield in_a_group(RECIPE, draw)
+    training = wide(draw, RANKS)
+    training.more["kwargs"] = {"bucket_bytes": BLOCK}
+    state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
+    yield case(
+        RECIPE, training, "memory", [
+            stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
+            step_bytes(2, training, one_backward, title="bytes of a step", weight=1.5),
+            lines.held_line(
+                [("after a step", 2, WHOLE + state), ("after two steps", 4, WHOLE + state)],
+                slack=SLACK, hint=held_hint, weight=4, title="memory after the step: P + 2P/N",
+                point=UNSHARDED,
+            ),
+            lines.held_line(
+                [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=held_after_backward,
+                weight=4, title="memory after backward: P + 3P/N",
+                point=UNSHARDED + WHOLE / 2,
+            ),
+            explained(
+                lines.peak_line(
+                    WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS,
+                    weight=2, title="peak of memory: P + 3P/N and two buckets",
+                ),
+                how_buckets_left,
+            ),
+        ],
+    )  # fmt: skip
+
+
+SECOND_COPY = (
+    "Something as large as a shard is there besides: add the output of a reduce-scatter to the shard's "
+    ".grad, and keep no second copy of it."
+)
+FULL_GRADIENTS = (
+    "The full gradient still exists: when a bucket has been reduced, set .grad of its parameters to None "
+    "and keep this rank's shard alone."
+)
+
+
+def held_after_backward(ratio: float) -> str:
+    """Of ZeRO-2: P + 3P/N are enough."""
+    return as_large_as((ratio - 1) * (WHOLE + 3 * WHOLE / RANKS), SECOND_COPY, FULL_GRADIENTS)
+
+
+def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
+    """The line, whose usual cause is read from the record of the run where that tells one."""
+
+    def judge(seen: Observed) -> Finding:
+        finding = line.judge(seen)
+        said = "" if finding.ok else usual(cause, seen)
+        return replace(finding, sentences=(finding.sentences[0], said)) if said else finding
+
+    return replace(line, judge=judge)
+
+
+def how_buckets_left(seen: Observed) -> str:
+    """What the record tells of the last backward's buckets on the first rank; "" where they left as asked."""
+    passes, begun = seen.values[0].get("passes"), seen.values[0].get("begun")
+    if not isinstance(begun, list) or len(begun) < 4 or not isinstance(passes, list) or not passes:
+        return ""
+    first, last = begun[2], begun[3]
+    sent = [one for one in seen.operations[0][first:last] if "reduce_scatter" in one.op]
+    if not sent:
+        return ""
+    if max(one.nbytes for one in sent) > 1.5 * BLOCK:
+        return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
+    at_block = {entry[0]: entry[1:] for entry in passes[-1] if lines.counts(entry)}
+    at_first, waited = at_block.get(0, (last, last))
+    if at_first <= first:
+        return (
+            "No bucket had left when backward reached the first block. Gradients come from the last "
+            "parameter to the first: fill the buckets in that order, and send each in the hook that "
+            "completes it."
+        )
+    if at_first - waited > 2:
+        return (
+            "The rows of buckets that were sent earlier are still there: a handle keeps its row until it is "
+            "waited for. Wait for a bucket's handle, and let go of its row, before the next but one is sent."
+        )
+    return ""

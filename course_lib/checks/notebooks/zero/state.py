@@ -1,0 +1,115 @@
+"""A run of a sharded module, and its lines on full_state_dict(), which may fail without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, Spec, wrong
+from course_lib.checks.judge.training.single import Training, train
+from course_lib.checks.rank import toys
+from course_lib.checks.sentence import Sentence
+
+LEFT = (
+    "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
+    "reduced. A unit of which no .grad is None counts as complete, and what is old would be sent again."
+)
+
+
+def module_case(training: Training, title: str, told: list[Line], **more: Any) -> Case:
+    """A run of the student's module."""
+    given = lines.case("sharded_module", title, training, told, timeout=30.0, **more)
+    width, samples = training.model["width"], training.steps[0][0][0]["samples"]
+    out = Spec(training.dtype, (samples, width))
+    outputs = {f"out.{step}": out for step in range(len(training.steps[0]) + 1)}
+    sides = [
+        replace(side, outputs=side.outputs | outputs) if side.outputs else side
+        for side in given.sides
+    ]
+    return replace(given, sides=sides)
+
+
+def faulty(seen: Observed) -> list | None:
+    """[kind, name] of what is wrong with the first faulty full_state_dict(); None if all were as agreed."""
+    for rank in lines.members(seen):
+        fault = seen.values[rank].get("state")
+        if isinstance(fault, list) and len(fault) == 2:
+            return fault
+    return None
+
+
+def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) -> Line:
+    """The line on values, judged by the module's outputs where full_state_dict() cannot be read.
+
+    A faulty one costs its own line alone. Where gradients are left in the parameters, that is told, unless
+    the line has found a cause. unknown: what it says when it has found none.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        found = by_outputs(seen, training) if faulty(seen) else line.judge(seen)
+        left = any(seen.values[rank].get("left") for rank in lines.members(seen))
+        known = found.sentences[1:] and found.sentences[1] not in (*unknown, lines.IN_A_GROUP)
+        return (
+            found if found.ok or known or not left else wrong(found.sentences[0], LEFT, cause=LEFT)
+        )
+
+    return replace(line, judge=judge)
+
+
+def by_outputs(seen: Observed, training: Training) -> Finding:
+    """The outputs of every step's first microbatch, and of one more after the last, are one process's."""
+    everything, model = train(training), training.built()
+    for step in range(len(training.steps[0]) + 1):
+        kind = "start" if not step else f"param.{step - 1}"
+        values = lines.kind(kind, everything)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(values[f"{kind}.{name}"])
+        for place, rank in enumerate(lines.members(seen)):
+            described = training.steps[place][step % len(training.steps[place])][0]
+            x, _ = toys.batch(described, torch.float64)
+            name, wanted = f"out.{step}", model(x).detach()
+            if lines.differing({name: seen.tensors[rank][name]}, {name: wanted}, training.dtype):
+                return wrong(
+                    f"the output of forward number {step + 1} on rank {rank} is not one process's.",
+                    "full_state_dict() could not be read, so the module's outputs were compared. Put that "
+                    "right first: then the check says which parameter is wrong.",
+                    cause="outputs",
+                )
+    return RIGHT
+
+
+FAULTS = {
+    "missing": (
+        "full_state_dict() gives no tensor for {}.",
+        "It returns a dict with a tensor for every name in module.named_parameters(), frozen and unused "
+        "parameters too.",
+    ),
+    "freed": (
+        "full_state_dict() gave {} without its memory: that had been freed.",
+        "Views of a unit are empty once it is freed. Return copies, param.detach().clone(), made while the "
+        "unit is gathered.",
+    ),
+    "shape": (
+        "full_state_dict() gave {} in another shape or dtype than the parameter's.",
+        "It gives whole parameters, each in its shape, and no shards.",
+    ),
+}
+
+
+def state_line() -> Line:
+    """full_state_dict() can be read: its values are judged with those of the training."""
+
+    def judge(seen: Observed) -> Finding:
+        fault = faulty(seen)
+        if fault is None:
+            return RIGHT
+        said, advice = FAULTS.get(str(fault[0]), FAULTS["missing"])
+        told = Sentence(said.format(f"`{fault[1]}`"), said.format("a parameter"))
+        return wrong(told, advice, cause=f"state {fault[0]}")
+
+    return Line("full_state_dict(): every parameter, in copies", judge, 1.5)

@@ -1,0 +1,128 @@
+"""Unit: what one unit of ZeRO-3 does. It gathers its parameters, frees them, and reduces their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.build import absent
+from course_lib.checks.judge.case import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Spec,
+    exercise,
+    wrong,
+)
+from course_lib.checks.notebooks.zero.memory import REFERENCE
+from course_lib.checks.notebooks.zero.runs import (
+    MEMBERS,
+    REFUSED,
+    WORLD,
+)
+from course_lib.checks.notebooks.zero.unit_lines import (
+    Run,
+    bytes_of,
+    cleared,
+    draw_run,
+    frees,
+    gathers,
+    own_shard,
+    reduces,
+    used_again,
+)
+
+RECIPE = "course_lib.checks.rank.notebooks.zero.sharded:unit"
+
+
+def side(run: Run, rank: int, group: bool) -> RankSide:
+    inputs = {f"p{k}": p for k, p in enumerate(run.params[rank])} | {"x": run.x}
+    for number, ranks in enumerate(run.gradients):
+        inputs |= {f"g{number}.{k}": g for k, g in enumerate(ranks[rank]) if g is not None}
+    shard = Spec(torch.float64, (run.size,))
+    outputs = {"shard": shard}
+    for when in ("first", "second"):
+        outputs |= {f"{when}.{k}": Spec.of(p) for k, p in enumerate(run.params[0])}
+    if run.trained:
+        outputs |= {"back": Spec.of(run.params[0][0]), "mean.0": shard, "mean.1": shard}
+    given = {"params": len(run.params[0]), "trained": run.trained, "graph": run.trained}
+    return RankSide(inputs, given | ({"group": 0} if group else {}), outputs)
+
+
+def both(*judges: Callable[[Observed], Finding]) -> Callable[[Observed], Finding]:
+    def judge(seen: Observed) -> Finding:
+        return next((found for one in judges if not (found := one(seen)).ok), RIGHT)
+
+    return judge
+
+
+def trouble(case_of_it: Case, kind: str, text: str) -> str:
+    if said := lines.group_trouble(case_of_it, text):
+        return said
+    if "out of bounds for storage" in text or "setStorage" in text or kind == "died":
+        return (
+            "Memory was read that had been freed. The shard is a copy, own.clone(): a view of the row is "
+            "empty after free(). gather() resizes the storage first, and then writes into it; reduce() reads "
+            "gradients alone, and no parameter."
+        )
+    if "modified inplace" in text or "requires grad" in text:
+        return (
+            "gather() and reduce() are not part of a graph: write @torch.no_grad() above them, or give the "
+            "collective shard.detach()."
+        )
+    if "NoneType" in text:
+        return "A parameter without a gradient counts as zeros."
+    return ""
+
+
+@exercise(
+    points=7, objects=("Unit",), references=REFERENCE, hint=trouble, refused=REFUSED,
+    point="holding nothing between uses",
+)  # fmt: skip
+def zero3_unit(draw: Draw) -> Iterator[Case]:
+    def one(run: Run, title: str, told: list[Line]) -> Case:
+        return Case(title, [side(run, k, False) for k in range(run.n)], told, recipe=RECIPE)
+
+    run = draw_run(draw, 3)
+    yield one(run, "3 ranks", [
+        Line("shard: part r of the first rank's row", own_shard(run), 1),
+        Line("gather(): every parameter, as the shards are now", gathers(run), 2),
+        Line("free(): no memory behind them, in no view", frees(run), 2),
+        Line("backward after free() and gather()", used_again(run), 1.5),
+        Line("reduce(): the mean in shard.grad, two backwards add up", reduces(run), 2),
+        Line("reduce(): .grad of the parameters is None", cleared, 0.5),
+        Line("bytes of gather() and reduce()", bytes_of(run), 1.5, "communication"),
+    ])  # fmt: skip
+    fixed = draw_run(draw, 2, trained=False)
+    told = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
+    yield one(fixed, "frozen, 2 ranks", [told])
+    yield in_a_group(draw)
+    if draw.hidden:
+        more = draw_run(draw, 4)
+        judged = both(own_shard(more), gathers(more), reduces(more))
+        yield one(more, "4 ranks", [Line("4 ranks", judged, 1)])
+        alone = draw_run(draw, 1)
+        judged = both(own_shard(alone), gathers(alone), reduces(alone))
+        yield one(alone, "1 rank", [Line("1 rank", judged, 0.5, trivial=True)])
+
+
+def in_a_group(draw: Draw) -> Case:
+    """Two of three ranks have a unit, and are passed as group=."""
+    run = draw_run(draw, len(MEMBERS))
+    title = f"group {{{', '.join(map(str, MEMBERS))}}} of {WORLD} ranks"
+    sides = [absent() for _ in range(WORLD)]
+    for place, rank in enumerate(MEMBERS):
+        sides[rank] = side(run, place, True)
+    judged = both(own_shard(run), gathers(run), reduces(run))
+
+    def judge(seen: Observed) -> Finding:
+        found = judged(seen)
+        return found if found.ok else wrong(found.sentences[0], lines.IN_A_GROUP, cause=found.cause)
+
+    return Case(title, sides, [Line(title, judge, 1)], recipe=RECIPE, groups=[list(MEMBERS)])

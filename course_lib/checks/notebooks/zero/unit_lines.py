@@ -1,0 +1,333 @@
+"""A unit's run: what a right one makes of parameters and gradients, and the lines that hold it to that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import ANY, RIGHT, Draw, Finding, Observed, wrong
+
+TOLERANCE = 1e-12
+Row = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    """Parameters and gradients of every rank, in float64, and what a right unit makes of them.
+
+    params[rank][k], gradients[backward][rank][k]; a gradient that is None is missing on that rank.
+    """
+
+    params: list[list[torch.Tensor]]
+    gradients: list[list[list[torch.Tensor | None]]]
+    x: torch.Tensor
+    trained: bool = True
+
+    @property
+    def n(self) -> int:
+        return len(self.params)
+
+    @property
+    def total(self) -> int:
+        return sum(p.numel() for p in self.params[0])
+
+    @property
+    def size(self) -> int:
+        """Elements of a shard."""
+        return -(-self.total // self.n)
+
+    def row(self, tensors: Sequence[torch.Tensor]) -> Row:
+        flat = torch.cat([one.reshape(-1) for one in tensors])
+        return torch.nn.functional.pad(flat, (0, self.n * self.size - self.total))
+
+    def part(self, row: Row, rank: int) -> Row:
+        return row.view(self.n, -1)[rank]
+
+    def mean(self, backward: int) -> Row:
+        """Of the gradients, missing ones as zeros."""
+        rows = [
+            self.row(
+                [
+                    torch.zeros_like(p) if g is None else g
+                    for g, p in zip(own, self.params[0], strict=True)
+                ]
+            )
+            for own in self.gradients[backward]
+        ]
+        return torch.stack(rows).mean(0)
+
+
+def draw_run(draw: Draw, n: int, *, trained: bool = True, width: int = 0) -> Run:
+    """Three parameters, one of them a single number; their elements are no multiple of the ranks."""
+    width = width or draw.choice((5, 7))
+    shapes: list[tuple[int, ...]] = [(width, width), (width,), ()]
+    while (sum(map(math.prod, shapes))) % n == 0 and n > 1:
+        shapes[1] = (shapes[1][0] + 1,)
+    params = [[normal(draw, shape) for shape in shapes] for _ in range(n)]
+    gradients: list[list[list[torch.Tensor | None]]] = [
+        [[normal(draw, shape) for shape in shapes] for _ in range(n)] for _ in range(2)
+    ]
+    gradients[0][n - 1][1] = None  # not used there
+    return Run(params, gradients, normal(draw, (2, width)), trained)
+
+
+def normal(draw: Draw, shape: tuple[int, ...]) -> torch.Tensor:
+    return draw.normal(*(shape or (1,)), dtype=torch.float64).reshape(shape)
+
+
+# ---- lines
+
+
+def ranks(seen: Observed) -> list[int]:
+    return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    bound = TOLERANCE * max(1.0, float(wanted.abs().max()))
+    return bool(((found.to(torch.float64) - wanted).abs() <= bound).all())
+
+
+def own_shard(run: Run) -> Callable[[Observed], Finding]:
+    """The shard is this rank's part of the first rank's row, a parameter like the others."""
+
+    def judge(seen: Observed) -> Finding:
+        whole = run.row(run.params[0])
+        for place, rank in enumerate(ranks(seen)):
+            found = seen.tensors[rank]["shard"]
+            if seen.values[rank].get("shard") != [True, run.trained]:
+                return wrong(
+                    f"`shard` on rank {rank} is not an nn.Parameter with requires_grad={run.trained}.",
+                    "The optimizer gets the shard: nn.Parameter(own, requires_grad=params[0].requires_grad).",
+                    cause="kind of shard",
+                )
+            if not close(found, run.part(whole, place)):
+                return wrong(
+                    f"`shard` on rank {rank} is not part {place} of the first rank's row.",
+                    why_not_shard(run, place, found),
+                    cause="shard",
+                )
+        return RIGHT
+
+    return judge
+
+
+def why_not_shard(run: Run, place: int, found: torch.Tensor) -> str:
+    if close(found, run.part(run.row(run.params[place]), place)):
+        return "All ranks begin with the first rank's values: broadcast the row before you cut it."
+    others = [k for k in range(run.n) if close(found, run.part(run.row(run.params[0]), k))]
+    if others:
+        return (
+            "The shard is another rank's part: dist.get_rank(group) is the number of this rank's."
+        )
+    return "Lay the parameters in one row, in their order, with zeros at the end, and cut it into N parts."
+
+
+def gathers(run: Run) -> Callable[[Observed], Finding]:
+    """After gather() every parameter is whole, in its shape, with what the shards hold now."""
+
+    def judge(seen: Observed) -> Finding:
+        for rank in ranks(seen):
+            for when, factor in (("first", 1.0), ("second", 2.0)):
+                whole = seen.values[rank].get("whole")
+                if not isinstance(whole, dict) or whole.get(when) is not True:
+                    return wrong(
+                        f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
+                        "Give the storage its size again (untyped_storage().resize_) before the all-gather "
+                        "writes into it; the parameters stay views of it.",
+                        cause="not whole",
+                    )
+                for k, p in enumerate(run.params[0]):
+                    found = seen.tensors[rank][f"{when}.{k}"]
+                    if not close(found, factor * p):
+                        if not (shards := own_shard(run)(seen)).ok:
+                            return shards
+                        return wrong(
+                            f"after gather() parameter {k} on rank {rank} is not what the shards hold.",
+                            why_not_gathered(run, when, found, k),
+                            cause=f"gathered {when}",
+                        )
+        return RIGHT
+
+    return judge
+
+
+def why_not_gathered(run: Run, when: str, found: torch.Tensor, k: int) -> str:
+    if when == "second" and close(found, run.params[0][k]):
+        return (
+            "The optimizer changes the shards between two uses: gather() brings what they hold now, and "
+            "not an earlier copy."
+        )
+    return "Each parameter is a view of the row, at its own offset: the sum of the sizes before it."
+
+
+MOMENTS = {"freed": "free()", "made": "the constructor", "end": "the last free()"}
+
+
+def frees(run: Run) -> Callable[[Observed], Finding]:
+    """Outside of gather() and free() there is no memory behind the parameters, under any view."""
+    said = {
+        "made": "Free the unit at the end of the constructor, too: between uses a rank has its shard.",
+        "freed": (
+            "free() gives back the memory itself: flat.untyped_storage().resize_(0). The parameters stay "
+            "views of it, and nothing else may hold a copy."
+        ),
+        "end": "After reduce(), free() gives back the memory again.",
+    }
+
+    def judge(seen: Observed) -> Finding:
+        for rank in ranks(seen):
+            held = seen.values[rank].get("bytes")
+            for when, moment in MOMENTS.items():
+                if not isinstance(held, dict) or held.get(when) != 0:
+                    found = wrong(
+                        f"after {moment} there is memory behind the parameters of rank {rank}.",
+                        said[when],
+                        cause=f"held {when}",
+                    )
+                    return replace(found, misses_point=when == "freed")
+            kept = seen.values[rank].get("kept")
+            if run.trained and (not isinstance(kept, list) or kept[:1] != [0]):
+                found = wrong(
+                    f"after free() a view that was made before it still has its memory on rank {rank}.",
+                    "Autograd keeps such views for backward. Another tensor in param.data, or del, frees "
+                    "nothing then: make the storage itself empty, flat.untyped_storage().resize_(0).",
+                    cause="views keep it",
+                )
+                return replace(found, misses_point=True)
+        return RIGHT
+
+    return judge
+
+
+def used_again(run: Run) -> Callable[[Observed], Finding]:
+    """What autograd kept before free() is right again after gather(): a backward finds the weights."""
+
+    def judge(seen: Observed) -> Finding:
+        weight = (run.params[0][0]).clone().requires_grad_()
+        torch.tanh(run.x @ weight).sum().backward()
+        assert weight.grad is not None
+        for rank in ranks(seen):
+            kept, found = seen.values[rank].get("kept"), seen.tensors[rank]["back"]
+            if not isinstance(kept, list) or len(kept) != 2 or not kept[1]:
+                return wrong(
+                    f"after free() and gather() the views that autograd keeps have no memory on rank {rank}.",
+                    "Fill the same storage again: resize_ it to its size, and all-gather into it. A new "
+                    "tensor in param.data leaves autograd with the old, empty one.",
+                    cause="another storage",
+                )
+            if not close(found, weight.grad):
+                if not (shards := own_shard(run)(seen)).ok:
+                    return shards
+                return wrong(
+                    f"a backward after free() and gather() gives another gradient on rank {rank}.",
+                    "The parameter's .grad belongs to its backward: neither free() nor gather() changes it.",
+                    cause="backward",
+                )
+        return RIGHT
+
+    return judge
+
+
+def reduces(run: Run) -> Callable[[Observed], Finding]:
+    """shard.grad is the mean over the ranks, of two backwards their sum."""
+
+    def judge(seen: Observed) -> Finding:
+        for place, rank in enumerate(ranks(seen)):
+            whole = seen.values[rank].get("whole")
+            if not isinstance(whole, dict) or whole.get("second") is not True:
+                return wrong("no gradients fit parameters that are not whole.", cause=ANY)
+            first, both = run.mean(0), run.mean(0) + run.mean(1)
+            for number, row in enumerate((first, both)):
+                found = seen.tensors[rank][f"mean.{number}"]
+                if not close(found, run.part(row, place)):
+                    times = "once" if number == 0 else "twice"
+                    return wrong(
+                        f"after reduce() was called {times}, shard.grad on rank {rank} is not "
+                        f"{'the mean over the ranks' if number == 0 else 'the sum of both means'}.",
+                        why_not_reduced(run, place, number, found),
+                        cause=f"mean {number}",
+                    )
+        return RIGHT
+
+    return judge
+
+
+def why_not_reduced(run: Run, place: int, number: int, found: torch.Tensor) -> str:
+    row = run.mean(0) + (run.mean(1) if number else 0)
+    want = run.part(row, place)
+    own = run.row(
+        [
+            torch.zeros_like(p) if g is None else g
+            for g, p in zip(run.gradients[0][place], run.params[0], strict=True)
+        ]
+    )
+    if number and close(found, run.part(run.mean(1), place)):
+        return "The gradients of the first backward were overwritten: add to shard.grad."
+    if number and close(found, want + run.part(run.mean(0), place)):
+        return "The first gradients counted twice: set .grad of the parameters to None in reduce()."
+    if close(found, run.n * want):
+        return f"That is the sum over the {run.n} ranks: divide it by their number."
+    if close(found, want / run.n):
+        return f"That is the mean divided by {run.n} once more: average once."
+    if not number and close(found, run.part(own, place)):
+        return "That is this rank's own gradient: nothing was exchanged."
+    return (
+        "Lay the gradients in one row as the parameters, zeros where there is none, reduce-scatter it, and "
+        "divide by the number of ranks."
+    )
+
+
+def cleared(seen: Observed) -> Finding:
+    """reduce() leaves no gradient in the parameters."""
+    for rank in ranks(seen):
+        left = seen.values[rank].get("left", [0, 0])
+        if left != [0, 0]:
+            return wrong(
+                f"after reduce() parameters of rank {rank} still have a .grad.",
+                "Set it to None: the whole gradient is to go, and the next backward would add to it.",
+                cause="left",
+            )
+    return RIGHT
+
+
+def bytes_of(run: Run) -> Callable[[Observed], Finding]:
+    """gather() sends this rank's shard (N - 1) times at most, a second one nothing; reduce() as much."""
+    item = 8
+
+    def sent(seen: Observed, rank: int, first: str, last: str) -> float:
+        begun = seen.values[rank].get("begun")
+        places = [begun.get(one) for one in (first, last)] if isinstance(begun, dict) else [0, 0]
+        if not all(type(one) is int for one in places):
+            return -1
+        return sum(one.bytes_sent for one in seen.operations[rank][places[0] : places[1]])
+
+    def judge(seen: Observed) -> Finding:
+        enough = (run.n - 1) * run.size * item
+        for rank in ranks(seen):
+            moments = (
+                ("gather()", "made", "first", "all-gather the shards into the row, once."),
+                ("reduce()", "second", "reduced 0", "A reduce-scatter of the row is enough."),
+            )
+            for what, first, last, advice in moments:
+                got = sent(seen, rank, first, last)
+                if abs(got - enough) > 1:
+                    return wrong(
+                        f"{what} sent {words.number(round(got))} bytes from rank {rank}; "
+                        f"{words.number(enough)} are {'enough' if got > enough else 'needed'}.",
+                        advice[0].upper() + advice[1:],
+                        cause=f"bytes of {what}",
+                    )
+            if sent(seen, rank, "first", "again"):
+                return wrong(
+                    f"a second gather() without a free() between sent something from rank {rank}.",
+                    "Remember whether the parameters are here: a block that is used twice in one forward "
+                    "gathers once.",
+                    cause="again",
+                )
+        return RIGHT
+
+    return judge

@@ -1,0 +1,6 @@
+"""What runs in the ranks of a check, and all of the checks that graded code can read.
+
+`harness` drives a student's objects by a recipe: `functions`, `layers` and `training` here, what serves one
+notebook alone in `notebooks`. Recipes count, measure and describe; they decide nothing, and hold no
+expected value. No file but those in `notebooks` names an algorithm.
+"""

@@ -1,0 +1,195 @@
+"""Recipe (see `harness`) that calls functions, forward and backward, and tells what came of each call.
+
+instructions: refused, see `without_operators`; calls, a list of
+
+    name        the prefix of what goes back
+    object      which of the exercise's objects, the first when left out
+    inputs      what to call with, a list of [name, tensor]; each asks for a gradient
+    kwargs      keyword arguments
+    outputs     names of what comes back: one, or as many as the tuple has parts
+    gradients   {output: tensor}; left out: no backward
+    measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
+                the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
+    expects     {name: [dtype, shape]} of what goes back
+
+What goes back for the call "a", of what it expects: tensors "a.y" (an output), "a.grad.x" (of the input x),
+"a.after.x" (an input, when all is over); and in values["a"]:
+
+    error       [type, text, place] of what was raised; zeros stand for all tensors then
+    misfits     {name: text} of what came in another shape or not at all; zeros stand for it
+    kept        bytes that forward keeps for backward, the inputs among them where it keeps these
+    forward, backward    the most bytes alive at any moment of each, without the inputs and given gradients
+    flops       {"forward", "backward": of products of matrices, two for each multiplication}
+
+A stub's NotImplementedError, which has no text, is not caught at the first call.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from course_lib.checks.rank import watching
+from course_lib.checks.rank.backward import Hand, told
+from course_lib.checks.rank.counting import Saved, alive
+from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.rank.operators import without_operators
+from course_lib.checks.rank.peak import Peak
+from course_lib.checks.rank.watching import give_back_at_once, measured
+from course_lib.runtime.moments import START
+
+_Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
+_zeros, _backward = torch.zeros, torch.autograd.backward
+_random_like = torch.randn_like
+_thresholds, _collect_after = gc.get_threshold, gc.set_threshold
+OFTEN = 20  # objects
+
+
+def warm_up(given: dict) -> None:
+    """Before the student's objects are read: what they take from then on counts, see `Moments`."""
+    if any(described.get("measured") for described in given.get("calls", given.get("runs", ()))):
+        give_back_at_once()  # from the first: a heap with holes would be filled here and there
+        watching.warm_up()
+        measured(START)
+
+
+def calls(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Every call of the instructions, one after the other."""
+    values: dict[str, dict] = {}
+    found: dict[str, torch.Tensor] = {}
+    patience = Patience(given["enough"])
+    with without_operators(given.get("refused", ())):
+        for described in given["calls"]:
+            call = Call(described, objects, tensors, patience)
+            try:
+                call.go()
+            except Exception as error:
+                if isinstance(error, NotImplementedError) and not values and not str(error):
+                    raise
+                call.values["error"] = describe(error)
+            values[call.name] = call.values
+            found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
+    return values, found
+
+
+class Call:
+    """One call of one function. kept: what the bytes that forward keeps are called among the values."""
+
+    kept = "kept"
+
+    def __init__(
+        self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
+    ):
+        self.given, self.name, self.patience = call, call["name"], patience
+        self.function = objects[call.get("object", 0)]
+        self.inputs = {
+            name: _clone(tensors[tensor]).requires_grad_() for name, tensor in call["inputs"]
+        }
+        self.gradients = {name: tensors[one] for name, one in call.get("gradients", {}).items()}
+        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"misfits": {}}
+
+    def go(self) -> None:
+        outside = self.from_outside() if self.given.get("measured") else {}
+        known = [*self.inputs.values(), *self.gradients.values()]
+        peak = Peak(known, self.patience, f"{self.name}.forward")
+        outputs = self.named(self.forward(peak))
+        self.found |= {name: _keep(one) for name, one in outputs.items()}
+        if self.gradients:
+            self.backward(outputs, peak)
+        self.found |= outside
+
+    def named(self, made: Any) -> dict[str, Any]:
+        """The outputs by their names; none where there are not as many as agreed."""
+        parts = list(made) if isinstance(made, list | tuple) else [made]
+        names = self.given["outputs"]
+        return dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+
+    def from_outside(self) -> dict[str, Any]:
+        """A call in which nothing of ours looks on and the process is measured. Its results are judged.
+
+        It is the first that the process sees of these values: what was computed before could be remembered.
+        Before it comes one on other values, at which libraries load what they need. What lies in circles of
+        references is collected soon: when that happens is not the solution's to say.
+        """
+        often = _thresholds()
+        _collect_after(OFTEN, *often[1:])
+        others = {name: _random_like(one) for name, one in self.inputs.items()}
+        try:
+            self.unwatched(others, lambda *_: None)
+            return self.unwatched(self.inputs, measured)
+        finally:  # ranks are kept under NCCL, for other exercises
+            _collect_after(*often)
+
+    def unwatched(
+        self, values: dict[str, torch.Tensor], measured: Callable[..., None]
+    ) -> dict[str, Any]:
+        inputs = {name: _clone(_detach(one)).requires_grad_() for name, one in values.items()}
+        measured(f"{self.name}.pages.base")
+        outputs = self.named(self.function(*inputs.values(), **self.given.get("kwargs", {})))
+        measured(f"{self.name}.pages.forward")
+        if ends := self.ends(outputs):
+            _backward(ends, inputs=list(inputs.values()))
+        measured(f"{self.name}.pages.backward")
+        found = {name: _keep(one) for name, one in outputs.items()}
+        return found | {f"grad.{name}": one.grad for name, one in inputs.items() if ends}
+
+    def forward(self, peak: Peak) -> Any:
+        kwargs = self.given.get("kwargs", {})
+        if not self.given.get("measured"):
+            with peak:
+                return self.function(*self.inputs.values(), **kwargs)
+        before = alive()
+        with Saved() as saved, peak:
+            made = self.function(*self.inputs.values(), **kwargs)
+        self.values["forward"] = peak.highest
+        self.values[self.kept] = self.patience.measured(
+            f"{self.name}.{self.kept}", lambda: saved.nbytes + saved.beside(before, made)
+        )
+        self.values["flops"] = {"forward": peak.flops}
+        return made
+
+    def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
+        """From the outputs' gradients to those of the inputs."""
+        if not (ends := self.ends(outputs)):
+            return
+        peak.start_again(f"{self.name}.backward")
+        with peak:
+            _backward(ends, inputs=list(self.inputs.values()))
+        if self.given.get("measured"):
+            self.values["backward"] = peak.highest
+            self.values["flops"]["backward"] = peak.flops
+        self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
+
+    def ends(self, outputs: dict[str, Any]) -> list[Any]:
+        """Where backward begins; an output of another shape has no gradient."""
+        return [
+            Hand.apply(one, self.gradients[name].to(one.dtype))
+            for name, one in outputs.items()
+            if name in self.gradients
+            and isinstance(one, _Tensor)
+            and one.requires_grad
+            and one.shape == self.gradients[name].shape
+        ]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What goes back, all of it in the shape that was agreed."""
+        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
+        sent = {}
+        for name, (kind, shape) in self.given["expects"].items():
+            dtype, one = getattr(torch, kind), self.found.get(name)
+            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
+                self.values["misfits"][name] = told(one)
+                one = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(one))
+        return sent
+
+
+def _keep(one: Any) -> Any:
+    return _clone(_detach(one)) if isinstance(one, _Tensor) else one

@@ -1,0 +1,236 @@
+"""Runs in the rank: drives the student's object and hands back what came of it. Decides nothing.
+
+It holds one case's and one rank's inputs, never an expected value, a seed or a later case. What it needs
+of torch is taken before the student's bytes are unpickled. What goes back is JSON and raw tensors.
+
+A recipe is a function `recipe(objects, tensors, groups, instructions) -> (values, tensors)`:
+
+* objects: what the student wrote, in the order of the exercise;
+* tensors: this rank's inputs by name; groups: the process groups that the case asks for;
+* instructions: this rank's plain data; under "enough" the bytes of memory that are enough, by the names of
+  what the recipe measures (see `memory`), so that it measures again before it tells of more;
+* values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
+  described by its type). It is named "package.module:function" in the case, so that a topic with
+  its own (say, training a model) adds it without touching this file.
+
+The recipe's module is imported by the process that forks the ranks, so that nothing may happen by its import.
+It may have two functions that are called before the student's objects are read: `before_reading()`, and
+`warm_up(instructions)`; memory that is measured counts from there. What the objects import counts, too: their
+code could unload it again, and hold as much instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.checks.rank.reach import out_of_reach, own_work
+from course_lib.checks.rank.refusing import refused
+from course_lib.runtime import wire
+from course_lib.runtime.backend import device
+from course_lib.runtime.rank import close_the_store
+from course_lib.runtime.sandbox import calls, kernel
+
+_loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
+_import = importlib.import_module
+# not the recorded one: the ledger is to hold what the student's code did
+_new_group = getattr(dist.new_group, "__wrapped__", dist.new_group)
+_Tensor, _as_strided, _clone, _detach = (
+    torch.Tensor,
+    torch.Tensor.as_strided,
+    torch.Tensor.clone,
+    torch.Tensor.detach,
+)
+_extract_frames = traceback.extract_tb
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARIES = (
+    PACKAGE,
+    os.path.dirname(os.path.dirname(torch.__file__)),
+    os.path.dirname(os.__file__),
+    "<frozen",
+)
+LONGEST = 1_000  # entries of a list or characters of a text that go back
+
+Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[str, Any]]]
+
+
+def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
+    """The entry point in the rank."""
+    path, _, name = header["recipe"].partition(":")
+    module = _import(path)
+    recipe: Recipe = getattr(module, name)
+    before_reading: Callable[[], None] = getattr(module, "before_reading", nothing)
+    warm_up: Callable[[dict], None] | None = getattr(module, "warm_up", None)
+    count = header["payload"]
+    received = _unpack(header["tensors"], buffers[count:])
+    alone = not dist.is_initialized()
+    where = torch.device("cpu") if alone else device()
+    tensors = {name: tensor.to(where) for name, tensor in received.items()}
+    groups = [_new_group(members) for members in header["groups"]]
+    if not alone:
+        close_the_store(dist.get_world_size())
+    if header["filtered"]:
+        only_what_checks_need()
+    with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
+        before_reading()
+        if warm_up is not None:
+            warm_up(header["instructions"])
+        objects = list(_loads(buffers[:count]))
+        values, outputs = recipe(objects, tensors, groups, header["instructions"])
+    kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
+    others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
+    meta, raw = _pack(kept)
+    return {"values": values, "tensors": meta, "others": others}, raw
+
+
+def nothing() -> None:
+    """For recipes that have nothing to do before objects are read."""
+
+
+def only_what_checks_need() -> None:
+    """No process, socket or pipe of one's own from here on: the same with a student as with a grader.
+
+    A machine without such filters goes without; a grader's sandbox that names them has been probed.
+    """
+    with contextlib.suppress(KeyError, OSError):
+        kernel.no_new_privileges()
+        calls.forbid()
+
+
+@contextlib.contextmanager
+def told_why() -> Iterator[None]:
+    """Within, a group that cannot be made is an error that says why."""
+    try:
+        yield
+    except dist.DistStoreError as error:
+        error.add_note("In a check no process group can be made: use the one that is given.")
+        raise
+
+
+# ---- recipe: call a function with tensors
+
+
+def call(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Call one object; hand back arguments (changed in place or not) and what it returned.
+
+    instructions: object (index), args (a list of argument descriptions), kwargs (a dict of them),
+    outputs (names of arguments, and "result" for the return value), plain (hand "result" back as
+    plain data). An argument is {"tensor": name}, perhaps with {"view": [shape, stride, offset]},
+    {"value": plain data} or {"group": index}. A rank without "args" takes no part.
+    """
+    if "args" not in instructions:
+        return {}, {}
+    named: dict[str, Any] = {}
+
+    def argument(described: dict) -> Any:
+        if "group" in described:
+            return groups[described["group"]]
+        if "tensor" not in described:
+            return described["value"]
+        name = described["tensor"]
+        base = tensors[name]
+        named[f"{name}.memory"] = base
+        named[name] = _as_strided(base, *described["view"]) if "view" in described else base
+        return named[name]
+
+    args = [argument(one) for one in instructions["args"]]
+    kwargs = {name: argument(one) for name, one in instructions.get("kwargs", {}).items()}
+    named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
+    outputs = {name: named[name] for name in instructions["outputs"] if name in named}
+    if instructions.get("plain"):
+        return {"result": plain(outputs.pop("result"))}, outputs
+    result = outputs.get("result")
+    if isinstance(result, _Tensor) and any(result is t for n, t in named.items() if n != "result"):
+        outputs["result"] = _clone(result)
+        return {"same_object": True}, outputs
+    return {}, outputs
+
+
+# ---- recipe: evaluate pure functions, and constants
+
+
+def evaluate(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Call functions on plain arguments; an exception is an answer too.
+
+    instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments];
+    instead of the arguments None: the object itself is the answer. An answer says, too, whether the call
+    changed the state of a random generator that the process shares.
+    """
+    answers: list[dict] = []
+    for index, args, *named in instructions["calls"]:
+        one, before = objects[index], random_state()
+        try:
+            value = one if args is None else one(*args, **(named[0] if named else {}))
+            answers.append({"value": plain(value)})
+        except Exception as error:
+            answers.append({"error": describe(error)})
+        answers[-1]["random"] = random_state() != before
+    return {"answers": answers}, {}
+
+
+def random_state() -> tuple[object, bytes]:
+    """That of Python's and of PyTorch's default generator."""
+    return random.getstate(), torch.default_generator.get_state().numpy().tobytes()
+
+
+def describe(error: Exception) -> list[str]:
+    """[type, text, "line n: source"] of an exception; no place where none of it is the student's code."""
+    try:
+        text = str(error)[:300]
+    except Exception as second:  # a student's __str__ may raise
+        text = f"(its text could not be made: {type(second).__name__})"
+    frames = _extract_frames(error.__traceback__)
+    frames = [f for f in frames if not f.filename.startswith(LIBRARIES)]
+    place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
+    return [type(error).__name__, text, place]
+
+
+def plain(value: Any, depth: int = 3) -> Any:
+    """Numbers, texts, lists and dicts as JSON; a tensor without dimensions as its number.
+
+    Other tensors become {"tensor": their elements, "shape": shape}, a dict {"dict": [[key, value], ...]},
+    a range {"range": [start, stop, step]}, anything else {"other": the name of its type}.
+    """
+    if isinstance(value, _Tensor):
+        elements = [plain(element) for element in _detach(value).flatten()[:LONGEST].tolist()]
+        return elements[0] if value.dim() == 0 else {"tensor": elements, "shape": list(value.shape)}
+    if isinstance(value, torch.device | torch.dtype):
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 63 else {"other": "very large int"}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, str):
+        return str(value)[:LONGEST]
+    if isinstance(value, range):
+        return {"range": [plain(end) for end in (value.start, value.stop, value.step)]}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [plain(item, depth - 1) for item in items[:LONGEST]]
+    if isinstance(value, dict) and depth:
+        pairs = list(value.items())[:LONGEST]
+        return {"dict": [[plain(k, depth - 1), plain(v, depth - 1)] for k, v in pairs]}
+    return number_like(value)
+
+
+def number_like(value: Any) -> Any:
+    """A numpy scalar or a Fraction as a number; anything else by its type."""
+    try:
+        return plain(float(value), 0)
+    except Exception:  # a student's __float__ may raise whatever it likes
+        return {"other": type(value).__name__}

@@ -1,0 +1,272 @@
+"""Recipe (see `harness`) that makes layers, runs them forward and backward, and tells what came of it.
+
+instructions: dtype, the default meanwhile ("float64" when left out); runs, a list of
+
+    name       the prefix of what goes back
+    object     which of the exercise's objects, the first when left out
+    make       [arguments, keyword arguments] of the class; left out: the object is called as it is
+    norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
+    eps        the norm's
+    model      description (see `models`) of a GPT that is the first argument: of a function that changes it
+    kwargs     keyword arguments of the call
+    group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
+    seed       the state of the default generator before the class is made
+    inputs     what to call with, a list of [name, tensor]; floating-point ones ask for a gradient unless
+               their names are in `fixed`
+    backward   the tensor that is the output's gradient; left out: no backward
+    views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
+    pages      whether the process is measured from outside before the layer is made, after that, and after
+               backward, as "NAME.pages.made" and "NAME.pages.backward"
+    lr         after backward lr times its gradient is taken from every parameter, and the layer called again
+    evaluates  whether the layer is put into evaluation first: layer.eval()
+    refuses    whether a ValueError is an answer: it is told, and the run is over
+    expects    {name: [dtype, shape]} of what goes back
+
+A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y" (the
+output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
+parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient" (an input, and the output's
+gradient, when all is over), "a.drawn" (two numbers of the default generator after forward); and in
+values["a"]:
+
+    begun      operations begun before the layer was made, after that, after forward and after backward
+    held       bytes of the tensors that the layer brought with it
+    by_luck    whether backward met an operation that has none, and PyTorch warned of it
+    saved      bytes that forward keeps for backward, by PyTorch's hand or in any other place, the layer's
+               own parameters left out
+    misfits    {name: text} of what came in another shape or not at all; zeros stand for it
+    refused    [type, text, place] of the ValueError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib.checks.rank import gpt as models
+from course_lib.checks.rank import watching
+from course_lib.checks.rank.backward import Hand, told, unregistered
+from course_lib.checks.rank.counting import Saved, alive, more
+from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.rank.own_parts import own_parts, refuse_imports
+from course_lib.checks.rank.watching import (
+    begun_and_waited,
+    give_back_at_once,
+    measured,
+)
+from course_lib.runtime.backend import device
+from course_lib.runtime.moments import START
+
+_Tensor, _Module = torch.Tensor, nn.Module
+_clone, _detach, _zeros, _rand = torch.clone, torch.Tensor.detach, torch.zeros, torch.rand
+_zeros_like, _as_strided = torch.zeros_like, torch.Tensor.as_strided
+_LayerNorm, _Parameter = nn.LayerNorm, nn.Parameter
+_manual_seed, _no_grad, _backward = torch.manual_seed, torch.no_grad, torch.autograd.backward
+_ranks_of = dist.get_process_group_ranks
+_get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
+_named_parameters, _train = nn.Module.named_parameters, nn.Module.train
+
+Told = tuple[dict, dict[str, Any]]
+before_reading = refuse_imports  # DTensor takes a rank seconds to import, and an object may name it
+
+
+def warm_up(given: dict) -> None:
+    """Before the student's objects are read: what they take from then on counts, see `Moments`."""
+    if any(run.get("pages") for run in given.get("runs", ())):
+        give_back_at_once()
+        watching.warm_up()
+        measured(START)
+
+
+def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
+    """Every run of the instructions, one after the other."""
+    values, found, patience = {}, {}, Patience(given["enough"])
+    with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
+        for run in given.get("runs", ()):
+            told = Run(run, objects, tensors, groups, patience)
+            told.go()
+            values[run["name"]] = told.values
+            found |= {f"{run['name']}.{name}": one for name, one in told.tensors().items()}
+    return values, found
+
+
+@contextmanager
+def known_groups(groups: list) -> Iterator[None]:
+    """Within, dist.new_group returns that of the `groups` which has the ranks, if there is one.
+
+    Where some ranks hold the same part, a layer makes a group of them. A rank that is not in one of the
+    groups has a placeholder for it, which is passed by.
+    """
+    make = dist.new_group
+    known = {frozenset(_ranks_of(one)): one for one in groups if isinstance(one, dist.ProcessGroup)}
+
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = None if ranks is None else known.get(frozenset(ranks))
+        return make(ranks, *args, **kwargs) if found is None else found
+
+    dist.new_group = new_group
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        dist.new_group = make
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    before = _get_default()
+    _set_default(getattr(torch, name))
+    try:
+        yield
+    finally:  # ranks are kept under NCCL, for other exercises
+        _set_default(before)
+
+
+class Run:
+    """One layer, made and run on this rank."""
+
+    def __init__(
+        self,
+        run: dict,
+        objects: list,
+        tensors: dict[str, torch.Tensor],
+        groups: list,
+        patience: Patience,
+    ):
+        self.given, self.groups, self.sent, self.patience = run, groups, tensors, patience
+        self.object = objects[run.get("object", 0)]
+        fixed = run.get("fixed", ())
+        self.inputs: dict[str, torch.Tensor] = {}
+        for name, tensor in run["inputs"]:
+            one = self.seen(name, _clone(tensors[tensor]))
+            self.inputs[name] = one.requires_grad_(one.is_floating_point() and name not in fixed)
+        self.gradient = (
+            self.seen("gradient", tensors[run["backward"]]) if "backward" in run else None
+        )
+        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"begun": [], "misfits": {}}
+
+    def seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a view of it where one is asked for."""
+        view = self.given.get("views", {}).get(name)
+        return _as_strided(tensor, *view) if view else tensor
+
+    def go(self) -> None:
+        """Make and run; where a ValueError is an answer, tell it."""
+        try:
+            self.run()
+        except ValueError as error:
+            if not self.given.get("refuses"):
+                raise
+            self.values["refused"] = describe(error)
+
+    def run(self) -> None:
+        layer = self.made()
+        self.parameters = parameters(layer)
+        kwargs = dict(self.given.get("kwargs", {}))
+        if "make" not in self.given:
+            kwargs |= self.group()
+        before = alive()
+        with Saved(self.parameters.values()) as saved:
+            y = layer(*self.inputs.values(), **kwargs)
+        self.measure("saved", lambda: saved.nbytes + saved.beside(before, y))
+        self.moment()
+        self.found["drawn"] = _rand(2, dtype=torch.float64)
+        self.found["y"] = _clone(_detach(y)) if isinstance(y, _Tensor) else y
+        if self.gradient is not None:
+            self.backward(y)
+        self.count_pages("backward")
+        self.moment()
+        if "lr" in self.given:
+            with _no_grad():
+                for one in self.parameters.values():
+                    if one.grad is not None:
+                        one -= self.given["lr"] * one.grad
+                self.found["again"] = layer(*self.inputs.values(), **kwargs)
+
+    def made(self) -> Any:
+        """The layer, or the object itself."""
+        self.moment()
+        if "make" not in self.given:
+            self.moment()
+            return self.object
+        args, kwargs = self.given["make"]
+        if "norm" in self.given:
+            args = [self.norm(), *args]
+        before = alive()
+        self.count_pages("base")
+        if "model" in self.given:
+            args = [models.build(self.given["model"]), *args]
+        _manual_seed(self.given.get("seed", 0))
+        layer = self.object(*args, **kwargs, **self.group())
+        del args  # of a model that was changed nothing is to be left over but what the layer keeps
+        if isinstance(layer, _Module):
+            layer.to(device())
+            _train(layer, not self.given.get("evaluates"))
+        self.measure("held", lambda: more(alive(), before))
+        self.count_pages("made")
+        self.moment()
+        return layer
+
+    def measure(self, key: str, count: Callable[[], int]) -> None:
+        self.values[key] = self.patience.measured(f"{self.given['name']}.{key}", count)
+
+    def count_pages(self, moment: str) -> None:
+        """From outside, where the layer is large enough to be seen there."""
+        if self.given.get("pages"):
+            measured(f"{self.given['name']}.pages.{moment}")
+
+    def norm(self) -> nn.LayerNorm:
+        weight, bias = (_clone(self.sent[name]) for name in self.given["norm"])
+        norm = _LayerNorm(len(weight), eps=self.given["eps"])
+        norm.weight, norm.bias = _Parameter(weight), _Parameter(bias)
+        return norm
+
+    def group(self) -> dict[str, Any]:
+        return {"group": self.groups[self.given["group"]]} if "group" in self.given else {}
+
+    def moment(self) -> None:
+        self.values["begun"].append(begun_and_waited()[0])
+
+    def backward(self, y: Any) -> None:
+        """From the output's gradient to those of inputs and parameters.
+
+        An output of another shape gets zeros, so that the other ranks do not wait for this one in vain.
+        """
+        if not isinstance(y, _Tensor) or not y.requires_grad:
+            return
+        fits = self.gradient is not None and y.shape == self.gradient.shape
+        try:
+            with unregistered() as warned:
+                _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
+            self.values["by_luck"] = bool(warned)
+        except Exception:
+            if fits:  # else the shape is the mistake, which is told
+                raise
+        for name, one in self.inputs.items():
+            self.found[f"grad.{name}"] = one.grad if fits else None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What goes back, all of it in the shape that was agreed."""
+        for name, one in getattr(self, "parameters", {}).items():
+            for called in (name, name.rpartition(".")[2]):
+                self.found.setdefault(f"p.{called}", one)
+                self.found.setdefault(f"grad.p.{called}", one.grad)
+        self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
+        self.found["after.gradient"] = self.gradient
+        sent = {}
+        for name, (kind, shape) in self.given["expects"].items():
+            dtype, one = getattr(torch, kind), self.found.get(name)
+            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
+                self.values["misfits"][name] = told(one)
+                one = _zeros(shape, dtype=dtype)
+            sent[name] = _clone(_detach(one))
+        return sent
+
+
+def parameters(layer: Any) -> dict[str, torch.Tensor]:
+    return dict(_named_parameters(layer)) if isinstance(layer, _Module) else {}

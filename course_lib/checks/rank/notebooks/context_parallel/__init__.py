@@ -1,0 +1,1 @@
+"""In the ranks: a function of a sequence spread over them (`spread`), its work watched (`work`)."""

@@ -1,0 +1,93 @@
+"""Recipe (see `harness`) that calls a function of q, k and v on ranks that hold a part of the sequence each.
+
+instructions: refused, see `without_operators`; runs, a list of
+
+    name, object, inputs, kwargs, group, expects    as in `layers.recipes`
+    backward   the tensor that is the output's gradient
+    layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
+    measured   whether bytes are counted, in the rank and from outside, as in `functions.recipes`
+    worth      FLOPs of products during which a receive must have been under way to count
+    refuses    whether a ValueError is an answer: it is told, and the run is over
+
+A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y",
+"a.grad.q", "a.after.q" and so on; and in values["a"]:
+
+    begun      operations begun before the call (twice), after forward and after backward
+    saved      bytes that forward keeps for backward, where measured
+    forward, backward    of each {"flops": of products of matrices, "under_way": bytes of the receives that
+               were under way at products worth it, "alive": the most bytes at any moment, inputs left out}
+    misfits, refused     as in `layers.recipes`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from course_lib.checks.rank.functions import Call, warm_up  # noqa: F401
+from course_lib.checks.rank.harness import describe
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.rank.notebooks.context_parallel.work import Work
+from course_lib.checks.rank.operators import without_operators
+from course_lib.checks.rank.watching import begun_and_waited
+
+
+def spread(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Every run of the instructions, one after the other."""
+    values, found, patience = {}, {}, Patience(given["enough"])
+    with without_operators(given.get("refused", ())):
+        for run in given.get("runs", ()):
+            part = Part(run, objects, tensors, groups, patience)
+            part.go()
+            values[run["name"]] = part.values
+            found |= {f"{run['name']}.{name}": one for name, one in part.tensors().items()}
+    return values, found
+
+
+class Part(Call):
+    """One call, with this rank's part of the sequence."""
+
+    kept = "saved"
+
+    def __init__(self, run: dict, objects: list, tensors: dict, groups: list, patience: Patience):
+        kwargs = dict(run["kwargs"])
+        if "layout" in run:
+            kwargs["layout"] = [[range(*span) for span in spans] for spans in run["layout"]]
+        if "group" in run:
+            kwargs["group"] = groups[run["group"]]
+        told = {"outputs": ["y"], "gradients": {"y": run["backward"]}, "kwargs": kwargs}
+        super().__init__(run | told, objects, tensors, patience)
+        known = [*self.inputs.values(), *self.gradients.values()]
+        self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
+        self.values["begun"] = []
+
+    def go(self) -> None:
+        """Forward and backward; where a ValueError is an answer, tell it."""
+        outside = self.from_outside() if self.given.get("measured") else {}
+        self.moment()
+        self.moment()
+        try:
+            y = self.called()
+        except ValueError as error:
+            if not self.given.get("refuses"):
+                raise
+            self.values["refused"] = describe(error)
+            return
+        self.moment()
+        self.found["y"] = y.detach().clone() if isinstance(y, torch.Tensor) else y
+        self.work.start_again(f"{self.name}.backward")
+        self.backward({"y": y}, self.work)
+        self.values["backward"] = self.work.told()
+        self.moment()
+        self.found |= outside
+
+    def called(self) -> Any:
+        y = self.forward(self.work)
+        self.values["forward"] = self.work.told()
+        return y
+
+    def moment(self) -> None:
+        self.values["begun"].append(begun_and_waited()[0])

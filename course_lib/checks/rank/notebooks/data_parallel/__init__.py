@@ -1,0 +1,1 @@
+"""In the ranks: what averages gradients and remembers something from step to step."""

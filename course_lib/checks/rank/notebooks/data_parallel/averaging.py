@@ -1,0 +1,50 @@
+"""Recipes (see `harness`) for what averages gradients and remembers something from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from course_lib.checks.rank.training import Session, Told, keywords
+
+_clone, _detach = torch.clone, torch.Tensor.detach
+
+
+def averaged(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> tuple[dict, dict[str, Any]]:
+    """Make the first object, and call its `all_reduce(gradients)` in each step; the gradients go back.
+
+    instructions: steps, the names of each step's gradients among `tensors`; kwargs of the object; group,
+    which of the case's groups it gets. A rank without "steps" takes no part.
+    """
+    if "steps" not in instructions:
+        return {}, {}
+    made = objects[0](**keywords(instructions, groups))
+    found = {}
+    for names in instructions["steps"]:
+        gradients = [tensors[name] for name in names]
+        made.all_reduce(gradients)
+        # copies: what an object keeps of a tensor it must not change afterwards
+        found |= {name: _clone(_detach(tensors[name])) for name in names}
+    return {}, found
+
+
+def averaging_optimizer(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
+) -> Told:
+    """An optimizer that averages gradients itself; instructions as of `recipes`, with `object`, its place."""
+    if "steps" not in instructions:
+        return {}, {}
+    session = Session(instructions)
+    made = objects[instructions["object"]]
+    optimizer = made(list(session.named.values()), **keywords(instructions, groups))
+    session.started()
+    for step in range(len(instructions["steps"])):
+        session.accumulate(step, session.model, None)
+        optimizer.step()
+        for p in session.named.values():
+            p.grad = None
+        session.stepped(step)
+    return session.told()

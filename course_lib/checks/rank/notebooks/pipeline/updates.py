@@ -1,0 +1,122 @@
+"""Recipe (see `harness`) that drives a stage which is updated after each backward, in one process.
+
+instructions: runs, a list of
+
+    name       the prefix of what goes back
+    model      {"kind", "seed", "width"} of the stage, see `build`
+    optimizer  [name in torch.optim, keyword arguments]
+    actions    what the stage does, in order: a list of [kind, microbatch]
+    memory     whether memory is looked at after each action
+    expects    {name: [dtype, shape]} of what goes back
+
+Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, where it
+is no loss. What goes back: tensors "a.y.0" (an output), "a.dx.0" (what its backward returned), "a.p.0.NAME"
+(the module's parameters after that backward); and in values["a"]:
+
+    held       bytes of tensors after each action, beside those that were there before the class
+    misfits    {name: text} of what came in another shape or not at all; zeros stand for it
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib.checks.rank.counting import alive, more, pieces
+from course_lib.checks.rank.notebooks.pipeline.stages import DEVIATION, Layers
+
+_Tensor, _freeze = torch.Tensor, gc.freeze
+_clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
+_optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
+
+Told = tuple[dict, dict[str, Any]]
+
+
+class Score(nn.Module):
+    """The mean of squares: the loss at the end of the last stage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
+def build(described: dict) -> nn.Module:
+    """Two layers in float64: the "first" stage, which looks up tokens, a "middle" one, or the "last" one,
+    whose output is the loss. The caller's random state is left as it was."""
+    kind, width = described["kind"], described["width"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(described["seed"])
+        layers: list[nn.Module] = [
+            Layers(width, kind == "first", False),
+            Layers(width, False, False),
+        ]
+        module = nn.Sequential(*layers, *([Score()] if kind == "last" else [])).double()
+        with torch.no_grad():
+            for param in module.parameters():
+                param.normal_(std=DEVIATION)
+    return module
+
+
+def updates(objects: list, tensors: dict[str, Tensor], groups: list, given: dict) -> Told:
+    """Every run of the instructions, one after the other."""
+    values, found = {}, {}
+    for described in given["runs"]:
+        run = Run(described, tensors)
+        run.go(objects[0])
+        values[described["name"]] = run.values
+        found |= {f"{described['name']}.{name}": one for name, one in run.told().items()}
+    return values, found
+
+
+class Run:
+    """One stage, driven through its actions."""
+
+    def __init__(self, given: dict, tensors: dict[str, Tensor]):
+        self.given, self.sent = given, tensors
+        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"held": [], "misfits": {}}
+
+    def go(self, kind_of_stage: Any) -> None:
+        module = build(self.given["model"])
+        name, defaults = self.given["optimizer"]
+        optimizer = _optimizers[name](module.parameters(), **defaults)
+        if self.given["memory"]:
+            _freeze()  # only what comes from here on is looked at, and counted
+        stage = kind_of_stage(module, optimizer)
+        for kind, k in self.given["actions"]:
+            if kind == "F":
+                self.found[f"y.{k}"] = copied(stage.forward(k, _clone(self.tensor(f"x.{k}"))))
+            else:
+                gradient = self.tensor(f"g.{k}")
+                given = () if gradient is None else (_clone(gradient),)
+                self.found[f"dx.{k}"] = copied(stage.backward(k, *given))
+                for called, param in module.named_parameters():
+                    self.found[f"p.{k}.{called}"] = copied(param)
+            if self.given["memory"]:
+                self.values["held"].append(more(alive(), pieces(self.known())))
+
+    def tensor(self, name: str) -> Any:
+        return self.sent.get(f"{self.given['name']}.{name}")
+
+    def known(self) -> list[Tensor]:
+        """What is kept here to go back."""
+        return [one for one in self.found.values() if isinstance(one, _Tensor)]
+
+    def told(self) -> dict[str, Tensor]:
+        """What goes back, all of it in the shape that was agreed."""
+        sent = {}
+        for name, (kind, shape) in self.given["expects"].items():
+            dtype, one = getattr(torch, kind), self.found.get(name)
+            if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, shape):
+                is_none = one is None
+                self.values["misfits"][name] = "None" if is_none else "another shape, dtype or type"
+                one = _zeros(shape, dtype=dtype)
+            sent[name] = one
+        return sent
+
+
+def copied(one: Any) -> Any:
+    """A copy of a tensor as it is now; anything else as it is."""
+    return _clone(_detach(one)) if isinstance(one, _Tensor) else one

@@ -1,0 +1,99 @@
+"""In the rank: when forward and backward came through a stage, and what was kept for backward meanwhile.
+
+Both are seen from within the stage: not from what the code that runs it says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
+
+_untyped, _detach, _view_as = (
+    torch.Tensor.untyped_storage,
+    torch.Tensor.detach,
+    torch.Tensor.view_as,
+)
+_Hooks, _Ref = saved_tensors_hooks, StorageWeakRef
+
+
+class Kept:
+    """Memory that forward kept for backward: how much of it is still there, whoever holds it.
+
+    A piece counts until nobody has it any more, neither autograd nor a list of somebody's.
+    """
+
+    def __init__(self, apart_from: Iterable[Tensor]):
+        self.apart = {_untyped(one).data_ptr() for one in apart_from}
+        self.pieces: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __enter__(self) -> Kept:
+        self.hooks = _Hooks(self.pack, self.unpack)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = _untyped(tensor)
+        if storage.data_ptr() not in self.apart:
+            ref = _Ref(storage)  # while it is here, no other piece gets its number
+            self.pieces[ref.cdata] = ref, storage.nbytes()
+        return _detach(tensor)  # an output that holds its own graph would never be freed
+
+    @staticmethod
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    def nbytes(self) -> int:
+        """Bytes that are still there."""
+        self.pieces = {key: one for key, one in self.pieces.items() if not one[0].expired()}
+        return sum(nbytes for _, nbytes in self.pieces.values())
+
+
+class Watched(nn.Module):
+    """A stage's module that notes its forwards and backwards.
+
+    events: in order, [kind, number of the forward, bytes kept]; a backward begins when the gradient of that
+    forward's output has come. inputs: the `fingerprint` of what came into each forward.
+    apart_from: what is kept anyway, beside the module's parameters.
+    """
+
+    def __init__(self, inner: nn.Module, apart_from: Iterable[Tensor] = ()):
+        super().__init__()
+        self.inner = inner
+        self.kept = Kept([*inner.parameters(), *apart_from])
+        self.events: list[list] = []
+        self.inputs: list[list[float]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = len(self.inputs)
+        self.inputs.append(fingerprint(x))
+        with self.kept:
+            y = self.inner(x)
+        self.note("F", number)
+        return _Passed.apply(y, number, self)  # type: ignore[return-value]
+
+    def note(self, kind: str, number: int) -> None:
+        self.events.append([kind, number, self.kept.nbytes()])
+
+
+class _Passed(torch.autograd.Function):
+    """Identity; in backward it tells that the gradient of this forward's output has arrived."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, number: int, watched: Watched) -> Tensor:
+        ctx.number, ctx.watched = number, watched
+        return _view_as(y, y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        ctx.watched.note("B", ctx.number)
+        return grads[0], None, None

@@ -1,0 +1,1 @@
+"""In the ranks: units and sharded modules, states in mapped files, functions of lists of tensors."""

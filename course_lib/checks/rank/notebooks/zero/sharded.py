@@ -1,0 +1,239 @@
+"""Runs in the rank: drives a student's unit and sharded module, and tells what came. Decides nothing.
+
+`unit` works on the tensors "p0", "p1" and so on, which become the parameters, with gradients "g0.0" (first
+backward), "g1.0" (second), and so on; one that is missing is None. Instructions: `params`, how many there
+are; `trained`; `graph`, whether a product is kept over a free(), as autograd keeps it; `group`, as for
+`replicas`.
+
+`module` trains as `recipes` do, and tells of the module's outputs besides, so that a faulty
+full_state_dict() costs no more than its own line. Values: those of `recipes`; "elements", how many numbers
+the module's parameters() have on this rank; "state", what is wrong with full_state_dict() ([kind, name]) or
+None; "left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the
+step's first microbatch, and of one more forward at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib.checks.rank import toys, watching
+from course_lib.checks.rank.training import Session, Told, keywords, warm_up  # noqa: F401
+from course_lib.runtime.backend import device
+
+_Tensor, _Parameter = torch.Tensor, nn.Parameter
+_clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
+_tanh, _no_grad, _zeros_like = torch.tanh, torch.no_grad, torch.zeros_like
+FREED = (
+    "out of bounds for storage",
+    "setStorage",
+)  # in what PyTorch says of a view without its memory
+
+
+# ---- a unit
+
+
+def storages(params: Sequence[torch.Tensor]) -> int:
+    """Bytes of the memory behind tensors, each storage once."""
+    found = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in params}
+    return sum(found.values())
+
+
+class Driven:
+    """A unit, its parameters, and what is told of them."""
+
+    def __init__(self, made: Callable, tensors: dict, groups: list, instructions: dict):
+        count, self.tensors = instructions["params"], tensors
+        self.params = [_Parameter(tensors[f"p{k}"].clone()) for k in range(count)]
+        for p in self.params:
+            p.requires_grad_(instructions["trained"])
+        self.shapes = [tuple(p.shape) for p in self.params]
+        self.values: dict[str, Any] = {"bytes": {}, "begun": {}}
+        self.found: dict[str, Any] = {}
+        self.unit = made(list(self.params), **keywords(instructions, groups))
+        self.look("made")
+
+    def look(self, when: str) -> None:
+        """Note the memory behind the parameters, and how many operations were begun."""
+        self.values["bytes"][when] = storages(self.params)
+        self.values["begun"][when] = watching.begun_and_waited()[0]
+
+    def whole(self, when: str) -> bool:
+        """Every parameter has its shape and memory for it."""
+        there = all(
+            tuple(p.shape) == shape and p.untyped_storage().nbytes() >= p.nbytes
+            for p, shape in zip(self.params, self.shapes, strict=True)
+        )
+        self.values.setdefault("whole", {})[when] = there
+        return there
+
+    def gathered(self, when: str) -> None:
+        """gather(), and what the parameters are then; zeros where they have no memory."""
+        self.unit.gather()
+        self.look(when)
+        there = self.whole(when)
+        for k, (p, shape) in enumerate(zip(self.params, self.shapes, strict=True)):
+            kept = _clone(_detach(p)) if there else _zeros(shape, dtype=p.dtype, device=p.device)
+            self.found[f"{when}.{k}"] = kept
+
+    def reduced(self, number: int) -> None:
+        """Gradients arrive, reduce(): the shard's gradient, and how many parameters still have one.
+
+        Zeros where the parameters have not their shapes, as no gradient fits then, and where there is none.
+        """
+        if not self.values["whole"]["second"]:
+            self.found[f"mean.{number}"] = _zeros_like(_detach(self.unit.shard))
+            return
+        for k, p in enumerate(self.params):
+            given = self.tensors.get(f"g{number}.{k}")
+            if given is not None:
+                p.grad = given.clone() if p.grad is None else p.grad + given
+        self.unit.reduce()
+        self.look(f"reduced {number}")
+        self.values.setdefault("left", []).append(sum(p.grad is not None for p in self.params))
+        grad = self.unit.shard.grad
+        nothing = _zeros_like(_detach(self.unit.shard))
+        self.found[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
+
+
+def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
+    if "params" not in instructions:
+        return {}, {}
+    driven = Driven(objects[0], tensors, groups, instructions)
+    made = driven.unit
+    driven.found["shard"] = _clone(_detach(made.shard))
+    driven.values["shard"] = [isinstance(made.shard, _Parameter), made.shard.requires_grad]
+    driven.gathered("first")
+    made.gather()
+    driven.look("again")
+    kept = product = None
+    if instructions["graph"]:
+        weight = driven.params[0]
+        kept = _detach(weight)
+        product = _tanh(tensors["x"] @ weight).sum() if driven.values["whole"]["first"] else None
+    made.free()
+    driven.look("freed")
+    kept_bytes = [] if kept is None else [kept.untyped_storage().nbytes()]
+    with _no_grad():
+        made.shard.copy_(2 * made.shard)
+    driven.gathered("second")
+    if kept is not None:
+        kept_bytes.append(kept.untyped_storage().nbytes())
+        back = None
+        if product is not None and kept_bytes[1] >= kept.nbytes:
+            product.backward()
+            back = driven.params[0].grad
+        nothing = _zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
+        driven.found["back"] = nothing if back is None else _clone(_detach(back))
+    driven.values["kept"] = kept_bytes
+    if instructions["trained"]:
+        for p in driven.params:
+            p.grad = None  # that of the product
+        driven.reduced(0)
+        driven.reduced(1)
+    made.free()
+    driven.look("end")
+    return driven.values, driven.found
+
+
+# ---- a module
+
+
+class Wrapped:
+    """A sharded module in training, and what its full_state_dict() is worth."""
+
+    def __init__(self, session: Session, made: Any):
+        self.session, self.made = session, made
+        self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
+        self.fault: list[str] | None = None
+        self.ran, self.left = False, 0
+
+    def whole(self) -> list[tuple[str, torch.Tensor]]:
+        """full_state_dict(), zeros in place of what cannot be read."""
+        state = self.made.full_state_dict()
+        found = []
+        for name, (shape, dtype) in self.like.items():
+            given = state.get(name) if isinstance(state, dict) else None
+            kind = self.kind(given, shape, dtype)
+            if kind:
+                self.fault = self.fault or [kind, name]
+                given = _zeros(shape, dtype=dtype, device=device())
+            found.append((name, given))
+        return found
+
+    @staticmethod
+    def kind(given: Any, shape: tuple, dtype: torch.dtype) -> str:
+        """What is wrong with an entry; "" if nothing."""
+        if not isinstance(given, _Tensor):
+            return "missing"
+        if given.untyped_storage().nbytes() < given.nbytes:
+            return "freed"
+        return "" if (tuple(given.shape), given.dtype) == (shape, dtype) else "shape"
+
+    def gradients_left(self) -> int:
+        """Parameters of the module, its shards aside, that still have a gradient with elements."""
+        shards = {id(p) for p in self.made.parameters()}
+        held = [p for p in self.session.model.parameters() if id(p) not in shards]
+        return sum(p.grad is not None and p.grad.numel() > 0 for p in held)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        self.left = self.left or (self.gradients_left() if self.ran else 0)
+        self.ran = True
+        with noted(lambda: "That was in forward."):
+            return self.made(x)
+
+    def accumulate(self, step: int, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        with noted(self.in_backward):
+            self.session.accumulate(step, run, None)
+
+    def in_backward(self) -> str:
+        more = f" {self.left} parameters had a .grad from an earlier backward." if self.left else ""
+        return f"That was in backward.{more}"
+
+
+@contextmanager
+def noted(text: Callable[[], str]) -> Iterator[None]:
+    """An error that says that memory was freed gets a note with this text, unless it has one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(said in str(error) for said in FREED) and not getattr(error, "__notes__", None):
+            error.add_note(text())
+        raise
+
+
+def module(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
+    if "steps" not in instructions:
+        return {}, {}
+    session = Session(instructions)
+    wrapped = Wrapped(session, objects[0](session.model, **keywords(instructions, groups)))
+    session.named = {}  # nothing here holds on to the whole parameters
+    make, defaults = session.optimizer()
+    optimizer = make([p for p in wrapped.made.parameters() if p.requires_grad], **defaults)
+    session.started(wrapped.whole)
+    outputs: dict[str, torch.Tensor] = {}
+
+    def first_output(step: int, x: torch.Tensor) -> torch.Tensor:
+        out = wrapped.run(x)
+        outputs.setdefault(f"out.{step}", _clone(_detach(out)))
+        return out
+
+    steps = instructions["steps"]
+    for step in range(len(steps)):
+        wrapped.accumulate(step, lambda x, step=step: first_output(step, x))
+        optimizer.step()
+        optimizer.zero_grad()
+        session.stepped(step, wrapped.whole)
+    session.moment(training=False)
+    values, told = session.told()
+    x, _ = toys.batch(steps[0][0], session.dtype)
+    first_output(len(steps), x.to(device()))
+    values |= {"state": wrapped.fault, "left": wrapped.left}
+    values["elements"] = sum(p.numel() for p in wrapped.made.parameters())
+    return values, told | outputs

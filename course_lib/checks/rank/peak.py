@@ -1,0 +1,83 @@
+"""In the rank: the most bytes of tensors that were alive at any moment, and how much is multiplied, seen at
+each operation of PyTorch's.
+
+What an operation needs within itself is not seen; what it returns is, whoever keeps it and however briefly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_lib.checks.rank.counting import dense_parts
+from course_lib.checks.rank.memory import Patience
+
+_Tensor, _untyped, _numel = torch.Tensor, torch.Tensor.untyped_storage, torch.Tensor.numel
+_Ref = StorageWeakRef
+# Products of matrices, and the place of the first factor among their arguments.
+FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+
+
+class Peak(TorchDispatchMode):
+    """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
+
+    apart_from: tensors that were there before. flops: of products of matrices, two for each multiplication.
+    What is computed where no operation is seen (by NumPy, in another thread) is in none of them: the process
+    is also measured from outside. name: under which `patience` knows how many bytes are
+    enough.
+    """
+
+    flops = 0
+
+    def __init__(
+        self, apart_from: Iterable[torch.Tensor], patience: Patience | None = None, name: str = ""
+    ):
+        super().__init__()
+        self.patience, self.name = patience or Patience({}), name
+        self.apart = {_untyped(one).data_ptr() for one in apart_from}
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.at_most = self.highest = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: it would import PyTorch's compiler at the first operation, a second or two in every rank."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(one, _Tensor):
+                self.add(one)
+        kind = func._schema.name.partition("::")[2]
+        if kind in FIRST_FACTOR and isinstance(made, _Tensor):
+            self.flops += 2 * _numel(made) * args[FIRST_FACTOR[kind]].shape[-1]
+        return made
+
+    def add(self, tensor: torch.Tensor) -> None:
+        for part in dense_parts(tensor):
+            self.add_dense(part)
+
+    def add_dense(self, tensor: torch.Tensor) -> None:
+        storage = _untyped(tensor)
+        if storage.data_ptr() in self.apart:
+            return
+        ref = _Ref(storage)  # while it is here, no other piece gets its number
+        known = self.alive.get(ref.cdata)
+        self.alive[ref.cdata] = ref, storage.nbytes()
+        self.at_most += storage.nbytes() - (known[1] if known else 0)
+        if self.at_most > self.highest:  # of what counts so far some may be gone
+            self.at_most = self.patience.measured(self.name, self.still_alive)
+            self.highest = max(self.highest, self.at_most)
+
+    def still_alive(self) -> int:
+        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        return sum(nbytes for _, nbytes in self.alive.values())
+
+    def start_again(self, name: str = "") -> None:
+        """Forget the highest so far, and what was multiplied; what is alive still counts."""
+        self.name = name
+        self.highest = self.flops = 0

@@ -1,0 +1,192 @@
+"""Recipes (see `harness`) that train a toy model for a few steps with a student's class, and tell what came.
+
+Instructions of all of them:
+
+    model        a description for `toys.build`; the same shapes on every rank, "seed" may differ
+    optimizer    [name in torch.optim, keyword arguments]
+    steps        a list of steps, each a list of microbatches: descriptions for `toys.batch`
+    kwargs       keyword arguments of the student's class
+    group        which of the case's groups is passed as group=; left out: not passed
+    once         whether an optimizer's parameters come as an iterator, as model.parameters() gives them
+    no_sync      whether all microbatches of a step but the last run under the class's no_sync()
+    memory       whether memory is watched (see `watching`)
+    tell         which tensors go back: "start", "grads", "params", "end", "buffers"
+
+A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
+"param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
+names in the model; and values: "passes" (see `watching.Watch`), "begun" (operations begun so far: after the
+model was wrapped, after each backward and each step; where memory is watched the rank is measured there,
+too, as "held.0" and so on), "without" (gradients that are None; zeros stand for them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib.checks.rank import toys, watching
+from course_lib.runtime.backend import device
+from course_lib.runtime.moments import BASE, START
+
+_Tensor = torch.Tensor
+_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
+_mse = nn.functional.mse_loss
+_optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
+
+Told = tuple[dict, dict[str, Any]]
+Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+
+
+class Session:
+    """One model in training on this rank, and what is told of it."""
+
+    def __init__(self, instructions: dict):
+        self.given = instructions
+        self.tell = set(instructions["tell"])
+        memory = bool(instructions.get("memory"))
+        if memory:
+            watching.measured(BASE)
+        self.model = toys.build(instructions["model"]).to(device())
+        self.named = dict(self.model.named_parameters())
+        self.dtype = next(iter(self.named.values())).dtype
+        self.watch = watching.Watch(self.model, memory)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.without: list[str] = []
+        self.begun: list[int] = []
+
+    def optimizer(self) -> tuple[type[torch.optim.Optimizer], dict]:
+        name, defaults = self.given["optimizer"]
+        return _optimizers[name], dict(defaults)
+
+    def keep(
+        self, what: str, tensors: Iterable[tuple[str, torch.Tensor | None]], like=None
+    ) -> None:
+        for name, tensor in tensors:
+            full = f"{what}.{name}"
+            if tensor is None:
+                self.without.append(full)
+                tensor = _zeros_like(self.named[name])
+            self.tensors[full] = _clone(_detach(tensor))
+
+    def moment(self, training: bool = True) -> None:
+        """A backward or a step is over: note what is held, and how many operations were begun."""
+        if self.given.get("memory"):
+            watching.settle()
+        self.watch.held(len(self.begun), training)
+        self.begun.append(watching.begun_and_waited()[0])
+
+    def started(self, whole: Whole | None = None) -> None:
+        """The model is wrapped. whole: gives the parameters by name; the model's own when left out."""
+        self.moment()
+        if "start" in self.tell:
+            self.keep("start", (whole or self.named.items)())
+        if "buffers" in self.tell:
+            self.keep("buffer", self.model.named_buffers())
+
+    def accumulate(
+        self, step: int, run: Callable[[torch.Tensor], torch.Tensor], no_sync: Callable | None
+    ) -> None:
+        """Forward and backward over the microbatches of a step; the loss is the mean over all of them."""
+        microbatches = self.given["steps"][step]
+        for number, described in enumerate(microbatches):
+            last = number == len(microbatches) - 1
+            quiet = no_sync() if no_sync is not None and not last else contextlib.nullcontext()
+            x, y = (one.to(device()) for one in toys.batch(described, self.dtype))
+            with quiet:
+                loss = _mse(run(x), y) / len(microbatches)
+                self.watch.backward_begins()
+                loss.backward()
+                del loss
+        del x, y
+        self.moment()
+
+    def gradients(self, step: int) -> None:
+        if "grads" in self.tell:
+            kept = ((n, p.grad) for n, p in self.named.items() if p.requires_grad)
+            self.keep(f"grad.{step}", kept)
+
+    def stepped(self, step: int, whole: Whole | None = None) -> None:
+        """A step is over. whole: as in `started`."""
+        self.moment()
+        last = step == len(self.given["steps"]) - 1
+        kinds = ["end"] if "end" in self.tell and last else []
+        kinds += [f"param.{step}"] if "params" in self.tell else []
+        parameters = (whole or self.named.items)() if kinds else ()
+        for kind in kinds:
+            self.keep(kind, parameters)
+
+    def told(self) -> Told:
+        """The training is over: what is run after it, beside copies that are to be told, is no peak."""
+        self.watch.memory = False
+        values = {
+            "passes": self.watch.passes, "begun": self.begun, "without": self.without,
+        }  # fmt: skip
+        return values, self.tensors
+
+
+def keywords(instructions: dict, groups: list) -> dict[str, Any]:
+    """The keyword arguments of the student's class."""
+    group = {"group": groups[instructions["group"]]} if "group" in instructions else {}
+    return {**instructions.get("kwargs", {}), **group}
+
+
+def warm_up(instructions: dict) -> None:
+    """What libraries allocate once, at their first use, is not to be counted as the class's.
+
+    The harness calls it before it reads the student's objects.
+    """
+    if not instructions.get("memory"):
+        return
+    watching.give_back_at_once()
+    # Over NCCL on the GPU: cuBLAS takes a workspace of 32 MB there for each thread that multiplies.
+    # On the CPU: MKL takes buffers at the first product that is as large as those of the training.
+    model = toys.build({"name": "plain", "width": 448, "seed": 0, "dtype": "float32"}).to(device())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(torch.ones(128, 448, device=device())).sum().backward()
+        optimizer.step()
+    watching.settle(watching.WARM)
+    del model, optimizer
+    watching.measured(START)
+
+
+def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
+    if "steps" not in instructions:
+        return {}, {}
+    session = Session(instructions)
+    wrapped = objects[0](session.model, **keywords(instructions, groups))
+    make, defaults = session.optimizer()
+    optimizer = make([p for p in session.named.values() if p.requires_grad], **defaults)
+    session.started()
+    for step in range(len(instructions["steps"])):
+        optimizer.zero_grad()
+        session.accumulate(step, wrapped, wrapped.no_sync if instructions.get("no_sync") else None)
+        wrapped.finish_gradient_synchronization()
+        session.gradients(step)
+        optimizer.step()
+        session.stepped(step)
+    return session.told()
+
+
+def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
+    if "steps" not in instructions:
+        return {}, {}
+    session = Session(instructions)
+    make, defaults = session.optimizer()
+    every = list(session.named.values())
+    params = iter(every) if instructions.get("once") else every
+    optimizer = objects[0](params, make, **defaults, **keywords(instructions, groups))
+    session.started()
+    for step in range(len(instructions["steps"])):
+        quiet = optimizer.no_sync if instructions.get("no_sync") else None
+        session.accumulate(step, session.model, quiet)
+        optimizer.step()
+        optimizer.zero_grad()
+        session.stepped(step)
+    return session.told()

@@ -1,0 +1,150 @@
+"""The result of a check: lines, a score, and how they are printed. Plain data, JSON both ways."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+from course_lib.checks.sentence import general
+from course_lib.checks.words import number
+
+ASPECTS = ("value", "shape", "communication", "memory")
+WIDTH = 62  # column in which the points stand
+SAME = "(the same cause)"
+WAITS = "(counts once the values are right)"
+
+
+@dataclass
+class ReportLine:
+    """One judged line of the table.
+
+    judged: whether it was looked at: False for a line of a run that broke off, or that waits for others.
+    note: a remark on the line itself, such as "(the same cause)"; sentences: what was seen and what
+    usually causes it; general: the same, as they may be told where the case is hidden ("" for one that
+    may not; None in a report that was made before it was known); output: what the ranks printed.
+    """
+
+    title: str
+    passed: bool
+    aspect: str = "value"
+    weight: float = 1.0
+    short: bool = False
+    hidden: bool = False
+    note: str = ""
+    sentences: list[str] = field(default_factory=list)
+    general: list[str] | None = None
+    output: list[str] = field(default_factory=list)
+    judged: bool = True
+
+    @property
+    def sign(self) -> str:
+        return "✓" if self.passed else "✗" if self.judged else "-"
+
+    def say(self, sentences: Iterable[str]) -> None:
+        """Take in what a finding says, in full and in general words."""
+        told = list(sentences)
+        self.sentences = [str(one) for one in told]
+        self.general = [general(one) for one in told]
+
+
+@dataclass
+class Report:
+    """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader.
+
+    tampered: what the ranks recorded and what went over the network contradict each other.
+    limit: what the ranks of a case had used up, "memory", "disk", "processes" or "files"; "" for nothing.
+    extra: the points are extra credit.
+    by_chance: a time limit was over, or a rank was killed: on a machine that is less busy this may come out
+        otherwise.
+    """
+
+    name: str
+    score: float
+    lines: list[ReportLine]
+    possible: float = 1.0
+    seed: int = 0
+    cases: str = "visible"
+    tampered: bool = False
+    limit: str = ""
+    extra: bool = False
+    by_chance: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.score == 1.0
+
+    @property
+    def messages(self) -> list[str]:
+        """Every sentence of every failing line."""
+        return [sentence for line in self.lines if not line.passed for sentence in line.sentences]
+
+    def points(self, maximum: float) -> float:
+        """The share of `maximum` that was earned, to a tenth of a point; all of it only for all."""
+        earned = round(self.score * maximum, 1)
+        return float(maximum) if self.passed else min(earned, round(maximum - 0.1, 1))
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict) -> Report:
+        lines = [ReportLine(**line) for line in data["lines"]]
+        return Report(**{**data, "lines": lines})
+
+    def __repr__(self) -> str:
+        done = sum(line.passed for line in self.lines)
+        return f"<Report {self.name}: score {self.score:.3f}, {done} of {len(self.lines)} lines>"
+
+    def __str__(self) -> str:
+        title = self.name.rpartition("/")[2] + (" (extra credit)" if self.extra else "")
+        earned = f"{self.points(self.possible):.1f} of {number(self.possible)}"
+        rows = [f"{title:<{WIDTH}}{earned}"]
+        for aspect in ASPECTS:
+            rows += table([line for line in self.lines if line.aspect == aspect])
+        if not self.passed and self.seed >= 0:
+            rows.append(f"  the same inputs again: check(..., seed={self.seed})")
+        return "\n".join(rows)
+
+
+def table(lines: list[ReportLine]) -> list[str]:
+    """Rows of one aspect; passing lines that are marked short share a row."""
+    rows: list[str] = []
+    open_row = False
+    for line in lines:
+        text = f"{line.sign} {line.title}"
+        joins = line.passed and line.short
+        if joins and open_row and len(rows[-1]) + len(text) < 90:
+            rows[-1] += f" · {text}"
+        else:
+            rows.append(f"  {text:<44}  {line.note}".rstrip() if line.note else f"  {text}")
+        open_row = joins
+        rows += [row for sentence in line.sentences for row in wrapped(sentence)]
+        rows += [f"      | {text}" for text in line.output]
+    return rows
+
+
+def wrapped(sentence: str) -> list[str]:
+    """A sentence below its line, at most 96 columns wide."""
+    return textwrap.wrap(
+        " ".join(sentence.split()),
+        96,
+        initial_indent=" " * 6,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def refusal(
+    name: str,
+    *sentences: str,
+    possible: float = 1.0,
+    title: str = "",
+    cases: str = "visible",
+    extra: bool = False,
+) -> Report:
+    """A report without a run: what was handed in cannot be judged, and why."""
+    line = ReportLine(title or "nothing could be checked", False)
+    line.say(sentences)
+    return Report(name, 0.0, [line], possible=possible, seed=-1, cases=cases, extra=extra)
