@@ -49,9 +49,9 @@ class _Pass(torch.autograd.Function):
 class Watch:
     """Looks whenever forward leaves a block of `model`, and whenever backward enters it from behind.
 
-    passes: of each backward a list of [block, operations begun, of those waited for]; block k is passed
-    when the gradients of all later blocks are complete, and its own are not. memory: whether these moments
-    are measured, as "highest".
+    passes: of each backward a list of [block, operations begun, how many of those were waited for, whether
+    the latest was]; block k is passed when the gradients of all later blocks are complete, and its own are
+    not. memory: whether these moments are measured, as "highest".
     """
 
     def __init__(self, model: nn.Module, memory: bool = False):
@@ -67,7 +67,7 @@ class Watch:
     def passed(self, block: int) -> None:
         self.look(HIGHEST)
         if self.passes:
-            self.passes[-1].append([block, *begun_and_waited()])
+            self.passes[-1].append([block, *begun_and_waited(), latest_waited()])
 
     def backward_begins(self) -> None:
         self.passes.append([])
@@ -92,6 +92,13 @@ def begun_and_waited() -> tuple[int, int]:
     log, size, count = recorder.log.rows.map, rows.ROW.size, recorder.state.rows
     waited = sum(bool(log[k * size + rows.FLAGS_AT] & rows.WAITED) for k in range(count))
     return count, waited
+
+
+def latest_waited() -> bool:
+    """Whether this rank has waited for the operation that it began last."""
+    recorder = recording.recorder()
+    at = (recorder.state.rows - 1) * rows.ROW.size + rows.FLAGS_AT
+    return recorder.state.rows > 0 and bool(recorder.log.rows.map[at] & rows.WAITED)
 
 
 # ---- memory

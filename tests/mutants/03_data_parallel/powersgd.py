@@ -93,6 +93,24 @@ class PowerSGD:
 +            self.mean(gradient)
 
 
+# %% wrong: the whole mean travels, and each rank factorizes it
+# says: Every gradient travelled whole
+# base: what the wrong ones change
+             asked = gradient + self.errors[k]
++            self.mean(asked)
+@@
+-            self.mean(p)
+@@
+-            self.mean(q)
+
+
+# %% wrong: two columns, whatever rank is
+# says: with [13] columns
+# base: what the wrong ones change
+-                shape = (gradient.shape[1], self.rank)
++                shape = (gradient.shape[1], 2)
+
+
 # %% wrong: vectors are left as they are
 # says: what is no matrix is averaged too
 # base: what the wrong ones change

@@ -10,8 +10,8 @@ from course_lib.checks.judge.training.runs import (
     outputs,
 )
 from course_lib.checks.judge.training.traffic import (
-    at_the_first_block,
     counts,
+    last_backwards,
     volume_line,
     within,
 )
@@ -33,7 +33,6 @@ __all__ = [
     "OPTIMIZERS",
     "TOLERANCE",
     "Mistake",
-    "at_the_first_block",
     "case",
     "common",
     "counts",
@@ -42,6 +41,7 @@ __all__ = [
     "group_trouble",
     "held_line",
     "kind",
+    "last_backwards",
     "megabytes",
     "members",
     "only",

@@ -49,8 +49,12 @@ def peak_line(
     hint: Callable[[float], str] | None = None,
     weight: float = 1.0,
     title: str = "peak of memory",
+    point: float = float("inf"),
 ) -> Line:
-    """The most that each rank holds whenever forward leaves a block or backward enters one."""
+    """The most that each rank holds whenever forward leaves a block or backward enters one.
+
+    point: from so many bytes on the point of the exercise is missed.
+    """
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
@@ -63,6 +67,7 @@ def peak_line(
                     f"{megabytes(enough)} are enough.",
                     hint(got / enough) if hint else "",
                     cause="peak",
+                    misses_point=got >= point,
                 )
         return RIGHT
 

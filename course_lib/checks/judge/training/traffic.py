@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checks import words
@@ -64,11 +65,37 @@ def within(seen: Observed, between: tuple[int, int] | None) -> list[list[Operati
     return found
 
 
-def at_the_first_block(seen: Observed, rank: int) -> list[tuple[int, int, int]]:
-    """For each step: operations begun and waited for when its last backward reached block 0, and begun by
-    the time the next step's first backward began; (0, 0, 0) for what was not told in the agreed form.
+@dataclass(frozen=True)
+class Pass:
+    """A moment of backward: the gradients of all later blocks are complete, those of `block` are not.
 
-    No more counts as begun there than when backward was over, which is noted elsewhere: a class can reach
+    begun, waited: operations of the rank that had begun, and how many of them it had waited for; latest:
+    whether it had waited for the last of them.
+    """
+
+    block: int
+    begun: int
+    waited: int
+    latest: bool
+
+
+@dataclass(frozen=True)
+class LastBackward:
+    """The last backward of a step. ended: operations begun by the time the next step's backward began."""
+
+    passes: list[Pass]
+    ended: int
+
+    @property
+    def first_block(self) -> Pass:
+        """The moment before the gradients of block 0; nothing begun where it was not told."""
+        return next((one for one in self.passes if one.block == 0), Pass(0, 0, 0, False))
+
+
+def last_backwards(seen: Observed, rank: int) -> list[LastBackward]:
+    """Of each step; without passes where these were not told in the agreed form.
+
+    No more counts as begun at a pass than when backward was over, which is noted elsewhere: a class can reach
     the hooks on the model's blocks, and what they noted.
     """
     steps = seen.case.sides[rank].instructions["steps"]
@@ -78,11 +105,6 @@ def at_the_first_block(seen: Observed, rank: int) -> list[tuple[int, int, int]]:
     for place, step in enumerate(steps):
         number += len(step)
         entries = told[number - 1] if number <= len(told) else None
-        first = (
-            next((e for e in entries if counts(e) and e[0] == 0), None)
-            if isinstance(entries, list)
-            else None
-        )
         following = told[number] if number < len(told) else None
         after = (
             following[0][1]
@@ -90,7 +112,12 @@ def at_the_first_block(seen: Observed, rank: int) -> list[tuple[int, int, int]]:
             else 0
         )
         over = begun_at(seen, rank, 1 + 2 * place)
-        found.append((min(first[1], over), first[2], after) if first else (0, 0, 0))
+        passes = [
+            Pass(entry[0], min(entry[1], over), entry[2], bool(entry[3]))
+            for entry in (entries if isinstance(entries, list) else [])
+            if counts(entry)
+        ]
+        found.append(LastBackward(passes, after))
     return found
 
 
@@ -102,4 +129,8 @@ def begun_at(seen: Observed, rank: int, place: int) -> int:
 
 
 def counts(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and all(type(one) is int for one in entry)
+    return (
+        isinstance(entry, list)
+        and len(entry) == 4
+        and all(type(one) in (int, bool) for one in entry)
+    )

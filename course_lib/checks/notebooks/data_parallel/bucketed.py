@@ -89,16 +89,25 @@ def not_too_large(run: Training, most: int) -> Line:
 def leave_early(
     run: Training, most: int, weight: float, title: str = "buckets leave while backward runs"
 ) -> Line:
-    """When backward reaches the first block, all buckets of later blocks have been begun.
+    """Whenever backward reaches a block, all buckets of later blocks have been begun.
 
     And no more is sent than gradients: what leaves early for show would come on top of them.
     """
     given, no_more = during_backward_line(), gradients_sent(run)
     whole = sizes(run)
-    last = [
-        size for name, size in zip(trained(run), whole, strict=True) if name.startswith("blocks.0.")
-    ]
-    due = sum(whole) - sum(last) - most - max(whole)  # whatever the last bucket still waits for
+    depth = len(run.built().blocks)  # pyright: ignore[reportArgumentType]
+
+    def due(block: int) -> int:
+        """Bytes that are complete when backward reaches a block, less what the last bucket may wait for."""
+        earlier = tuple(f"blocks.{k}." for k in range(block + 1))
+        later = [
+            size
+            for name, size in zip(trained(run), whole, strict=True)
+            if not name.startswith(earlier)
+        ]
+        return sum(later) - most - max(whole)
+
+    bounds = {block: due(block) for block in range(depth)}
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
@@ -112,29 +121,33 @@ def leave_early(
         return RIGHT if sent.ok else sent
 
     def one_rank(seen: Observed, rank: int) -> Finding:
-        before = 0
-        for step, (begun, _, ended) in enumerate(lines.at_the_first_block(seen, rank)):
-            fresh = seen.operations[rank][before:begun]
-            left = sum(one.nbytes for one in fresh if one.op == "all_reduce")
-            ops = by_step(seen, rank)[1][step]
-            if step == 0:
-                left = sum(one.nbytes for one in ops[: begun - len(by_step(seen, rank)[0])])
-            if left < due and forward_order(ops):
+        before, (start, ops) = 0, by_step(seen, rank)
+        for step, backward in enumerate(lines.last_backwards(seen, rank)):
+            since = len(start) if step == 0 else before
+            at_first = left(seen, rank, since, backward.first_block.begun)
+            if at_first < bounds[0] and forward_order(ops[step]):
                 return wrong(
-                    f"on rank {rank} {nothing_or(left)} had left when backward reached the first block.",
+                    f"on rank {rank} {nothing_or(at_first)} had left when backward reached the first block.",
                     "Your first bucket holds the first layers, whose gradients come last. Backward runs from "
                     "the last layer to the first: fill buckets in reverse order of registration.",
                     cause="forward order",
                 )
-            if 0 < left < due:
-                return wrong(
-                    f"on rank {rank} {nothing_or(left)} had left when backward reached the first block; "
-                    f"{words.number(due)} bytes were complete by then.",
-                    "Begin a bucket's all-reduce in the hook of its last gradient.",
-                    cause="late",
-                )
-            before = ended
+            for one in backward.passes if at_first else ():
+                done = left(seen, rank, since, one.begun)
+                if done < bounds.get(one.block, 0):
+                    where = f"block {one.block}" if one.block else "the first block"
+                    return wrong(
+                        f"on rank {rank} {nothing_or(done)} had left when backward reached {where}; "
+                        f"buckets of {words.number(bounds[one.block])} bytes and more were complete by then.",
+                        "Begin a bucket's all-reduce in the hook of its last gradient.",
+                        cause="late",
+                    )
+            before = backward.ended
         return RIGHT
+
+    def left(seen: Observed, rank: int, since: int, until: int) -> int:
+        fresh = seen.operations[rank][since:until]
+        return sum(one.nbytes for one in fresh if one.op == "all_reduce")
 
     def forward_order(operations: Sequence) -> bool:
         sent = [one.nbytes for one in operations if one.op == "all_reduce"]

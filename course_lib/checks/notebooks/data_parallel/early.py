@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 
 from course_lib.checks.judge import training as lines
 from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.training.single import Tensors, Training, gradients, train
+from course_lib.checks.judge.training.traffic import LastBackward
 
 LEFT_EARLY = (
     "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "
@@ -59,31 +60,55 @@ def during_backward_line(
 ) -> Line:
     """When backward reaches the first block, an operation of `ops` was begun, and not all were waited for.
 
-    Read from the record: how many operations there were when the gradients of all later blocks were
-    complete and those of the first were not. In every step the last backward is looked at.
+    Nor is what leaves waited for at once, block by block. Read from the record: how many operations there
+    were when the gradients of all later blocks were complete and those of a block were not. In every step the
+    last backward is looked at.
     """
 
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
             before = 0
-            for begun, waited, ended in lines.at_the_first_block(seen, rank):
-                fresh = seen.operations[rank][before:begun]
-                if not any(one.op in ops for one in fresh):
-                    return wrong(
-                        f"on rank {rank} nothing had been sent when backward reached the first block: "
-                        "all communication came after it.",
-                        "Begin a bucket's communication in the hook of its last gradient, with "
-                        "async_op=True.",
-                        cause="after backward",
-                    )
-                if waited >= begun:
-                    return wrong(
-                        f"on rank {rank} every operation begun during backward had been waited for "
-                        "before backward went on: nothing overlaps.",
-                        "Keep the handle, and wait for it when backward is over.",
-                        cause="waited in backward",
-                    )
-                before = ended
+            for backward in lines.last_backwards(seen, rank):
+                found = one_step(seen, rank, backward, before)
+                if not found.ok:
+                    return found
+                before = backward.ended
+        return RIGHT
+
+    def one_step(seen: Observed, rank: int, backward: LastBackward, before: int) -> Finding:
+        first = backward.first_block
+        fresh = seen.operations[rank][before : first.begun]
+        if not any(one.op in ops for one in fresh):
+            return wrong(
+                f"on rank {rank} nothing had been sent when backward reached the first block: "
+                "all communication came after it.",
+                "Begin a bucket's communication in the hook of its last gradient, with async_op=True.",
+                cause="after backward",
+            )
+        if first.waited >= first.begun:
+            return wrong(
+                f"on rank {rank} every operation begun during backward had been waited for "
+                "before backward went on: nothing overlaps.",
+                "Keep the handle, and wait for it when backward is over.",
+                cause="waited in backward",
+            )
+        started = backward.passes[0].begun
+        if any(one.op == "barrier" for one in seen.operations[rank][started : first.begun]):
+            return wrong(
+                f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
+                "have come to it, and what they sent has arrived.",
+                "No rank has to wait for another before it goes on with backward: leave the barrier out.",
+                cause="barrier in backward",
+            )
+        sending = [b for a, b in pairwise(backward.passes) if b.begun > a.begun]
+        at_once = sum(one.latest for one in sending)
+        if 2 * at_once >= len(sending) > 1:
+            return wrong(
+                f"on rank {rank} the latest operation had been waited for at {at_once} of the "
+                f"{len(sending)} blocks before which something was sent: nothing travelled meanwhile.",
+                "Keep the handle, and wait for it when backward is over.",
+                cause="waited in backward",
+            )
         return RIGHT
 
     return Line(title, judge, weight, "communication")

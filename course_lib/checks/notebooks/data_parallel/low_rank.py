@@ -15,7 +15,10 @@ SHAPES = ((9, 14), (6,), (16, 8))
 
 @dataclass(frozen=True)
 class Run:
-    """gradients[step][place] of the ranks `members` of `n`, in float64. low_rank: their mean has rank 2."""
+    """gradients[step][place] of the ranks `members` of `n`, in float64; rank: columns of P and Q.
+
+    low_rank: the mean of the gradients has no more than these.
+    """
 
     gradients: list[list[list[torch.Tensor]]]
     rank: int
@@ -50,10 +53,16 @@ class Run:
 
 
 def draw_run(
-    draw: Draw, members: Sequence[int], n: int, steps: int, *, low_rank: bool = False, **more
+    draw: Draw,
+    members: Sequence[int],
+    n: int,
+    steps: int,
+    *,
+    rank: int = 2,
+    low_rank: bool = False,
+    **more,
 ) -> Run:
-    """Gradients that resemble the step before's; with rank 2."""
-    rank = 2
+    """Gradients that resemble the step before's."""
 
     def fresh(shape: tuple[int, ...]) -> torch.Tensor:
         return draw.normal(*shape, dtype=torch.float64)

@@ -41,6 +41,11 @@ from course_lib.checks.notebooks.data_parallel.signs import (
 REFERENCE = ("course_lib.compression",)
 RECIPE = "course_lib.checks.rank.notebooks.data_parallel.averaging:averaging_optimizer"
 WARMUP, STEPS = 2, 5
+COMPRESSED = (
+    2 * WARMUP,
+    2 * STEPS,
+)  # places in "begun" between which the steps after the warm-up lie
+FULL = 0.9  # of the bytes of a float32 for each element: from there on nothing was compressed
 
 
 # ---- signs
@@ -124,6 +129,7 @@ def sign_case(draw: Draw, on: Setting) -> Case:
                 hint=lambda ratio, seen: sign_hint(count, numel, ratio),
                 weight=1.5,
                 title="bytes: a bit an element",
+                point=FULL * 32 * shard_size(count, numel) / (shard_size(count, numel) + 32),
             ),
         ]
     placed = dict(zip(on.ranks, sides, strict=True))
@@ -135,15 +141,15 @@ def sign_hint(n: int, numel: int, ratio: float) -> str:
     shard = shard_size(n, numel)
     if abs(ratio - (shard + 4) / (shard / 8 + 4)) < 0.02:
         return "A sign took a byte: pack eight of them into one."
-    if ratio > 0.9 * 32 * shard / (shard + 32):
-        return "What travelled were the elements themselves."
+    if ratio > FULL * 32 * shard / (shard + 32):
+        return "What travelled was as long as the elements themselves: of a sign, a bit is enough."
     return "(N-1) (s/8 + 4) bytes to the servers and as many back: s/8 bytes of signs, a float32 scale."
 
 
 # ---- the optimizer
 
 
-def training_of(draw: Draw, n: int) -> Training:
+def training_of(draw: Draw, n: int, warmup: int = WARMUP) -> Training:
     while True:
         width, first = 5, draw.integer(1, 1 << 30)
         described = {"name": "plain", "seed": draw.integer(1, 1 << 30), "width": width}
@@ -151,7 +157,7 @@ def training_of(draw: Draw, n: int) -> Training:
             [[{"seed": first + 100 * rank + s, "samples": 3, "width": width}] for s in range(STEPS)]
             for rank in range(n)
         ]
-        adam = {"lr": 0.01 * draw.integer(1, 4), "betas": [0.8, 0.95], "warmup_steps": WARMUP}
+        adam = {"lr": 0.01 * draw.integer(1, 4), "betas": [0.8, 0.95], "warmup_steps": warmup}
         made = Training(described, ("Adam", {}), steps, ("params",), {"kwargs": adam, "object": 1})
         if expected_parameters(made, Adam())[1] > 1e-4:
             return made
@@ -176,7 +182,7 @@ def stepped(training: Training, steps: range) -> Callable[[Observed], Finding]:
             values = expected_parameters(training, slip)[0]
             if not far(found, lines.kind(f"param.{step}", values)):
                 return says
-        if step < WARMUP:
+        if step < training.more["kwargs"]["warmup_steps"]:
             return "In the warm-up it is Adam, bias correction included, on the mean of the ranks' gradients."
         return (
             "After the warm-up the variance stays as it is, its bias correction too; each rank adds its own "
@@ -204,8 +210,8 @@ def adam_sides(training: Training) -> list[RankSide]:
 
 
 def adam_in_a_group(draw: Draw) -> Case:
-    """Ranks 0 and 2 of three train, and are passed as group=."""
-    training = training_of(draw, 2)
+    """Ranks 0 and 2 of three train, and are passed as group=; the warm-up has another length."""
+    training = training_of(draw, 2, warmup=draw.choice([1, 3]))
     first, last = adam_sides(training)
     for one in (first, last):
         one.instructions["group"] = 0
@@ -218,8 +224,7 @@ def adam_in_a_group(draw: Draw) -> Case:
 def adam_case(draw: Draw, n: int) -> Case:
     training = training_of(draw, n)
     sizes = [p.numel() for p in training.built().parameters()]
-    exact = [float(facts.sign_bytes(n, sizes))] * n
-    last = 2 * STEPS - 1
+    exact = [float((STEPS - WARMUP) * facts.sign_bytes(n, sizes))] * n
     told = [
         Line(f"OneBitAdam, {n} ranks: warm-up", stepped(training, range(WARMUP)), 1.5),
         Line("OneBitAdam: after the warm-up", stepped(training, range(WARMUP, STEPS)), 3),
@@ -227,16 +232,16 @@ def adam_case(draw: Draw, n: int) -> Case:
             exact,
             hint=step_hint,
             weight=1.5,
-            title="bytes of a step after the warm-up",
-            between=(last, last + 1),
+            title="bytes of the steps after the warm-up",
+            between=COMPRESSED,
+            point=5,
         ),
     ]
     return Case("OneBitAdam", adam_sides(training), told, recipe=RECIPE, imports=lines.OPTIMIZERS)
 
 
 def step_hint(ratio: float, seen: Observed) -> str:
-    last = 2 * STEPS - 1
-    sent = lines.within(seen, (last, last + 1))[0]
+    sent = lines.within(seen, COMPRESSED)[0]
     if ratio < 5 and any(one.dtype == "float64" for one in sent):
         return (
             "Something in float64 travelled. The gradients here are float64, and a scale is sent as float32: "
@@ -270,7 +275,8 @@ TWO_KINDS_ADAM = (
 
 
 @exercise(
-    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=trouble
+    points=5, objects=("sign_all_reduce", "OneBitAdam"), references=REFERENCE, extra=True, hint=trouble,
+    point="sending a bit in place of a number",
 )  # fmt: skip
 def one_bit_adam(draw: Draw) -> Iterator[Case]:
     yield sign_case(draw, Setting(3, (10, 11)))

@@ -203,7 +203,8 @@ def traffic(run: Run) -> Line:
         return "All-reduces of the vectors, of P (rows x r) and of Q (columns x r), once each in a step."
 
     each = [exact if rank in run.members else 0.0 for rank in range(run.n)]
-    return volume_line(each, hint=hint, weight=2, title="bytes sent")
+    half = len(run.steps) * whole / exact / 2  # of what is sent without compression
+    return volume_line(each, hint=hint, weight=2, title="bytes sent", point=half)
 
 
 def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> Case:
@@ -225,12 +226,18 @@ def case(run: Run, title: str, *, short: bool = False, weight: float = 1.0) -> C
     return Case(title, sides, lines, recipe=RECIPE, groups=groups)
 
 
-@exercise(points=4, objects=("PowerSGD",), references=REFERENCE, extra=True)
+@exercise(
+    points=4, objects=("PowerSGD",), references=REFERENCE, extra=True,
+    point="sending thin factors in place of matrices",
+)  # fmt: skip
 def powersgd(draw: Draw) -> Iterator[Case]:
     run = draw_run(draw, (0, 1), 2, 1, low_rank=True)
     yield case(run, "2 ranks, a mean of rank 2", short=True, weight=2)
     run = draw_run(draw, (0, 1, 2), 3, 4)
     yield case(run, "3 ranks, 4 steps")
+    columns = draw.choice([1, 3]) if draw.hidden else 1
+    run = draw_run(draw, (0, 1), 2, 2, rank=columns)
+    yield case(run, f"rank={columns}, 2 ranks", short=True)
     if draw.hidden:
         run = draw_run(draw, (1, 2), 3, 3)
         yield case(run, "sub-group {1, 2}", short=True, weight=0.5)

@@ -174,6 +174,7 @@ class Adam:
 
     rules: Rules = Rules()
     longer: int = 0  # steps of warm-up more than asked for
+    asked: int = 0  # by how many it mistakes what was asked for, in the bias correction, too
     frozen: bool = True
     corrected: bool = True  # bias of the variance as after the warm-up
     momentum: bool = True  # and not the gradient is what is compressed
@@ -185,8 +186,10 @@ class Adam:
             "In the warm-up each rank went on with its own gradient: average it, in full precision.",
             Adam(own=rank),
         )
-        yield "The warm-up is one step too long: it has `warmup_steps` steps.", Adam(longer=1)
-        yield "The warm-up is one step too short: it has `warmup_steps` steps.", Adam(longer=-1)
+        for more, how in ((1, "long"), (-1, "short")):
+            says = f"The warm-up is one step too {how}: it has `warmup_steps` steps."
+            yield says, Adam(longer=more)
+            yield says, Adam(asked=more)
         yield "It went on in full precision after the warm-up.", Adam(longer=1 << 20)
         yield (
             "The gradients were compressed; what is averaged as signs is the *momentum*.",
@@ -217,7 +220,8 @@ def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
     state = {name: State(p, n) for name, p in named.items()}
     for step in range(len(training.steps[0])):
         ranks = [gradients(model, rank[step][0], 1) for rank in training.steps]
-        warm = step < given["warmup_steps"] + how.longer
+        warmup = given["warmup_steps"] + how.asked
+        warm = step < warmup + how.longer
         for name, p in named.items():
             own = torch.stack([one[name].flatten() for one in ranks])
             kept = state[name]
@@ -230,7 +234,7 @@ def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
                 if not how.frozen:
                     kept.variance = beta2 * kept.variance + (1 - beta2) * mean**2
             still = how.frozen and how.corrected
-            counted = min(step + 1, given["warmup_steps"]) if still else step + 1
+            counted = min(step + 1, warmup) if still else step + 1
             root = (kept.variance / (1 - beta2**counted)).sqrt() + 1e-8
             change = kept.momentum / (1 - beta1 ** (step + 1)) / root
             p -= given["lr"] * change.view_as(p)

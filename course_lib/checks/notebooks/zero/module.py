@@ -117,6 +117,7 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
         yield one(2, "traps", SGD, "SGD, 2 ranks, the traps again", 1, micro=3)
     training = wide(draw, RANKS)
     share = WHOLE / RANKS
+    peak = 3 * share + 3 * BLOCK
     between = lines.held_line(
         [("after the module was wrapped", 0, share), ("after a step", 2, 2 * share),
          ("after two steps", 4, 2 * share)],
@@ -143,8 +144,8 @@ def zero3_module(draw: Draw) -> Iterator[Case]:
             ),
             because_of(at_last, between),
             lines.peak_line(
-                3 * share + 3 * BLOCK, slack=SLACK, hint=peak_hint, weight=5,
-                title="peak of memory: 3P/N and a block at a time",
+                peak, slack=SLACK, hint=peak_hint, weight=5,
+                title="peak of memory: 3P/N and a block at a time", point=peak + WHOLE / 3,
             ),
         ],
     )  # fmt: skip

@@ -219,6 +219,7 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
     training = wide(draw, RANKS)
     training.more["kwargs"] = {"bucket_bytes": BLOCK}
     state, shard = 2 * WHOLE / RANKS, WHOLE / RANKS
+    peak = WHOLE + state + shard + 2 * BLOCK
     yield case(
         RECIPE, training, "memory", [
             stepped(training, "6.4 MB of parameters, 4 ranks", lines.common(RANKS), 0.5, what="end"),
@@ -231,12 +232,12 @@ def zero2_optimizer(draw: Draw) -> Iterator[Case]:
             lines.held_line(
                 [("after backward", 3, WHOLE + state + shard)], slack=SLACK, hint=held_after_backward,
                 weight=4, title="memory after backward: P + 3P/N",
-                point=UNSHARDED + WHOLE / 2,
+                point=WHOLE + state + shard + WHOLE / 3,
             ),
             explained(
                 lines.peak_line(
-                    WHOLE + state + shard + 2 * BLOCK, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS,
-                    weight=2, title="peak of memory: P + 3P/N and two buckets",
+                    peak, slack=SLACK, hint=lambda ratio: FULL_GRADIENTS, weight=2,
+                    title="peak of memory: P + 3P/N and two buckets", point=peak + WHOLE / 3,
                 ),
                 how_buckets_left,
             ),
@@ -281,7 +282,7 @@ def how_buckets_left(seen: Observed) -> str:
         return ""
     if max(one.nbytes for one in sent) > 1.5 * BLOCK:
         return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
-    at_block = {entry[0]: entry[1:] for entry in passes[-1] if lines.counts(entry)}
+    at_block = {entry[0]: entry[1:3] for entry in passes[-1] if lines.counts(entry)}
     at_first, waited = at_block.get(0, (last, last))
     if at_first <= first:
         return (
