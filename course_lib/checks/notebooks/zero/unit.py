@@ -37,6 +37,7 @@ from course_lib.checks.notebooks.zero.unit_lines import (
     reduces,
     used_again,
 )
+from course_lib.checks.notebooks.zero.unit_memory import large_unit
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.sharded:unit"
 
@@ -103,6 +104,7 @@ def zero3_unit(draw: Draw) -> Iterator[Case]:
     told = Line("a frozen unit", both(own_shard(fixed), gathers(fixed), frees(fixed)), 0.5)
     yield one(fixed, "frozen, 2 ranks", [told])
     yield in_a_group(draw)
+    yield large_unit(draw)
     if draw.hidden:
         more = draw_run(draw, 4)
         judged = both(own_shard(more), gathers(more), reduces(more))

@@ -165,18 +165,18 @@ def why_not_gathered(run: Run, when: str, found: torch.Tensor, k: int) -> str:
 
 
 MOMENTS = {"freed": "free()", "made": "the constructor", "end": "the last free()"}
+ADVICE = {
+    "made": "Free the unit at the end of the constructor, too: between uses a rank has its shard.",
+    "freed": (
+        "free() gives back the memory itself: flat.untyped_storage().resize_(0). The parameters stay "
+        "views of it, and nothing else may hold a copy."
+    ),
+    "end": "After reduce(), free() gives back the memory again.",
+}
 
 
 def frees(run: Run) -> Callable[[Observed], Finding]:
     """Outside of gather() and free() there is no memory behind the parameters, under any view."""
-    said = {
-        "made": "Free the unit at the end of the constructor, too: between uses a rank has its shard.",
-        "freed": (
-            "free() gives back the memory itself: flat.untyped_storage().resize_(0). The parameters stay "
-            "views of it, and nothing else may hold a copy."
-        ),
-        "end": "After reduce(), free() gives back the memory again.",
-    }
 
     def judge(seen: Observed) -> Finding:
         for rank in ranks(seen):
@@ -185,7 +185,7 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
                 if not isinstance(held, dict) or held.get(when) != 0:
                     found = wrong(
                         f"after {moment} there is memory behind the parameters of rank {rank}.",
-                        said[when],
+                        ADVICE[when],
                         cause=f"held {when}",
                     )
                     return replace(found, misses_point=when == "freed")

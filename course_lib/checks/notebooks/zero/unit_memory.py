@@ -1,0 +1,190 @@
+"""A unit of some MB, and what a rank holds of it between its uses, measured from outside the rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checks.judge import training as lines
+from course_lib.checks.judge.case import (
+    ANY,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Spec,
+    wrong,
+)
+from course_lib.checks.notebooks.zero.runs import SLACK
+from course_lib.checks.notebooks.zero.unit_lines import ADVICE, Run, close, own_shard, ranks
+from course_lib.checks.rank import watching
+from course_lib.checks.rank.notebooks.zero import held
+from course_lib.checks.sentence import Sentence
+from course_lib.runtime.moments import BASE
+
+RECIPE = "course_lib.checks.rank.notebooks.zero.held:unit"
+N = 3
+WIDTH = 612
+SHAPES = ((WIDTH, WIDTH), (2 * WIDTH,), (WIDTH, WIDTH), ())  # 6 MB; no multiple of the ranks
+ITEM = 8
+OF_TENSORS = (
+    1.02,
+    4096,
+)  # of bytes of tensors, which are counted exactly: a share, and a few small ones
+COPY = 0.45  # of the parameters: from so much on it is as good as a copy of them, perhaps in fewer bits
+AFTER = {
+    "made": "the constructor",
+    "freed": "gather() and free()",
+    "reduced": "gather() and reduce()",
+    "end": "reduce() and free()",
+}
+KEPT = {
+    "made": (
+        "The shard is enough here. Usually an attribute still refers to the whole row, to a copy of it, or "
+        "to the tensors that the parameters had before: local names are gone when the constructor returns."
+    ),
+    "freed": (
+        "The shard is enough here. Usually gather() or free() leaves a whole row in an attribute: free() "
+        "empties the storage behind the parameters, and every copy beside it stays. Let the all-gather write "
+        "into that storage itself."
+    ),
+    "reduced": (
+        "The gathered parameters, the shard and its gradient are enough here. Usually reduce() leaves the "
+        "whole gradients, or the row in which they were sent, in an attribute: local names are gone when it "
+        "returns."
+    ),
+}
+KEPT["end"] = KEPT["reduced"].replace("gathered parameters, the shard", "shard")
+LEFT = "Set .grad of the parameters to None in reduce(): the whole gradients are to go."
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """From which the values of a run are drawn: params[rank], grads[rank]."""
+
+    params: tuple[int, ...]
+    grads: tuple[int, ...]
+
+    def run(self) -> Run:
+        params = [list(held.drawn(seed, SHAPES)) for seed in self.params]
+        grads = [[list(held.drawn(seed, SHAPES)) for seed in self.grads]]
+        return Run(params, grads, torch.empty(0))
+
+
+TOTAL = sum(torch.Size(shape).numel() for shape in SHAPES)
+WHOLE = TOTAL * ITEM
+SHARD = -(-TOTAL // N) * ITEM
+ENOUGH = {"made": SHARD, "freed": SHARD, "reduced": WHOLE + 2 * SHARD, "end": 2 * SHARD}
+
+
+def large_unit(draw: Draw) -> Case:
+    """A unit that is made, gathered, freed and reduced, and its ranks measured in between."""
+    seeds = Seeds(*(tuple(draw.integer(1, 1 << 30) for _ in range(N)) for _ in range(2)))
+    size = f"{lines.megabytes(WHOLE)} of parameters, {N} ranks"
+    shard = Spec(torch.float64, (SHARD // ITEM,))
+    some = {
+        f"some.{k}": Spec(torch.float64, (held.count_of_some(one),)) for k, one in enumerate(SHAPES)
+    }
+    sides = [
+        RankSide({}, {"shapes": [list(one) for one in SHAPES], "params": params, "grads": grads},
+                 {"shard": shard, "mean": shard} | some)
+        for params, grads in zip(seeds.params, seeds.grads, strict=True)
+    ]  # fmt: skip
+    moments = held.MOMENTS
+    return Case(
+        size, sides, [values_line(seeds, size), memory_line()], recipe=RECIPE,
+        unrecorded=watching.settled(len(moments)),
+        moments=(BASE, *(f"held.{when}" for when in moments)), room=watching.ROOM,
+    )  # fmt: skip
+
+
+def values_line(seeds: Seeds, title: str) -> Line:
+    """Shard, gathered parameters and the shard's gradient: what is held is enough for all of them."""
+
+    def judge(seen: Observed) -> Finding:
+        run = seeds.run()
+        if not (shards := own_shard(run)(seen)).ok:
+            return shards
+        mean = run.mean(0)
+        for place, rank in enumerate(ranks(seen)):
+            if seen.values[rank].get("whole") is not True:
+                return wrong(
+                    f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
+                    cause="not whole",
+                )
+            for k, p in enumerate(run.params[0]):
+                if not close(seen.tensors[rank][f"some.{k}"], p.flatten()[:: held.SOME]):
+                    return wrong(
+                        f"after gather() parameter {k} on rank {rank} is not what the shards hold.",
+                        "The all-gather brings what the shards hold, whatever the size of the parameters.",
+                        cause="gathered first",
+                    )
+            if not close(seen.tensors[rank]["mean"], run.part(mean, place)):
+                return wrong(
+                    f"after reduce() shard.grad on rank {rank} is not the mean over the ranks.",
+                    "A reduce-scatter of the row of gradients, divided by the number of ranks, gives it.",
+                    cause="mean 0",
+                )
+        return RIGHT
+
+    return Line(title, judge, 0.5)
+
+
+def memory_line() -> Line:
+    """Between uses a rank holds its shard, and after reduce() the shard's gradient.
+
+    Tensors are counted in the rank, exactly; the pages of the process from outside, whatever holds them.
+    """
+
+    def judge(seen: Observed) -> Finding:
+        found = [
+            one for rank in ranks(seen) for when in held.MOMENTS if (one := too_much(seen, rank, when))
+        ]  # fmt: skip
+        return next((one for one in found if one.misses_point), (*found, RIGHT)[0])
+
+    return Line(
+        "memory held: the shard; after reduce() its gradient, too", judge, 3, "memory",
+        enough={f"held.{when}": enough + SLACK for when, enough in ENOUGH.items()}
+        | {f"alive.{when}": of_tensors(enough) for when, enough in ENOUGH.items()},
+    )  # fmt: skip
+
+
+def of_tensors(enough: float) -> float:
+    share, small = OF_TENSORS
+    return share * enough + small
+
+
+def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
+    """What is wrong with the memory of a rank at that moment; None if nothing."""
+    values, pages = seen.values[rank], seen.held[rank].get(f"held.{when}")
+    alive, behind = (told.get(when) if isinstance(told := values.get(kind), dict) else None
+                     for kind in ("alive", "behind"))  # fmt: skip
+    if not pages or type(alive) is not int or type(behind) is not int:
+        return wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=ANY)
+    enough, got = ENOUGH[when], alive
+    if pages[0] > enough + SLACK:
+        got = max(alive, pages[0])
+    if got <= of_tensors(enough):
+        return None
+    advice, cause, misses = why(values, when, behind, got - enough)
+    much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
+    said = Sentence(
+        f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
+    )
+    return wrong(said, advice, cause=cause, misses_point=misses)
+
+
+def why(values: dict, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
+    """(what usually causes it, the cause, whether the point of the exercise is missed).
+
+    What the parameters hold themselves, and their gradients, are looked at in another line.
+    """
+    if when in ADVICE and behind:
+        return ADVICE[when], f"held {when}", when == "freed"
+    if when in ("reduced", "end") and values.get("left"):
+        return LEFT, "left", False
+    return KEPT[when], f"kept {when}", excess >= COPY * WHOLE

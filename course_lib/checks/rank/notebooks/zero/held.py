@@ -1,0 +1,131 @@
+"""A recipe (see `harness`) that measures what a rank holds of a unit between its uses. Decides nothing.
+
+Its parameters and gradients have some MB, so that a copy of them is seen among the pages of the process,
+wherever a class keeps it. They are drawn here, from seeds, and nothing else holds on to them: what came as
+an input would be held by the harness.
+
+Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. What goes back,
+at the moments of MOMENTS: the rank is measured from outside as "held.MOMENT"; "alive", bytes of the tensors
+that Python code can reach; "behind", bytes behind the parameters. And at the end "shard", [whether it is a
+parameter, whether it is trained]; "whole", whether gather() always gave the parameters their shapes and
+memory; "left", how many parameters had a .grad after reduce(). Tensors: "shard", "mean" (its gradient) and
+"some.K", every SOME-th element of a parameter that was gathered.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib.checks.rank import watching
+from course_lib.checks.rank.counting import alive, more
+from course_lib.checks.rank.memory import Patience
+from course_lib.checks.rank.notebooks.zero.sharded import storages
+from course_lib.checks.rank.training import Told
+from course_lib.runtime.backend import device
+from course_lib.runtime.moments import BASE, START
+
+MOMENTS = ("made", "freed", "reduced", "end")
+SOME = 499  # a prime: in every row of a matrix it is another column
+_Parameter, _Generator, _randn = nn.Parameter, torch.Generator, torch.randn
+_clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
+_flatten, _zeros, _collect = torch.Tensor.flatten, torch.zeros, gc.collect
+_contiguous = torch.contiguous_format
+
+
+def drawn(seed: int, shapes: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
+    """Normal numbers, the same for the same seed; one tensor at a time."""
+    generator = _Generator().manual_seed(seed)
+    for shape in shapes:
+        yield _randn(tuple(shape), generator=generator, dtype=torch.float64)
+
+
+def count_of_some(shape: Sequence[int]) -> int:
+    """How many elements are told of a parameter of that shape."""
+    return len(range(0, math.prod(shape), SOME))
+
+
+def warm_up(instructions: dict) -> None:
+    """What libraries allocate once, at their first use, is not to be counted as the class's."""
+    watching.give_back_at_once()
+    watching.warm_up()
+    watching.settle(watching.WARM)
+    watching.measured(START)
+
+
+class Unit:
+    """A student's unit, its parameters, and what is told of them."""
+
+    def __init__(self, made: Any, instructions: dict):
+        self.shapes = [tuple(shape) for shape in instructions["shapes"]]
+        self.patience = Patience(instructions["enough"])
+        self.values: dict[str, Any] = {"alive": {}, "behind": {}, "whole": True}
+        self.before = alive()
+        watching.measured(BASE)
+        seed = instructions["params"]
+        self.params = [_Parameter(p.to(device())) for p in drawn(seed, self.shapes)]
+        self.unit = made(list(self.params))
+
+    def moment(self, when: str) -> None:
+        """Measured, when nothing is left that nobody refers to."""
+        _collect()
+        watching.settle()
+        watching.measured(f"held.{when}")
+        self.values["alive"][when] = self.patience.measured(
+            f"alive.{when}", lambda: more(alive(), self.before)
+        )
+        self.values["behind"][when] = storages(self.params)
+
+    def gathered(self) -> bool:
+        """gather(): whether every parameter has its shape now, and memory for it."""
+        self.unit.gather()
+        there = all(
+            tuple(p.shape) == shape and p.untyped_storage().nbytes() >= p.nbytes
+            for p, shape in zip(self.params, self.shapes, strict=True)
+        )
+        self.values["whole"] = self.values["whole"] and there
+        return there
+
+    def reduced(self, seed: int) -> None:
+        """Gradients arrive, and reduce()."""
+        for p, given in zip(self.params, drawn(seed, self.shapes), strict=True):
+            p.grad = given.to(device())
+        del given
+        self.unit.reduce()
+        self.values["left"] = sum(p.grad is not None for p in self.params)
+
+    def some(self) -> dict[str, torch.Tensor]:
+        """Of every parameter that is gathered some elements."""
+        return {
+            f"some.{k}": _clone(_flatten(_detach(p))[::SOME], memory_format=_contiguous)
+            for k, p in enumerate(self.params)
+        }
+
+
+def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+    """A unit is made, gathered and freed, gathered and reduced and freed; its values are told after that."""
+    driven = Unit(objects[0], instructions)
+    made = driven.unit
+    driven.moment("made")
+    driven.gathered()
+    made.free()
+    driven.moment("freed")
+    if driven.gathered():
+        driven.reduced(instructions["grads"])
+    driven.moment("reduced")
+    made.free()
+    driven.moment("end")
+    shard = made.shard
+    driven.values["shard"] = [isinstance(shard, _Parameter), shard.requires_grad]
+    kept = _clone(_detach(shard))
+    mean = _zeros_like(kept) if shard.grad is None else _clone(_detach(shard.grad))
+    found = {"shard": kept, "mean": mean}
+    if driven.gathered():
+        return driven.values, found | driven.some()
+    nothing = (_zeros(count_of_some(shape), dtype=torch.float64) for shape in driven.shapes)
+    return driven.values, found | {f"some.{k}": one for k, one in enumerate(nothing)}
