@@ -14,7 +14,6 @@ memory; "left", how many parameters had a .grad after reduce(). Tensors: "shard"
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,17 +31,17 @@ from course_lib.runtime.moments import BASE, START
 
 MOMENTS = ("made", "freed", "reduced", "end")
 SOME = 499  # a prime: in every row of a matrix it is another column
-_Parameter, _Generator, _randn = nn.Parameter, torch.Generator, torch.randn
+_Parameter, _Generator, _rand = nn.Parameter, torch.Generator, torch.rand
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
-_flatten, _zeros, _collect = torch.Tensor.flatten, torch.zeros, gc.collect
+_flatten, _zeros = torch.Tensor.flatten, torch.zeros
 _contiguous = torch.contiguous_format
 
 
 def drawn(seed: int, shapes: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
-    """Normal numbers, the same for the same seed; one tensor at a time."""
+    """Numbers between 0 and 1, the same for the same seed; one tensor at a time."""
     generator = _Generator().manual_seed(seed)
     for shape in shapes:
-        yield _randn(tuple(shape), generator=generator, dtype=torch.float64)
+        yield _rand(tuple(shape), generator=generator, dtype=torch.float64)
 
 
 def count_of_some(shape: Sequence[int]) -> int:
@@ -53,7 +52,6 @@ def count_of_some(shape: Sequence[int]) -> int:
 def warm_up(instructions: dict) -> None:
     """What libraries allocate once, at their first use, is not to be counted as the class's."""
     watching.give_back_at_once()
-    watching.warm_up()
     watching.settle(watching.WARM)
     watching.measured(START)
 
@@ -72,13 +70,12 @@ class Unit:
         self.unit = made(list(self.params))
 
     def moment(self, when: str) -> None:
-        """Measured, when nothing is left that nobody refers to."""
-        _collect()
+        """Measured. `alive` collects first what nobody refers to any more."""
         watching.settle()
-        watching.measured(f"held.{when}")
         self.values["alive"][when] = self.patience.measured(
             f"alive.{when}", lambda: more(alive(), self.before)
         )
+        watching.measured(f"held.{when}")
         self.values["behind"][when] = storages(self.params)
 
     def gathered(self) -> bool:
