@@ -1013,6 +1013,8 @@ print("again:", view)
 #   the storage, which is empty until the next `gather()`. A new unit is free.
 # - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
 #   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
+# - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row, be
+#   it of parameters or of gradients: the check measures the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1075,7 +1077,7 @@ class Unit:
 # graph.</details>
 #
 # **Check.** One unit, without a model: its shard, its memory after every call, and what autograd finds after a
-# `free()` and a `gather()`.
+# `free()` and a `gather()`. A larger unit, of 4 MB: what each rank holds.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
 report = check("04_zero/zero3_unit", Unit)

@@ -178,6 +178,56 @@ class Unit:
 -        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
 
 
+# %% wrong: gathered into a row of its own, which stays
+# says: every copy beside it stays
+# base: what the wrong ones change
+         self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
++        self.gathered = self.row.new_empty(self.n * len(self.shard))
++        dist.all_gather_into_tensor(self.gathered, self.shard.data, group=self.group)
++        self.row.copy_(self.gathered)
+
+
+# %% wrong: free() saves the row first
+# says: refers to the whole row, to a copy of it
+# base: what the wrong ones change
+     def free(self):
++        if self.there:
++            self.before = self.row.clone()
+         self.row.untyped_storage().resize_(0)
+
+
+# %% wrong: the constructor keeps what the parameters were
+# says: or to the tensors that the parameters had before
+# base: what the wrong ones change
+         self.numels = [p.numel() for p in self.params]
++        self.first = [p.detach() for p in self.params]
+         self.row = self.line_up([p.detach() for p in self.params])
+
+
+# %% wrong: the constructor keeps the row in half the bits
+# says: The shard is enough here
+# base: what the wrong ones change
+         own = self.row.chunk(self.n)[dist.get_rank(group)]
++        self.draft = self.row.half()
+
+
+# %% wrong: the whole gradients stay in an attribute
+# says: Usually reduce\(\) leaves the whole gradients
+# base: what the wrong ones change
+         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
++        self.gradients = gradients
+
+
+# %% wrong: the row of gradients is allocated once
+# says: Usually reduce\(\) leaves the whole gradients
+# base: what the wrong ones change
+         mean = torch.empty_like(self.shard)
+-        dist.reduce_scatter_tensor(mean, self.line_up(gradients), group=self.group)
++        self.sent = self.line_up(gradients)
++        dist.reduce_scatter_tensor(mean, self.sent, group=self.group)
+
+
 # %% wrong: the shard is a view of the row
 # says: The shard is a copy
 # base: what the wrong ones change
