@@ -71,8 +71,10 @@ class Seeds:
 
     def run(self) -> Run:
         params = [list(held.drawn(seed, SHAPES)) for seed in self.params]
-        grads = [[list(held.drawn(seed, SHAPES)) for seed in self.grads]]
-        return Run(params, grads, torch.empty(0))
+        grads: list[list[torch.Tensor | None]] = [
+            list(held.drawn(seed, SHAPES)) for seed in self.grads
+        ]
+        return Run(params, [grads], torch.empty(0))
 
 
 TOTAL = sum(torch.Size(shape).numel() for shape in SHAPES)
