@@ -10,6 +10,8 @@ from course_lib.checks.judge.values import both
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.running_early import waits_at_once
 from course_lib.checks.notebooks.pipeline.running_lines import kept_line, messages_line, order_line
+from course_lib.checks.notebooks.pipeline.running_pages import pages_line
+from course_lib.checks.notebooks.pipeline.running_sends import sends_line
 from course_lib.checks.notebooks.pipeline.running_values import (
     division_line,
     elsewhere_line,
@@ -17,11 +19,13 @@ from course_lib.checks.notebooks.pipeline.running_values import (
     losses_line,
 )
 from course_lib.checks.notebooks.pipeline.running_whole import (
+    WIDE,
     Row,
     Run,
     any_order,
     case,
     microbatches,
+    wide_microbatches,
 )
 from course_lib.pipeline import Action
 from course_lib.pipeline.generators import gpipe, naive, one_f_one_b
@@ -101,11 +105,13 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 
 
 def lines(run: Run, title: str, weight: float) -> list[Line]:
-    """Values, and the order in which they came about."""
+    """Values, and the order in which they came about: as the stage tells it, and as its messages show it."""
+    order = [sends_line(run, "")] if run.pages else [order_line(run, ""), sends_line(run, "")]
+    judge = both(*(line.judge for line in order))
     return [
         gradients_line(run, f"{title}: gradients", weight),
         losses_line(run, f"{title}: parts of the loss", weight / 2),
-        order_line(run, f"{title}: order of the actions", weight / 2),
+        Line(f"{title}: order of the actions", judge, weight / 2),
     ]
 
 
@@ -125,6 +131,13 @@ def drawn(draw: Draw, name: str, kind: str, actions: Sequence[Row], earlier: boo
         for stage in run.stages
     ]
     return Run(name, kind, run.seed, actions, run.batch, before)
+
+
+def measured(draw: Draw, name: str, actions: Sequence[Row]) -> Run:
+    """One with wide activations, of which each rank's process is measured."""
+    count = 1 + max(one.microbatch for one in actions[0])
+    seed, batch = draw.integer(1, 1 << 30), wide_microbatches(draw, count)
+    return Run(name, "tokens", seed, actions, batch, width=WIDE, pages=True)
 
 
 def rows(schedule: Sequence[Sequence]) -> list[list[Action]]:
@@ -201,11 +214,14 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
         forbidden=FORBIDDEN,
     )  # fmt: skip
     long = drawn(draw, "long", "numbers", rows(one_f_one_b(2, 12)))
+    wide = measured(draw, "wide", rows(one_f_one_b(2, 12)))
+    title = "1F1B, 2 ranks, 12 microbatches"
     yield case(
-        "long", [long],
+        "long", [long, wide],
         [
-            one_line(long, "1F1B, 2 ranks, 12 microbatches", 1),
-            kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
+            Line(title, both(one_line(long, "", 1).judge, one_line(wide, "", 1).judge)),
+            kept_line(long, "1F1B, 2 ranks: kept for backward", 1),
+            pages_line(wide, "1F1B, 2 ranks: memory of the process", 1),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip

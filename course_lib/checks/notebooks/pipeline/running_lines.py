@@ -21,7 +21,11 @@ FREE = (
     "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B; what "
     "is sent or returned is detached (output.detach())."
 )
-
+ALL_FORWARDS = (
+    "All forwards came first: that is GPipe, whatever was asked for. Where one backward goes through "
+    "a sum of losses, it does all microbatches at once."
+)
+ONE_BY_ONE = "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
 NO_BARRIER = "In a barrier every rank waits for the slowest, and no message needs it: wait for handles alone."
 
 
@@ -123,15 +127,12 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
         return "A microbatch goes backward once: retain_graph is not needed, and costs memory."
     all_of_it = sorted(map(str, did)) == sorted(map(str, wanted))
     if all_of_it and forwards == list(did[: len(forwards)]):
-        return (
-            "All forwards came first: that is GPipe, whatever was asked for. Where one backward goes through "
-            "a sum of losses, it does all microbatches at once."
-        )
+        return ALL_FORWARDS
     if any(one[1] is None for one in did):
         return "What came into the stage is no output of the stage before."
     if set(did) < set(wanted):
         return "Some actions were left out."
-    return "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
+    return ONE_BY_ONE
 
 
 # ---- messages

@@ -14,7 +14,9 @@ from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from course_lib.checks.rank.notebooks.pipeline.watching import Kept
+from course_lib.checks.rank.notebooks.pipeline.running import END
 from course_lib.pipeline import Action
+from course_lib.runtime.moments import BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.running:schedules"
 SECONDS = 20.0
@@ -23,6 +25,8 @@ BACKWARD = (
 )  # the first backward with a gradient imports it
 FLOAT = 8  # bytes
 WIDTH = 6
+ROOM = 1_000_000  # bytes that a student's objects take when they are read
+WIDE, ROWS, COLUMNS = 64, 24, 128  # features; rows, at least, and columns of a microbatch
 Row = Sequence[Action]
 Terms = dict[str, Tensor]
 
@@ -31,8 +35,9 @@ Terms = dict[str, Tensor]
 class Run:
     """One schedule, to be done on as many ranks as it has rows; stage i is rank i's.
 
-    kind, seed: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for each
-    stage the gradients that are there before, by name; empty: none.
+    kind, seed, width: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for
+    each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process is
+    measured during the run, from outside; its stages are not watched then, which would take memory, too.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Run:
     actions: Sequence[Row]
     batch: Sequence[tuple[Tensor, Tensor]]
     earlier: Sequence[Terms] = ()
+    width: int = WIDTH
+    pages: bool = False
 
     @property
     def size(self) -> int:
@@ -48,7 +55,7 @@ class Run:
 
     @property
     def described(self) -> dict:
-        return {"kind": self.kind, "seed": self.seed, "stages": self.size, "width": WIDTH}
+        return {"kind": self.kind, "seed": self.seed, "stages": self.size, "width": self.width}
 
     @cached_property
     def stages(self) -> list[nn.Module]:
@@ -68,7 +75,7 @@ class Run:
     def _passed(self, x: Tensor, targets: Tensor) -> tuple:
         prints, kept = [], []
         for stage in self.stages:
-            prints.append(fingerprint(x))
+            prints.append([] if self.pages else fingerprint(x))
             with Kept(stage.parameters()) as saved:
                 x = stage(x)
             # kept by all stages together: each has its part; what comes in counts for each
@@ -119,7 +126,7 @@ class Run:
 
     def nbytes(self, k: int) -> int:
         """Of microbatch k's activation between two stages, and of its gradient."""
-        return FLOAT * torch.Size(models.boundary(self.kind, WIDTH, self.batch[k][0])).numel()
+        return FLOAT * torch.Size(models.boundary(self.kind, self.width, self.batch[k][0])).numel()
 
     @property
     def sent(self) -> int:
@@ -127,6 +134,11 @@ class Run:
         return 2 * (self.size - 1) * sum(self.nbytes(k) for k in range(len(self.batch)))
 
     # ---- what a rank is given, and hands back
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Those at which a rank is measured: just before the run and just after it."""
+        return (f"{self.name}.pages.{BASE}", f"{self.name}.pages.{END}") if self.pages else ()
 
     def outputs(self, stage: int) -> dict[str, Spec]:
         found = {f"grad.{name}": Spec.of(one) for name, one in self.term(0, stage).items()}
@@ -144,7 +156,7 @@ class Run:
         told = {
             "name": self.name, "model": self.described, "index": stage, "batch": len(self.batch),
             "actions": [[list(one) for one in row] for row in self.actions],
-            "earlier": bool(self.earlier),
+            "earlier": bool(self.earlier), "pages": list(self.batch[0][0].shape) if self.pages else [],
             "expects": {
                 name: [str(spec.dtype)[6:], list(spec.shape)] for name, spec in outputs.items()
             },
@@ -185,6 +197,8 @@ def case(
         needed=sum(run.sent for run in runs),
         timeout=SECONDS,
         imports=BACKWARD,
+        moments=tuple(moment for run in runs for moment in run.moments),
+        room=ROOM,
         forbidden=forbidden,
         remark=remark,
     )
@@ -207,6 +221,15 @@ def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor
         targets = torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)
         targets[:, :ignored] = -100
         found.append((x, targets))
+    return found
+
+
+def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and targets whose activations, `WIDE` features each, have some 1.5 MB: pages are counted then."""
+    found = []
+    for k in range(count):
+        x = torch.randint(models.VOCABULARY, (ROWS + k % 3, COLUMNS), generator=draw.generator)
+        found.append((x, torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)))
     return found
 
 

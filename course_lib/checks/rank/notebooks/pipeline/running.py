@@ -8,6 +8,9 @@ instructions: runs, a list of
     actions    for each rank the list of its actions, each [stage, kind, microbatch]
     batch      how many microbatches; their tensors are "name.x.0", "name.t.0" and so on
     earlier    whether parameters have gradients before: "name.earlier.linear.weight" and so on
+    pages      where the process is measured from outside, as "NAME.pages.base" before the call and as
+               "NAME.pages.end" after it: about the shape of a microbatch, else []. Nothing of ours looks on
+               then, and there are no events
     group      which of the case's groups is passed as group=
     expects    {name: [dtype, shape]} of what goes back
 
@@ -30,16 +33,33 @@ import torch
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.watching import Watched
-from course_lib.checks.rank.watching import begun_and_waited
+from course_lib.checks.rank import watching
+from course_lib.checks.rank.watching import begun_and_waited, measured
 from course_lib.pipeline.actions import Action
 from course_lib.pipeline.stage import Stage
 from course_lib.runtime.backend import device
+from course_lib.runtime.moments import BASE, START
 
+END = "end"
 _Tensor, _Stage, _Action, _Watched = torch.Tensor, Stage, Action, Watched
 _clone, _detach, _zeros, _stack = torch.clone, torch.Tensor.detach, torch.zeros, torch.stack
 _as_tensor = torch.as_tensor
 
 Told = tuple[dict, dict[str, Any]]
+
+
+def warm_up(given: dict) -> None:
+    """Before the student's objects are read: what they take from then on counts, see `Moments`.
+
+    Each size is computed once, as libraries take buffers at the first product that is as large.
+    """
+    wide = [described for described in given.get("runs", ()) if described["pages"]]
+    if not wide:
+        return
+    watching.give_back_at_once()
+    for described in wide:
+        models.once(described["model"], described["index"], described["pages"], device())
+    measured(START)
 
 
 def schedules(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
@@ -66,7 +86,8 @@ class Run:
         self.params = dict(inner.named_parameters())
         for name, param in self.params.items() if given["earlier"] else ():
             param.grad = _clone(tensors[f"{given['name']}.earlier.{name}"])
-        self.module = _Watched(inner, [x for x, _ in self.batch])
+        self.watched = None if given["pages"] else _Watched(inner, [x for x, _ in self.batch])
+        self.module = self.watched or inner
         self.group = {"group": groups[given["group"]]} if "group" in given else {}
         self.values: dict[str, Any] = {"misfits": {}}
 
@@ -79,10 +100,17 @@ class Run:
 
     def go(self, function: Any) -> None:
         rows = [[_Action(*one) for one in row] for row in self.given["actions"]]
-        before = begun_and_waited()[0]
-        self.returned = function(self.stage, rows, list(self.batch), **self.group)
+        batch, before = list(self.batch), begun_and_waited()[0]
+        self.measure(BASE)
+        self.returned = function(self.stage, rows, batch, **self.group)
+        self.measure(END)
         self.values["begun"] = [before, begun_and_waited()[0]]
-        self.values["events"], self.values["inputs"] = self.module.events, self.module.inputs
+        if self.watched is not None:
+            self.values |= {"events": self.watched.events, "inputs": self.watched.inputs}
+
+    def measure(self, moment: str) -> None:
+        if self.given["pages"]:
+            measured(f"{self.given['name']}.pages.{moment}")
 
     def told(self) -> dict[str, torch.Tensor]:
         """What goes back, all of it in the shape that was agreed."""

@@ -1,0 +1,112 @@
+"""The order of a schedule as its messages show it: what a rank sent when it could not have computed it yet.
+
+A stage's own account of its passes is made in the rank, by an object that the student's code has in its hands.
+The record of messages is not. It says less: a message may be sent long after it was computed. But never before:
+whoever keeps to the order of a row can do no action before all messages of the earlier ones have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from course_lib.checks import words
+from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.notebooks.pipeline.running_lines import (
+    ALL_FORWARDS,
+    ONE_BY_ONE,
+    members,
+    operations,
+)
+from course_lib.checks.notebooks.pipeline.running_whole import Run
+from course_lib.checks.sentence import Sentence
+from course_lib.ledger.operation import Operation
+from course_lib.pipeline import Action
+
+SMALL = 64  # bytes: a message of fewer is no microbatch's, but perhaps a shape
+CALLED = {"F": "activation", "B": "gradient"}
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Early:
+    """Sends of a kind, the last of which came before what `missing` needs had come."""
+
+    kind: str
+    sends: int
+    missing: Action
+
+
+def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
+    """No rank sends what comes, by its row, after something that it could not have done yet."""
+
+    def judge(seen: Observed) -> Finding:
+        for stage, rank in enumerate(members(seen)):
+            found = next(too_early(run, seen, stage), None)
+            if found is not None:
+                return sent_too_early(run, seen, rank, stage, found)
+        return RIGHT
+
+    return Line(title, judge, weight)
+
+
+def too_early(run: Run, seen: Observed, stage: int) -> Iterator[Early]:
+    """Bytes are counted, not messages: stages may differ in the order of microbatches, whose sizes differ."""
+    ranks, done = members(seen), operations(run, seen, stage)
+    come: dict[str, list[tuple[float, int]]] = {}
+    towards: dict[str, int] = {}
+    for kind, source, to in (("F", stage - 1, stage + 1), ("B", stage + 1, stage - 1)):
+        if 0 <= source < len(ranks):
+            taken = [one for one in done if one.op == "recv" and one.peer in (ranks[source], None)]
+            come[kind] = [(when_there(one), one.nbytes) for one in taken]
+        if 0 <= to < len(ranks):
+            towards[kind] = ranks[to]
+    for kind, peer in towards.items():
+        total, sends = 0, 0
+        for one in done:
+            if one.op != "send" or one.peer != peer or one.nbytes < SMALL:
+                continue
+            total, sends = total + one.nbytes, sends + 1
+            there = {kind: sum(n for at, n in some if at <= one.issued) for kind, some in come.items()}
+            able, missing = possible(run, run.actions[stage], there)
+            if missing is not None and total > able[kind]:
+                yield Early(kind, sends, missing)
+
+
+def when_there(receive: Operation) -> float:
+    """When what was received was known to be there, at the latest; without a moment, as early as can be."""
+    if receive.waited_at is not None:
+        return receive.waited_at
+    return receive.issued if receive.waited else NEVER
+
+
+def possible(
+    run: Run, row: Sequence[Action], there: dict[str, int]
+) -> tuple[dict[str, int], Action | None]:
+    """Bytes of the activations and gradients that a row gives out before the first action which needs more
+    than what is `there`; and that action."""
+    given = {"F": 0, "B": 0}
+    for one in row:
+        needed = given[one.kind] + run.nbytes(one.microbatch)
+        if one.kind in there and needed > there[one.kind]:
+            return given, one
+        given[one.kind] = needed
+    return given, None
+
+
+def sent_too_early(run: Run, seen: Observed, rank: int, stage: int, found: Early) -> Finding:
+    k, came = found.missing.microbatch, CALLED[found.missing.kind]
+    to = members(seen)[stage + 1 if found.kind == "F" else stage - 1]
+    many = words.counted(found.sends, CALLED[found.kind])
+    does = "forward" if found.missing.kind == "F" else "backward"
+    says = ALL_FORWARDS if found.kind == "F" and found.sends == len(run.batch) else ONE_BY_ONE
+    return wrong(
+        Sentence(
+            f"rank {rank} had sent {many} to rank {to} when the {came} for the {does} of microbatch {k} had "
+            f"not come; its list has that {does} before the last of them.",
+            f"rank {rank} sent messages before it could do what its list has before them.",
+        ),
+        says,
+        cause=says,
+        misses_point=True,
+    )
