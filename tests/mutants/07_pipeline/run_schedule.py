@@ -89,6 +89,32 @@ def run_schedule(stage, actions, microbatches, group=None):
 +            x, y = kept[k]
 
 
+# %% wrong: copies of what came in and went out are kept to the end
+# says: as the kernel counts its pages
+# base: receives by name, sends in passing
+     kept, works, losses = {}, [], {}
++    history = []
+@@
+             y = stage.module(x)
++            history.append((x.detach().clone(), y.detach().clone()))
+
+
+# %% wrong: gradients that arrived and those that were sent are kept for a look afterwards
+# says: as the kernel counts its pages
+# base: receives by name, sends in passing
+     kept, works, losses = {}, [], {}
++    gradients = {}
+@@
+                 dist.recv(gradient, src=world(rank + 1), group=group, tag=2 * k + 1)
++                gradients["from", k] = gradient
+@@
+-            if not stage.first:
+-                works.append(
++            if not stage.first:
++                gradients["to", k] = x.grad.clone()
++                works.append(
+
+
 # %% wrong: one backward through the sum of all losses
 # says: All forwards came first|does all microbatches at once
 def run_schedule(stage, actions, microbatches, group=None):

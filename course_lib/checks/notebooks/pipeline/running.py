@@ -220,8 +220,8 @@ def two_ranks(draw: Draw) -> Iterator[Case]:
         "long", [long, wide],
         [
             Line(title, both(one_line(long, "", 1).judge, one_line(wide, "", 1).judge)),
-            kept_line(long, "1F1B, 2 ranks: kept for backward", 1),
-            pages_line(wide, "1F1B, 2 ranks: memory of the process", 1),
+            kept_line(long, "1F1B, 2 ranks: kept for backward", 2),
+            pages_line(wide, "1F1B, 2 ranks: memory of the process", 2),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip

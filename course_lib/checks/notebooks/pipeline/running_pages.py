@@ -11,7 +11,7 @@ from course_lib.checks.sentence import Sentence
 
 STEP = 7  # activations: what one forward or backward takes, with what comes and goes meanwhile
 PAGES = 2_000_000  # bytes of libraries and of the heap
-COPIES = " Copies count, too: of inputs, of outputs, and of what was sent."
+COPIES = " Copies count, too, of inputs, of outputs and of gradients."
 
 
 def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:

@@ -21,7 +21,7 @@ from course_lib.checks.notebooks.pipeline.running_lines import (
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.checks.sentence import Sentence
 from course_lib.ledger.operation import Operation
-from course_lib.pipeline import Action
+from course_lib.pipeline import KINDS, Action
 
 SMALL = 64  # bytes: a message of fewer is no microbatch's, but perhaps a shape
 CALLED = {"F": "activation", "B": "gradient"}
@@ -30,7 +30,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Early:
-    """Sends of a kind, the last of which came before what `missing` needs had come."""
+    """Messages of a kind that were sent when not all had come for the actions up to `missing`."""
 
     kind: str
     sends: int
@@ -42,8 +42,8 @@ def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
 
     def judge(seen: Observed) -> Finding:
         for stage, rank in enumerate(members(seen)):
-            found = next(too_early(run, seen, stage), None)
-            if found is not None:
+            found = list(too_early(run, seen, stage))
+            if found:
                 return sent_too_early(run, seen, rank, stage, found)
         return RIGHT
 
@@ -94,17 +94,30 @@ def possible(
     return given, None
 
 
-def sent_too_early(run: Run, seen: Observed, rank: int, stage: int, found: Early) -> Finding:
-    k, came = found.missing.microbatch, CALLED[found.missing.kind]
-    to = members(seen)[stage + 1 if found.kind == "F" else stage - 1]
-    many = words.counted(found.sends, CALLED[found.kind])
-    does = "forward" if found.missing.kind == "F" else "backward"
-    says = ALL_FORWARDS if found.kind == "F" and found.sends == len(run.batch) else ONE_BY_ONE
+def sent_too_early(
+    run: Run, seen: Observed, rank: int, stage: int, found: Sequence[Early]
+) -> Finding:
+    """Which microbatch it is that did not come nobody knows: messages may overtake each other by their tags."""
+    row, first, last = run.actions[stage], found[0], found[-1]
+    to = members(seen)[stage + 1 if first.kind == "F" else stage - 1]
+    kind = first.missing.kind
+    many = sum(one.kind == kind for one in row[: row.index(first.missing) + 1])
+    came, does = CALLED[kind], KINDS[kind]
+    missing = (
+        f"the {came} for the first {does} of its list had not come"
+        if many == 1
+        else f"the {came}s for the first {many} {does}s of its list had not all come"
+    )
+    one_of = "it belongs" if first.sends == 1 else "at least one of them belongs"
+    all_first = last.kind == "F" and last.sends >= len(run.batch) and first.missing == last.missing
+    backwards = [one for one in row if one.kind == "B"]
+    says = ALL_FORWARDS if all_first and last.missing == backwards[0] else ONE_BY_ONE
     return wrong(
         Sentence(
-            f"rank {rank} had sent {many} to rank {to} when the {came} for the {does} of microbatch {k} had "
-            f"not come; its list has that {does} before the last of them.",
-            f"rank {rank} sent messages before it could do what its list has before them.",
+            f"rank {rank} had sent {words.counted(first.sends, 'message')} to rank {to} when {missing}; "
+            f"{one_of} to a later {KINDS[first.kind]} of its list.",
+            f"rank {rank} had sent a message to rank {to} when messages had not come for actions that its "
+            "list has before it.",
         ),
         says,
         cause=says,

@@ -26,7 +26,8 @@ BACKWARD = (
 FLOAT = 8  # bytes
 WIDTH = 6
 ROOM = 1_000_000  # bytes that a student's objects take when they are read
-WIDE, ROWS, COLUMNS = 64, 24, 128  # features; rows, at least, and columns of a microbatch
+WIDE, ROWS, COLUMNS = 64, 16, 128  # features; rows, at least, and columns of a microbatch
+DIFFERENT = 3  # wide microbatches
 Row = Sequence[Action]
 Terms = dict[str, Tensor]
 
@@ -37,7 +38,7 @@ class Run:
 
     kind, seed, width: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for
     each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process is
-    measured during the run, from outside; its stages are not watched then, which would take memory, too.
+    measured during the run, from outside; no stage tells what came in then, which would take memory, too.
     """
 
     name: str
@@ -70,7 +71,8 @@ class Run:
     def passes(self) -> list[tuple[float, list[Terms], list[list[float]], list[int]]]:
         """Of each microbatch: the sum of its losses; for each stage the gradients of this sum, the
         fingerprint of what comes in, and the bytes that are kept for backward."""
-        return [self._passed(*one) for one in self.batch]
+        known = {id(x): self._passed(x, targets) for x, targets in self.batch}
+        return [known[id(x)] for x, _ in self.batch]
 
     def _passed(self, x: Tensor, targets: Tensor) -> tuple:
         prints, kept = [], []
@@ -225,12 +227,15 @@ def microbatches(draw: Draw, kind: str, count: int) -> list[tuple[Tensor, Tensor
 
 
 def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets whose activations, `WIDE` features each, have some 1.5 MB: pages are counted then."""
-    found = []
-    for k in range(count):
-        x = torch.randint(models.VOCABULARY, (ROWS + k % 3, COLUMNS), generator=draw.generator)
-        found.append((x, torch.randint(models.VOCABULARY, x.shape, generator=draw.generator)))
-    return found
+    """Tokens and targets whose activations, `WIDE` features each, have some 1.1 MB: pages are counted then.
+
+    The same few again and again: a judge that computes all of them takes as long as the ranks.
+    """
+    pairs = []
+    for more in range(DIFFERENT):
+        shape = ROWS + more, COLUMNS
+        pairs.append([torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"])
+    return [(x, targets) for x, targets in (pairs * count)[:count]]
 
 
 def any_order(draw: Draw, stages: int, count: int, overtaking: bool) -> list[list[Action]]:

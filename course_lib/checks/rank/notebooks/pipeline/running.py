@@ -9,8 +9,8 @@ instructions: runs, a list of
     batch      how many microbatches; their tensors are "name.x.0", "name.t.0" and so on
     earlier    whether parameters have gradients before: "name.earlier.linear.weight" and so on
     pages      where the process is measured from outside, as "NAME.pages.base" before the call and as
-               "NAME.pages.end" after it: about the shape of a microbatch, else []. Nothing of ours looks on
-               then, and there are no events
+               "NAME.pages.end" after it: about the shape of a microbatch, else []. Nothing is told of
+               inputs then
     group      which of the case's groups is passed as group=
     expects    {name: [dtype, shape]} of what goes back
 
@@ -86,8 +86,7 @@ class Run:
         self.params = dict(inner.named_parameters())
         for name, param in self.params.items() if given["earlier"] else ():
             param.grad = _clone(tensors[f"{given['name']}.earlier.{name}"])
-        self.watched = None if given["pages"] else _Watched(inner, [x for x, _ in self.batch])
-        self.module = self.watched or inner
+        self.module = _Watched(inner, [x for x, _ in self.batch], tells=not given["pages"])
         self.group = {"group": groups[given["group"]]} if "group" in given else {}
         self.values: dict[str, Any] = {"misfits": {}}
 
@@ -105,8 +104,7 @@ class Run:
         self.returned = function(self.stage, rows, batch, **self.group)
         self.measure(END)
         self.values["begun"] = [before, begun_and_waited()[0]]
-        if self.watched is not None:
-            self.values |= {"events": self.watched.events, "inputs": self.watched.inputs}
+        self.values["events"], self.values["inputs"] = self.module.events, self.module.inputs
 
     def measure(self, moment: str) -> None:
         if self.given["pages"]:

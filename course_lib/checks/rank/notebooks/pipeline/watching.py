@@ -63,19 +63,20 @@ class Watched(nn.Module):
 
     events: in order, [kind, number of the forward, bytes kept]; a backward begins when the gradient of that
     forward's output has come. inputs: the `fingerprint` of what came into each forward.
-    apart_from: what is kept anyway, beside the module's parameters.
+    apart_from: what is kept anyway, beside the module's parameters. tells: whether there are fingerprints,
+    which take several times the memory of what comes in; else each is [].
     """
 
-    def __init__(self, inner: nn.Module, apart_from: Iterable[Tensor] = ()):
+    def __init__(self, inner: nn.Module, apart_from: Iterable[Tensor] = (), tells: bool = True):
         super().__init__()
-        self.inner = inner
+        self.inner, self.tells = inner, tells
         self.kept = Kept([*inner.parameters(), *apart_from])
         self.events: list[list] = []
         self.inputs: list[list[float]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         number = len(self.inputs)
-        self.inputs.append(fingerprint(x))
+        self.inputs.append(fingerprint(x) if self.tells else [])
         with self.kept:
             y = self.inner(x)
         self.note("F", number)
