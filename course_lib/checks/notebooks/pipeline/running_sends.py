@@ -67,7 +67,9 @@ def too_early(run: Run, seen: Observed, stage: int) -> Iterator[Early]:
             if one.op != "send" or one.peer != peer or one.nbytes < SMALL:
                 continue
             total, sends = total + one.nbytes, sends + 1
-            there = {kind: sum(n for at, n in some if at <= one.issued) for kind, some in come.items()}
+            there = {
+                kind: sum(n for at, n in some if at <= one.issued) for kind, some in come.items()
+            }
             able, missing = possible(run, run.actions[stage], there)
             if missing is not None and total > able[kind]:
                 yield Early(kind, sends, missing)

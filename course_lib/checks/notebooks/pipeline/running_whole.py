@@ -234,7 +234,9 @@ def wide_microbatches(draw: Draw, count: int) -> list[tuple[Tensor, Tensor]]:
     pairs = []
     for more in range(DIFFERENT):
         shape = ROWS + more, COLUMNS
-        pairs.append([torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"])
+        pairs.append(
+            [torch.randint(models.VOCABULARY, shape, generator=draw.generator) for _ in "xt"]
+        )
     return [(x, targets) for x, targets in (pairs * count)[:count]]
 
 
