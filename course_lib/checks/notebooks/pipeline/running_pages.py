@@ -55,11 +55,11 @@ def under_way(run: Run, stage: int) -> int:
 def held_too_much(run: Run, stage: int, rank: int, rose: int) -> Finding:
     return wrong(
         Sentence(
-            f"rank {rank} takes up to {megabytes(rose)} during a run of {len(run.batch)} microbatches, as the "
-            f"kernel counts its pages; {megabytes(enough(run, stage))} are enough for those under way "
+            f"rank {rank} takes up to {megabytes(rose)} during a run of {len(run.batch)} microbatches, as "
+            f"the kernel counts its pages; {megabytes(enough(run, stage))} are enough for those under way "
             f"({under_way(run, stage)} at most), one message for each, and what is computed at the moment.",
-            f"rank {rank} takes more memory, as the kernel counts its pages, than the microbatches under way, "
-            "their messages and what is computed at the moment need.",
+            f"rank {rank} takes more memory, as the kernel counts its pages, than the microbatches under "
+            "way, their messages and what is computed at the moment need.",
         ),
         FREE + COPIES,
         cause=FREE,

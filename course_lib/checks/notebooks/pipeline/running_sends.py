@@ -1,8 +1,8 @@
 """The order of a schedule as its messages show it: what a rank sent when it could not have computed it yet.
 
-A stage's own account of its passes is made in the rank, by an object that the student's code has in its hands.
-The record of messages is not. It says less: a message may be sent long after it was computed. But never before:
-whoever keeps to the order of a row can do no action before all messages of the earlier ones have come.
+A stage's own account of its passes is made in the rank, by an object that the student's code has in its
+hands. The record of messages is not. It says less: a message may be sent long after it was computed. But
+never before: whoever keeps to a row's order can do no action before all messages of earlier ones have come.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def possible(
 def sent_too_early(
     run: Run, seen: Observed, rank: int, stage: int, found: Sequence[Early]
 ) -> Finding:
-    """Which microbatch it is that did not come nobody knows: messages may overtake each other by their tags."""
+    """Which microbatch's did not come is not known: messages may overtake each other by their tags."""
     row, first, last = run.actions[stage], found[0], found[-1]
     to = members(seen)[stage + 1 if first.kind == "F" else stage - 1]
     kind = first.missing.kind

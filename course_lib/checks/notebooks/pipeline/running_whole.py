@@ -13,8 +13,8 @@ from course_lib.checks.judge.case import Case, Draw, Line, Observed, RankSide, S
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
-from course_lib.checks.rank.notebooks.pipeline.watching import Kept
 from course_lib.checks.rank.notebooks.pipeline.running import END
+from course_lib.checks.rank.notebooks.pipeline.watching import Kept
 from course_lib.pipeline import Action
 from course_lib.runtime.moments import BASE
 
@@ -37,8 +37,8 @@ class Run:
     """One schedule, to be done on as many ranks as it has rows; stage i is rank i's.
 
     kind, seed, width: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for
-    each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process is
-    measured during the run, from outside; no stage tells what came in then, which would take memory, too.
+    each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process
+    is measured during the run, from outside; no stage tells what came in then: that would take memory, too.
     """
 
     name: str

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
+from course_lib.checks.rank import watching
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.watching import Watched
-from course_lib.checks.rank import watching
 from course_lib.checks.rank.watching import begun_and_waited, measured
 from course_lib.pipeline.actions import Action
 from course_lib.pipeline.stage import Stage
