@@ -20,8 +20,9 @@ import torch
 from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.find import find
 from course_lib.checks.notebooks.pipeline import running
+from course_lib.checks.notebooks.pipeline.recognising import recognised, tokens
 from course_lib.checks.notebooks.pipeline.running_whole import Run, microbatches
-from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint, recognised, tokens
+from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
 from tests.right_solutions import right_solutions
 from tests.sweep import CORES, Outcome, busy, drawn_seeds, sweep
 

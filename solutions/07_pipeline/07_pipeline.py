@@ -1028,9 +1028,10 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 # - `microbatches` is a list of (inputs, targets), the same on every rank, of *different sizes*. The loss is the mean
 #   over the targets of the whole batch: each microbatch's sum over the count of **all**.
 # - At the backward of a microbatch everything that was kept of it is given up. The check counts what forward keeps for
-#   backward. It does not count messages, and those cost memory, too: a tensor that is being sent lives until its
-#   `wait`, and with a graph all that the graph needs. So send `output.detach()`, and before you send the next one of
-#   its kind, wait for the one before. (That is safe: it comes earlier in the list.)
+#   backward, and in one run the memory of each rank's process, in which copies count as well. It leaves room for one
+#   message of each microbatch, but messages cost memory, too: a tensor that is being sent lives until its `wait`, and
+#   with a graph all that the graph needs. So send `output.detach()`, and before you send the next one of its kind,
+#   wait for the one before. (That is safe: it comes earlier in the list.)
 # - Gradients are added to what is in `param.grad` (autograd does that). Inputs are left as they are. Kinds are F and
 #   B.
 # - No collectives, and every handle is waited for before you return.
