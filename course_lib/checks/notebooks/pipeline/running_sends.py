@@ -2,7 +2,7 @@
 
 A stage's own account of its passes is made in the rank, by an object that the student's code has in its
 hands. The record of messages is not. It says less: a message may be sent long after it was computed. But
-never before: whoever keeps to a row's order can do no action before all messages of earlier ones have come.
+never before: in the order of a row no action can be done before all messages of earlier ones have come.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def wide(draw: Draw, n: int, samples: int = 2) -> Training:
     """Two steps of a model of 6.4 MB in float32, whose memory is watched.
 
     samples: of each rank's batch. With few of them gradients, and what is kept of these, are products of two
-    thin matrices: whoever keeps these instead holds little of a state that is whole.
+    thin matrices: a class that keeps these instead holds little of a state that is whole.
     """
     described = {
         "name": "plain", "seed": draw.integer(1, 1 << 30), "width": WIDTH, "depth": DEPTH,
