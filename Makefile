@@ -38,7 +38,7 @@ grade: $(READY) ## grade the sample class, or a real one: make grade SUBMISSIONS
 	@$(PY) -m autograder grade $(if $(SUBMISSIONS),--submissions "$(SUBMISSIONS)") $(ARGS)
 
 # Compiled once: where Python may not write it (PYTHONDONTWRITEBYTECODE), every rank would compile what it imports.
-COMPILED := $(PY) -m compileall -q -x tests/mutants course_lib autograder tests
+COMPILED := $(PY) -m compileall -q -x 'tests/(mutants|outside)' course_lib autograder tests
 
 check: $(READY) ## lint, types, drift and the tests that start no ranks: some minutes
 	@$(COMPILED)
