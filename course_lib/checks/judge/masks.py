@@ -1,4 +1,4 @@
-"""What must not be seen by code that is being graded: the references, the cases, and what judges them."""
+"""Paths that graded code must not see: the references, the cases, and the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the ranks of a check, and all of the checks that graded code can read.
+"""The part of the checks that runs in ranks; graded code can read nothing else of them.
 
 `harness` drives a student's objects by a recipe: `functions`, `layers` and `training` here, what serves one
 notebook alone in `notebooks`. Recipes count, measure and describe; they decide nothing, and hold no

@@ -142,7 +142,7 @@ def sign_hint(n: int, numel: int, ratio: float) -> str:
     if abs(ratio - (shard + 4) / (shard / 8 + 4)) < 0.02:
         return "A sign took a byte: pack eight of them into one."
     if ratio > FULL * 32 * shard / (shard + 32):
-        return "What travelled was as long as the elements themselves: of a sign, a bit is enough."
+        return "The message was as long as the elements themselves: of a sign, a bit is enough."
     return "(N-1) (s/8 + 4) bytes to the servers and as many back: s/8 bytes of signs, a float32 scale."
 
 

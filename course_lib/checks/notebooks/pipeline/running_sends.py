@@ -23,7 +23,7 @@ from course_lib.checks.sentence import Sentence
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS, Action
 
-SMALL = 64  # bytes: a message of fewer is no microbatch's, but perhaps a shape
+SMALL = 64  # bytes: a smaller message is not a microbatch; it may tell a shape
 CALLED = {"F": "activation", "B": "gradient"}
 NEVER = float("inf")
 

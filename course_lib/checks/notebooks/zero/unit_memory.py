@@ -161,7 +161,7 @@ def of_tensors(enough: float) -> float:
 
 
 def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
-    """What is wrong with the memory of a rank at that moment; None if nothing."""
+    """The finding on a rank's memory at that moment; None if it is right."""
     values, pages = seen.values[rank], seen.held[rank].get(f"held.{when}")
     alive, behind = (told.get(when) if isinstance(told := values.get(kind), dict) else None
                      for kind in ("alive", "behind"))  # fmt: skip
