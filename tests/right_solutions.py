@@ -29,7 +29,10 @@ def right_solutions() -> dict[str, list[Mutant]]:
             for name in exercises
         }
     for file in FILES:
-        found[f"{file.parent.name}/{file.stem}"] += [one for one in read_mutants(file) if one.right]
+        own = found.setdefault(
+            f"{file.parent.name}/{file.stem}", []
+        )  # its notebook may be yet to come
+        own += [one for one in read_mutants(file) if one.right]
     return found
 
 

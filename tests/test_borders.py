@@ -15,9 +15,11 @@ PREFIX = "course_lib.checks."
 WORDS = ("sentence", "words")  # of messages: they import nothing of the checks but each other
 # What the files of each part may import of the checks, beside their own part.
 MAY = {
-    "rank": (),
-    "judge": ("rank", "report", *WORDS),
-    "notebooks": ("rank", "judge", *WORDS),
+    "rank": ("wire",),
+    "judge": ("rank", "wire", "report", *WORDS),
+    "wire.py": (),
+    "kit.py": ("judge", *WORDS),
+    "notebooks": ("kit", "rank", "judge", *WORDS),
     "client.py": ("judge", "report", *WORDS),
     "report.py": WORDS,
     "sentence.py": WORDS,
@@ -60,6 +62,21 @@ def test_arrows_point_from_the_exercise_to_the_judge_to_the_rank(part: str) -> N
     for file in files(part):
         beyond = {name for name in imported(file) if name.partition(".")[0] not in may}
         assert not beyond or file in FINDS, f"{file.relative_to(ROOT)} imports {beyond}"
+
+
+# What an exercise takes from elsewhere than the kit: frames, whose names are their own (`case`, `Run`, ...).
+FRAMES = (
+    "judge.functions",
+    "judge.layers",
+    "judge.training",
+)
+
+
+def test_exercises_are_written_with_the_kit() -> None:
+    for file in files("notebooks"):
+        beside = {name for name in imported(file) if name.startswith("judge.")}
+        other = {name for name in beside if not name.startswith(FRAMES)}
+        assert not other, f"{file.relative_to(ROOT)} imports {other}: the kit has them, or should"
 
 
 @pytest.mark.parametrize("part", ["rank", "judge"])

@@ -16,12 +16,12 @@ from autograder.mutants import read_mutants
 from course_lib import launch
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.compare import close
 from course_lib.checks.judge.find import find
-from course_lib.checks.judge.layers.lines import close
 from course_lib.checks.notebooks.context_parallel.ring_slips import (
-    backward_mistakes,
-    forward_mistakes,
-    lse_mistakes,
+    backward_slips,
+    forward_slips,
+    lse_slips,
 )
 from course_lib.checks.notebooks.context_parallel.ring_traffic import TOO_MANY, WIDE, seen_flops
 from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
@@ -122,8 +122,8 @@ def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
     spread = Spread.draw(Draw(seed), 3, 12, heads=4, causal=causal, layout=zigzag(12, 3))
     results = spread.wanted
     for mistakes, wanted in (
-        (forward_mistakes(spread) + backward_mistakes(spread), results),
-        (lse_mistakes(spread), {"y": spread.whole.lse}),
+        (forward_slips(spread) + backward_slips(spread), results),
+        (lse_slips(spread), {"y": spread.whole.lse}),
     ):
         ranks = [spread.parts(wanted, k) for k in range(3)]
         for mistake in mistakes:
@@ -161,7 +161,7 @@ def flops(seed: int) -> list[int]:
     ):
         with Work([a, b]) as work:
             way()
-        found.append(work.told()["flops"])
+        found.append(work.told().flops)
     return found
 
 
@@ -184,7 +184,7 @@ def under_way(late: bool, worth: int) -> int:
             one.wait()
         if not late:
             torch.mm(square, square)
-    return work.told()["under_way"]
+    return work.told().under_way
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ from course_lib.checks.judge.formulas import Prediction, judge_prediction
 from course_lib.checks.judge.judge import judge
 from course_lib.checks.judge.replies import misfit
 from course_lib.checks.judge.traffic import used
-from course_lib.checks.judge.values import close
+from course_lib.checks.judge.values import rounded
 from course_lib.checks.notebooks.first_ranks.greeting import said_hello
 from course_lib.checks.notebooks.first_ranks.repairs import collected, mean_judge
+from course_lib.checks.rank import harness
 from course_lib.checks.report import Report, ReportLine
 from course_lib.checks.sentence import OWN_ERROR, Sentence, general
 from course_lib.ledger.ledger import Ledger
@@ -153,14 +155,15 @@ FAILURES = {
 def seen_of(value: object, tensor: torch.Tensor | None = None) -> Observed:
     """What came back from one rank: `value` as the answer to everything, `tensor` as the result."""
     case = Case("1 rank", [RankSide({}, {}, {})], [])
-    values = {"answers": [{"value": value}] * 3, "result": value}
+    values = SimpleNamespace(answers=[harness.Answer(value)] * 3, result=value)
     tensors = {"result": torch.zeros(()) if tensor is None else tensor}
     return Observed(case, [tensors], [values], Ledger(1, [[]]), [[]])
 
 
 def raising() -> Observed:
     seen = seen_of(None)
-    seen.values[0]["answers"] = [{"error": [f"Secret{NUMBER}", SECRET, LINE]}] * 3
+    error = harness.Answer(error=(f"Secret{NUMBER}", SECRET, LINE))
+    seen.values[0].answers = [error] * 3
     return seen
 
 
@@ -185,7 +188,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
         yield kind, misfit(exercise, 1, name, f"float32[{NUMBER}]", "float32[3]")
     right = torch.zeros(2, dtype=torch.float64)
     off = seen_of(None, torch.tensor([0, NUMBER]))
-    yield "off by more than rounding explains", close("result", [0], right, right + 1e-6)(off)
+    yield "off by more than rounding explains", rounded("result", [0], right, right + 1e-6)(off)
     yield (
         "dist.all_reduce was called, at Cell In[5], line 3",
         called("all_reduce", "Cell In[5], line 3"),

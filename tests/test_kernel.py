@@ -129,6 +129,17 @@ def test_interrupt_ends_the_ranks_and_the_kernel_lives(
     assert "[0, 1]" in notebook.cell("print(list(launch(dist.get_rank, world_size=2)))")["stdout"]
 
 
+def test_an_interrupted_check_says_where_its_ranks_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*args: object) -> None:
+        raise Interrupted(
+            "interrupted; the ranks were ended\n  rank 0: computes, in no communication"
+        )
+
+    monkeypatch.setattr("course_lib.checks.client.submit", pressed)
+    with pytest.raises(Interrupted, match=r"(?s)was interrupted; run it again.*rank 0: computes"):
+        check("02_collectives/all_gather", None)
+
+
 def test_an_interrupted_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(*args: object) -> None:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from course_lib.checks.judge.layers.lines import close
+from course_lib.checks.judge.compare import close
 from course_lib.checks.rank import layers as recipes
 from course_lib.checks.rank import own_parts
 from course_lib.checks.rank.counting import Saved, alive, more

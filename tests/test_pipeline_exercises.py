@@ -22,9 +22,10 @@ from course_lib.checks.judge.replies import plain_data
 from course_lib.checks.notebooks.pipeline import interleaved, schedules, zero_bubble
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.order import ahead
-from course_lib.checks.rank.notebooks.pipeline.schedules import write_schedules
+from course_lib.checks.rank.notebooks.pipeline.schedules import Answers, write_schedules
 from course_lib.checks.report import Report
 from course_lib.checks.sentence import general
+from course_lib.checks.wire import NotAsAgreed, decode, plain
 from course_lib.ledger.ledger import Ledger
 from course_lib.pipeline import Action, Durations, Pair, generators, peak_activations, simulate
 from course_lib.pipeline import violation as violated
@@ -47,7 +48,7 @@ def observed(case: Case, function: Callable[..., Any]) -> Observed:
     """What a case's recipe tells of a function, without the process that it runs in."""
     values, tensors = write_schedules([function], {}, [], case.sides[0].instructions)
     assert tensors == {}
-    told = plain_data(json.loads(json.dumps(values)))
+    told = decode(Answers, plain_data(json.loads(json.dumps(plain(values)))))
     return Observed(case, [{}], [told], Ledger(1, [[]]), [[]])
 
 
@@ -148,18 +149,24 @@ def test_what_no_recipe_tells_is_refused() -> None:
     seen = observed(case, lambda *_: [])
     for told in (
         {},
-        {"error": ["ValueError", "text", "line 1", "more"]},
-        {"error": []},
-        {"rows": {}},
         {"rows": [[{"pair": 3}], []]},
         {"rows": [[{}], [[]]]},
         {"rows": [[["F", 0, 0]], [[0, "F" * 4000, 0]]]},
         {"rows": [[[0, ["F"], 0]], []]},
         {"rows": [[3], "text"]},
     ):
-        forged = replace(seen, values=[{"answers": [told]}])
+        forged = replace(seen, values=[decode(Answers, {"answers": [told]})])
         found = asked.rows(forged, sizes)
         assert isinstance(found, Finding) and len(found.sentences[0]) < 400, told
+    for told in (
+        {"error": ["ValueError", "text", "line 1", "more"]},
+        {"error": []},
+        {"rows": {}},
+        {"rows": [], "more": 1},
+        [],
+    ):
+        with pytest.raises(NotAsAgreed):
+            decode(Answers, {"answers": [told]})
 
 
 def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:

@@ -226,5 +226,5 @@ def test_a_stage_tells_its_passes_in_their_order() -> None:
     outputs = [watched(x) for x in inputs]
     for y in outputs[::-1]:
         y.sum().backward()
-    assert [event[:2] for event in watched.events] == [["F", 0], ["F", 1], ["B", 1], ["B", 0]]
+    assert [event[:2] for event in watched.events] == [("F", 0), ("F", 1), ("B", 1), ("B", 0)]
     assert watched.inputs == [fingerprint(x) for x in inputs]

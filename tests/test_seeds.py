@@ -23,7 +23,7 @@ from course_lib.checks.notebooks.pipeline import running
 from course_lib.checks.notebooks.pipeline.recognising import recognised, tokens
 from course_lib.checks.notebooks.pipeline.running_whole import Run, microbatches
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
-from tests.right_solutions import right_solutions
+from tests.right_solutions import TWINS, right_solutions
 from tests.sweep import CORES, Outcome, busy, drawn_seeds, sweep
 
 WHOLE = bool(os.environ.get("COURSE_ALL_TESTS"))
@@ -62,7 +62,11 @@ def a_few(seed: int) -> Iterator[Outcome]:
 
 
 def test_every_exercise_has_its_own_solution_and_two_others() -> None:
+    written = {twin.stem for twin in TWINS}
     for name, several in SOLUTIONS.items():
+        if name.partition("/")[0] not in written:  # its notebook is yet to come
+            assert len(several) >= 2, name
+            continue
         first, *others = several
         assert first.title == "the notebook's own" and len(others) >= 2, name
         assert all(f"{wanted}" in first.text for wanted in find(name).objects), name

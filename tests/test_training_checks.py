@@ -27,6 +27,7 @@ from course_lib.checks.judge.training import single
 from course_lib.checks.notebooks.data_parallel import bucketed, early
 from course_lib.checks.notebooks.zero import stages
 from course_lib.checks.rank import refusing, toys, watching
+from course_lib.checks.wire import NotAsAgreed, decode, reply_type
 from course_lib.runtime import wire
 from course_lib.runtime.held import held
 from tests.test_mutants import judged as judged_mutant
@@ -179,7 +180,7 @@ class Forger(Right):
         for cell in hook.__closure__ or ():
             for one in getattr(cell.cell_contents, "passes", ()):
                 for entry in one:
-                    entry[1] += 2
+                    object.__setattr__(entry, "begun", entry.begun + 2)
 
 
 class OwnStartOptimizer:
@@ -369,18 +370,26 @@ def test_one_process_on_all_data_is_what_torch_computes(seed: int) -> None:
             torch.testing.assert_close(expected[f"grad.0.{name}"], p.grad)
 
 
-def test_ranks_that_tell_nonsense_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values come from a student's process: any JSON may stand there."""
+def test_ranks_that_tell_nonsense_are_wrong() -> None:
+    """Values come from a student's process: any JSON may stand there. What is left out counts as nothing."""
     case = overlap_and_memory()
-    for nonsense in (None, 7, "x", [], [[1]], [["a", "b", "c"]], {"a": 1}):
-        values = [
-            {"passes": nonsense, "without": nonsense, "begun": nonsense, "held": [0], "highest": 0}
-        ] * 2  # fmt: skip
-        seen = judging.Observed(case, [{}, {}], values, None, [[], []], [{}, {}])  # pyright: ignore[reportArgumentType]
-        for line in case.lines:
-            if line.title in ("overlap", "memory held", "peak of memory"):
-                assert not line.judge(seen).ok, (line.title, nonsense)
-        assert lines.within(seen, (0, 1)) == [[], []]
+    kind = reply_type(case.recipe)
+    for nonsense in (None, 7, "x", [[1]], [["a", "b", "c"]], {"a": 1}):
+        for name in ("passes", "without", "begun"):
+            with pytest.raises(NotAsAgreed):
+                decode(kind, {name: nonsense})
+    for nonsense in (None, [], "x", {"other": []}):
+        with pytest.raises(NotAsAgreed):
+            decode(kind, nonsense)
+    nothing = decode(kind, {})
+    seen = judging.Observed(case, [{}, {}], [nothing] * 2, None, [[], []], [{}, {}])  # pyright: ignore[reportArgumentType]
+    looked_at = {"overlap", "memory held", "peak of memory"}
+    for line in case.lines:
+        if line.title in looked_at:
+            looked_at.remove(line.title)
+            assert not line.judge(seen).ok, line.title
+    assert not looked_at
+    assert lines.within(seen, (0, 1)) == [[], []]
 
 
 def bytes_held() -> int:

@@ -19,7 +19,8 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
 
     seed: draws the same inputs again; without one they are fresh. cases: "visible", or "hidden" (fresh
     values and more cases, for graded cells). Returns a Report: `.score` in 0..1, `.points(12)`.
-    Never raises for what the objects do, and writes nothing to stderr. Ctrl-C is one line.
+    Never raises for what the objects do, and writes nothing to stderr. Ctrl-C
+    leaves one line, and where each rank was.
     """
     from course_lib.checks.client import submit
     from course_lib.runtime.errors import Interrupted
@@ -28,10 +29,10 @@ def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visib
         report = submit(
             name, objects, secrets.randbelow(1 << 31) if seed is None else int(seed), cases
         )
-    except Interrupted:
-        raise
-    except KeyboardInterrupt:
-        raise Interrupted(f"the check of {name} was interrupted; run it again.") from None
+    except KeyboardInterrupt as interrupt:
+        _, *ranks = str(interrupt).splitlines() if isinstance(interrupt, Interrupted) else [""]
+        said = [f"the check of {name} was interrupted; run it again.", *ranks]
+        raise Interrupted("\n".join(said)) from None
     print(report)
     return report
 

@@ -51,7 +51,7 @@ def answers(questions: Sequence[Answer]) -> Case:
 
 def judge_answer(one: Answer, index: int) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
-        given = seen.answer(index).get("value")
+        given = seen.answer(index).value
         if given in UNANSWERED:
             return wrong(f"{one.name} is not answered yet.")
         right = one.right

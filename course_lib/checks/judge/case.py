@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -113,7 +114,7 @@ class Observed:
 
     case: Case
     tensors: list[dict[str, torch.Tensor]]
-    values: list[dict]
+    values: list[Any]
     ledger: Ledger
     operations: list[list[Operation]]
     held: list[dict[str, list[int]]] = field(default_factory=list)
@@ -123,11 +124,9 @@ class Observed:
     def world_size(self) -> int:
         return self.case.world_size
 
-    def answer(self, index: int) -> dict:
-        """What the `evaluate` recipe got of its call number `index`: {"value": ...} or {"error": ...}."""
-        answers = self.values[0].get("answers")
-        one = answers[index] if isinstance(answers, list) and index < len(answers) else None
-        return one if isinstance(one, dict) else {}
+    def answer(self, index: int) -> Any:
+        """What a recipe that makes calls got of its call number `index`, see `rank.harness.Answer`."""
+        return self.values[0].answers[index]
 
 
 @dataclass(frozen=True)
@@ -148,6 +147,16 @@ class Line:
     trivial: bool = False
     short: bool = False
     enough: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+
+
+def essential(line: Line) -> Line:
+    """The line, without which the exercise's point is missed."""
+
+    def judge(seen: Observed) -> Finding:
+        found = line.judge(seen)
+        return found if found.ok else replace(found, misses_point=True)
+
+    return replace(line, judge=judge)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+from pathlib import Path
 
+from course_lib.checks import rank as recipes
 from course_lib.checks import words
 from course_lib.checks.judge.case import Case, Exercise, Finding, usual, wrong
 from course_lib.checks.sentence import Sentence, at, error_kind
@@ -18,7 +20,8 @@ EXIT = re.compile(r"os\._exit\(\d+\)")
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
 # Where an error is placed that came out of no line of the student's: our recipes, autograd's engine.
-NOT_THEIRS = ("harness.py, ", "recipes.py, ", "graph.py, ")
+RECIPES = Path(recipes.__file__).parent.rglob("*.py")
+NOT_THEIRS = ("graph.py, ", *(f"{file.name}, " for file in RECIPES))
 TO_ITSELF = re.compile(
     r"(?i)invalid (source|destination) rank|same as the rank of the current|Pair is not connected|"
     r"(send to|receive from) itself"
@@ -41,6 +44,11 @@ WORLD_RANKS = (
 GROUP_RANKS = (
     "A rank's number within a group is one of 0 .. size - 1: take dist.get_rank(group) and "
     "dist.get_world_size(group), which count the group's ranks. Without `group` they count all ranks."
+)
+TWO_KINDS = re.compile(r"different dtypes|invalid tensor type")
+TWO_DTYPES = (
+    "The tensors of a collective have one dtype. Make the one that receives like the one that is sent: "
+    "torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
 )
 RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
     (
@@ -77,6 +85,7 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
     hint = group_hint(case, failure) or peer_hint(case, text)
     hint = hint or refused_hint(failure)
     hint = hint or usual(exercise.hint, case, failure.kind, text) or undefined_hint(failure)
+    hint = hint or (TWO_DTYPES if TWO_KINDS.search(text) else "")
     if hidden and not hint:
         hint = next((said for pattern, said in RECORDED if re.search(pattern, text)), "")
     if failure.kind == "deadlock":

@@ -49,7 +49,7 @@ class Prediction:
     otherwise: str = ""
 
 
-def predictions(questions: Sequence[Prediction]) -> Iterator[Case]:
+def evaluated(questions: Sequence[Prediction]) -> Iterator[Case]:
     """A case for each function, so that one which never ends costs no other; a line for each question."""
     for index in dict.fromkeys(one.index for one in questions):
         calls: list[list] = []
@@ -66,11 +66,11 @@ def judge_prediction(one: Prediction, start: int) -> Callable[[Observed], Findin
         off = []
         for k, args in enumerate(one.arguments, start=start):
             answer = seen.answer(k)
-            if isinstance(answer.get("error"), list):
-                return failed(one, args, *map(str, answer["error"]))
-            value = numeric(answer.get("value"))
+            if answer.error is not None:
+                return failed(one, args, *answer.error)
+            value = numeric(answer.value)
             if value is None:
-                return wrong(no_number(one, args, answer.get("value")))
+                return wrong(no_number(one, args, answer.value))
             if not equal(value, one.formula(*args)):
                 off.append((args, value))
         return explain(one, off) if off else RIGHT

@@ -21,12 +21,12 @@ from course_lib.checks.judge.case import (
     usual,
     wrong,
 )
+from course_lib.checks.judge.compare import Slip, Tensors, close, difference, told_by
+from course_lib.checks.rank.functions import Told
 from course_lib.checks.sentence import Sentence, at, error_kind
 
 RECIPE = "course_lib.checks.rank.functions:calls"
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 ROOM = 2_000_000  # bytes that libraries take at the first call
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,6 @@ def moments_of(call: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Slip:
-    """A way to go wrong whose values can be computed: it must give all of `tensors`."""
-
-    says: str
-    tensors: Callable[[], Tensors]
-
-
-@dataclass(frozen=True)
 class About:
     """What is said of calls: of which function, against what, why an error or another shape came."""
 
@@ -137,8 +129,8 @@ def values_line(
 
     def judge(seen: Observed) -> Finding:
         told = told_of(seen, call)
-        if isinstance(told.get("error"), list):
-            return raised(about, *map(str, told["error"][:3]))
+        if told.error is not None:
+            return raised(about, *told.error)
         for name in names or list(call.wanted):
             if found := wrong_one(seen, call, about, name, slips, otherwise):
                 return found
@@ -147,9 +139,8 @@ def values_line(
     return Line(title, judge, weight, short=short)
 
 
-def told_of(seen: Observed, call: Call) -> dict:
-    told = seen.values[0].get(call.name)
-    return told if isinstance(told, dict) else {}
+def told_of(seen: Observed, call: Call) -> Told:
+    return seen.values[0][call.name]
 
 
 def raised(about: About, error: str = "", text: str = "", place: str = "") -> Finding:
@@ -172,13 +163,12 @@ def wrong_one(
     slips: Sequence[Slip],
     otherwise: str,
 ) -> Finding | None:
-    misfits = told_of(seen, call).get("misfits")
-    misfits = misfits if isinstance(misfits, dict) else {}
+    misfits = told_of(seen, call).misfits
     if name.startswith("grad.") and any(one in misfits for one in call.outputs):
         return wrong(cause=ANY)  # backward had nothing to begin with
     subject, wanted = about.subjects.get(name, name), call.wanted[name]
     if name in misfits:
-        came = str(misfits[name])
+        came = misfits[name]
         agreed = f"{Spec.of(wanted)} is expected"
         why = usual(about.misfit, name, came)
         if came == "None" and not why:
@@ -191,8 +181,8 @@ def wrong_one(
     if close(found, wanted):
         return None
     here = {one: got(seen, call, one) for one in call.wanted}
-    says = next((one.says for one in slips if fits(one, name, here)), "")
-    said = difference(about, subject, found, wanted)
+    says = told_by(slips, name, here)
+    said = difference(f"{subject} is not what {about.against} gives", found, wanted)
     if not says and name.startswith("grad.") and not forward_is_right(here, call):
         return wrong(said, "Forward is not right yet: look there first.", cause=ANY)
     return wrong(said, says or otherwise, cause=says or otherwise or name)
@@ -208,32 +198,6 @@ def got(seen: Observed, call: Call, name: str) -> torch.Tensor:
     if name not in call.anything:
         return found
     return torch.where(call.anything[name] & found.isfinite(), call.wanted[name], found)
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Equal but for rounding, to a share of the largest finite element; nan is not, infinity is itself."""
-    if found.shape != wanted.shape:
-        return False
-    finite = wanted.isfinite()
-    largest = float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0
-    near = (found - wanted).abs() <= TOLERANCE[wanted.dtype] * max(largest, 1e-3)
-    return bool(torch.where(finite, near, found == wanted).all())
-
-
-def fits(slip: Slip, name: str, found: Tensors) -> bool:
-    tensors = slip.tensors()
-    return name in tensors and all(close(found[one], tensor) for one, tensor in tensors.items())
-
-
-def difference(
-    about: About, subject: str, found: torch.Tensor, wanted: torch.Tensor
-) -> Sentence:  # fmt: skip
-    general = f"{subject} is not what {about.against} gives"
-    off = torch.where(found == wanted, 0.0, (found.double() - wanted.double()).abs())
-    worst = int(off.nan_to_num(float("inf"), posinf=float("inf")).flatten().argmax())
-    one, other = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
-    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)]
-    return Sentence(f"{general}: element {where} is {one} instead of {other}.", f"{general}.")
 
 
 def changed(seen: Observed, call: Call) -> Finding | None:
@@ -254,10 +218,10 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
     """FLOPs of products of matrices: `most` at most in each direction, "forward" and "backward"."""
 
     def judge(seen: Observed) -> Finding:
-        told = told_of(seen, call).get("flops")
+        flops = told_of(seen, call).flops
         for direction, enough in most.items():
-            done = told.get(direction) if isinstance(told, dict) else None
-            if type(done) is not int:
+            done = flops.get(direction)
+            if done is None:
                 return wrong(f"FLOPs of {direction} were not told.", cause=ANY)
             if done > enough:
                 return wrong(
@@ -283,21 +247,21 @@ def memory_line(
     weight: float = 1.0,
     pages: int = 0,
 ) -> Line:
-    """Bytes "kept" for backward, or alive at a moment of "forward" or "backward": `most` at most.
+    """Bytes "saved" for backward, or alive at a moment of "forward" or "backward": `most` at most.
 
     Tensors are counted in the rank, exactly; from outside, by the pages of the process, so many as `pages`
     and more are too many, whatever holds them. says: bytes -> the usual cause, and whether the exercise's
     point is missed.
     """
     what = {
-        "kept": "forward keeps {} bytes for backward",
+        "saved": "forward keeps {} bytes for backward",
         "forward": "at one moment of forward {} bytes were alive beside the inputs",
         "backward": "at one moment of backward {} bytes were alive beside the inputs",
     }[key]
 
     def judge(seen: Observed) -> Finding:
-        found, outside = told_of(seen, call).get(key), from_outside(seen, call, key)
-        if type(found) is not int or outside is None:
+        found, outside = getattr(told_of(seen, call), key), from_outside(seen, call, key)
+        if found is None or outside is None:
             return wrong(f"bytes of {key} were not told.", cause=ANY)
         if outside >= pages > 0:
             found = max(found, outside)
@@ -316,6 +280,6 @@ def memory_line(
 
 def from_outside(seen: Observed, call: Call, key: str) -> int | None:
     """What the process's pages say, see `recipes.Call.from_outside`."""
-    direction = "forward" if key == "kept" else key
-    told = (seen.held if key == "kept" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
+    direction = "forward" if key == "saved" else key
+    told = (seen.held if key == "saved" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
     return told[0] if told else None

@@ -23,6 +23,7 @@ from course_lib.checks.judge.find import find
 from course_lib.checks.rank import refusing
 from course_lib.checks.report import WAITS, Report, refusal
 from course_lib.checks.sentence import at
+from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
 from course_lib.runtime import pool, wire
 from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
@@ -161,18 +162,17 @@ def run(session: Session, case: Case, imports: Sequence[str] = ()) -> Outcome:
     among = ALONE if case.alone else "gloo" if case.on_cpu else backend(case.world_size)
     for rank, side in enumerate(case.sides):
         meta, raw = wire.pack_tensors(side.inputs)
-        headers.append(
-            {
-                "recipe": case.recipe,
-                "payload": len(session.payload),
-                "tensors": meta,
-                "groups": case.groups,
-                "references": list(session.exercise.references),
-                "refused": session.exercise.refused,
-                "filtered": among != "nccl",  # NCCL needs these ways
-                "instructions": side.instructions | {"enough": case.enough(rank)},
-            }
+        task = Task(
+            recipe=case.recipe,
+            payload=len(session.payload),
+            tensors=meta,
+            groups=case.groups,
+            references=list(session.exercise.references),
+            refused=session.exercise.refused,
+            filtered=among != "nccl",  # NCCL needs these ways
+            instructions=side.instructions | {"enough": case.enough(rank)},
         )
+        headers.append(vars(task))
         buffers.append([*session.payload, *raw])
     following, left = session.following, max(1.0, session.deadline - time.monotonic())
     return run_ranks(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, wrong
+from course_lib.checks.judge.case import Case, Exercise, Finding, Observed, RankSide, wrong
 from course_lib.checks.sentence import Sentence
+from course_lib.checks.wire import decode, reply_type
 from course_lib.runtime import wire
 from course_lib.runtime.run import Outcome
 
@@ -15,16 +16,16 @@ LONGEST_TYPE = 80  # characters
 
 def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding:
     """The ranks' tensors, or why they are refused."""
-    tensors, values = [], []
+    tensors, values, kind = [], [], reply_type(case.recipe)
     for rank, (side, reply) in enumerate(zip(case.sides, outcome.replies, strict=True)):
         header, buffers = reply or ({}, [])
         try:
             found = wire.unpack_tensors(header["tensors"], buffers)
             others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
-            plain = plain_data(header["values"])
+            told = decode(kind, plain_data(header["values"]))
         except (wire.WireError, KeyError, TypeError, ValueError):
             return wrong(f"what came back from rank {rank} does not have the agreed form.")
-        if not isinstance(plain, dict) or set(found) | set(others) != set(side.outputs):
+        if not complete(told, side) or set(found) | set(others) != set(side.outputs):
             return wrong(f"what came back from rank {rank} does not have the agreed form.")
         for name, spec in side.outputs.items():
             if name in others or (found[name].dtype, tuple(found[name].shape)) != (
@@ -34,9 +35,18 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
                 got = others.get(name) or f"{str(found[name].dtype)[6:]}{list(found[name].shape)}"
                 return misfit(exercise, rank, name, got, str(spec))
         tensors.append(found)
-        values.append(plain)
+        values.append(told)
     operations = [outcome.ledger.operations(rank) for rank in range(case.world_size)]
     return Observed(case, tensors, values, outcome.ledger, operations, outcome.held, outcome.rose)
+
+
+def complete(told: Any, side: RankSide) -> bool:
+    """Whether the rank tells of each run, or call, that it was asked for."""
+    given = side.instructions
+    if isinstance(told, dict):
+        return set(told) == {run["name"] for run in given.get("runs") or given.get("calls", ())}
+    calls = sum(len(one["calls"]) for one in given.get("rounds", [given]) if "calls" in one)
+    return len(getattr(told, "answers", ())) == (calls if hasattr(told, "answers") else 0)
 
 
 def plain_data(value: Any, depth: int = 16) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,13 +64,19 @@ class Setting:
     ) -> Case:
         """The case with `sides` at the members' ranks; `title` unless the setting has its own."""
         title = self.title or title
-        placed = dict(zip(self.ranks, sides, strict=True))
         line = Line(title, judge, self.weight, self.aspect, trivial=self.trivial, short=self.short)
-        return Case(
-            title,
-            [placed.get(rank) or absent() for rank in range(self.n)],
-            [line, *self.more],
-            groups=[self.ranks] if self.members else [list(group) for group in groups],
-            forbidden=BUILT_IN,
-            needed=needed,
-        )
+        made = self.of_lines(title, sides, [line, *self.more], groups)
+        return replace(made, forbidden=BUILT_IN, needed=needed)
+
+    def of_lines(
+        self,
+        title: str,
+        sides: Sequence[RankSide],
+        lines: Sequence[Line],
+        groups: Sequence[Sequence[int]] = (),
+    ) -> Case:
+        """The case with `sides` at the members' ranks, and nothing forbidden."""
+        placed = dict(zip(self.ranks, sides, strict=True))
+        ranks = [placed.get(rank) or absent() for rank in range(self.n)]
+        known = [self.ranks] if self.members else [list(group) for group in groups]
+        return Case(title, ranks, list(lines), groups=known)

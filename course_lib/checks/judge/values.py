@@ -88,7 +88,9 @@ def gaps_left_alone(name: str, arguments: dict[int, Argument]) -> Judge:
     return judge
 
 
-def close(name: str, members: Sequence[int], expected: torch.Tensor, bound: torch.Tensor) -> Judge:
+def rounded(
+    name: str, members: Sequence[int], expected: torch.Tensor, bound: torch.Tensor
+) -> Judge:
     """Floating point: every member's tensor is within `bound` (elementwise) of `expected` (float64)."""
 
     def judge(seen: Observed) -> Finding:

@@ -13,13 +13,7 @@ instructions: refused, see `without_operators`; calls, a list of
     expects     {name: [dtype, shape]} of what goes back
 
 What goes back for the call "a", of what it expects: tensors "a.y" (an output), "a.grad.x" (of the input x),
-"a.after.x" (an input, when all is over); and in values["a"]:
-
-    error       [type, text, place] of what was raised; zeros stand for all tensors then
-    misfits     {name: text} of what came in another shape or not at all; zeros stand for it
-    kept        bytes that forward keeps for backward, the inputs among them where it keeps these
-    forward, backward    the most bytes alive at any moment of each, without the inputs and given gradients
-    flops       {"forward", "backward": of products of matrices, two for each multiplication}
+"a.after.x" (an input, when all is over); and in values["a"] what is `Told`.
 
 A stub's NotImplementedError, which has no text, is not caught at the first call.
 """
@@ -28,6 +22,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +35,7 @@ from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.operators import without_operators
 from course_lib.checks.rank.peak import Peak
 from course_lib.checks.rank.watching import give_back_at_once, measured
+from course_lib.checks.wire import Count, Place
 from course_lib.runtime.moments import START
 
 _Tensor, _clone, _detach = torch.Tensor, torch.clone, torch.Tensor.detach
@@ -47,6 +43,25 @@ _zeros, _backward = torch.zeros, torch.autograd.backward
 _random_like = torch.randn_like
 _thresholds, _collect_after = gc.get_threshold, gc.set_threshold
 OFTEN = 20  # objects
+
+
+@dataclass
+class Told:
+    """What is told of a call.
+
+    error: what was raised, zeros stand for all tensors then; misfits: {name: text} of what came in another
+    shape or not at all, zeros stand for it; saved: bytes that forward keeps for backward, the inputs among
+    them where it keeps these; forward, backward: the most bytes alive at any moment of each, without the
+    inputs and given gradients; flops: {"forward", "backward"} of products of matrices, two for each
+    multiplication.
+    """
+
+    error: Place | None = None
+    misfits: dict[str, str] = field(default_factory=dict)
+    saved: Count | None = None
+    forward: Count | None = None
+    backward: Count | None = None
+    flops: dict[str, Count] = field(default_factory=dict)
 
 
 def warm_up(given: dict) -> None:
@@ -59,9 +74,9 @@ def warm_up(given: dict) -> None:
 
 def calls(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every call of the instructions, one after the other."""
-    values: dict[str, dict] = {}
+    values: dict[str, Told] = {}
     found: dict[str, torch.Tensor] = {}
     patience = Patience(given["enough"])
     with without_operators(given.get("refused", ())):
@@ -72,16 +87,14 @@ def calls(
             except Exception as error:
                 if isinstance(error, NotImplementedError) and not values and not str(error):
                     raise
-                call.values["error"] = describe(error)
+                call.values.error = describe(error)
             values[call.name] = call.values
             found |= {f"{call.name}.{name}": one for name, one in call.tensors().items()}
     return values, found
 
 
 class Call:
-    """One call of one function. kept: what the bytes that forward keeps are called among the values."""
-
-    kept = "kept"
+    """One call of one function."""
 
     def __init__(
         self, call: dict, objects: list, tensors: dict[str, torch.Tensor], patience: Patience
@@ -93,7 +106,7 @@ class Call:
         }
         self.gradients = {name: tensors[one] for name, one in call.get("gradients", {}).items()}
         self.found: dict[str, Any] = {}
-        self.values: dict[str, Any] = {"misfits": {}}
+        self.values = Told()
 
     def go(self) -> None:
         outside = self.from_outside() if self.given.get("measured") else {}
@@ -148,11 +161,11 @@ class Call:
         before = alive()
         with Saved() as saved, peak:
             made = self.function(*self.inputs.values(), **kwargs)
-        self.values["forward"] = peak.highest
-        self.values[self.kept] = self.patience.measured(
-            f"{self.name}.{self.kept}", lambda: saved.nbytes + saved.beside(before, made)
+        self.values.forward = peak.highest
+        self.values.saved = self.patience.measured(
+            f"{self.name}.saved", lambda: saved.nbytes + saved.beside(before, made)
         )
-        self.values["flops"] = {"forward": peak.flops}
+        self.values.flops["forward"] = peak.flops
         return made
 
     def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
@@ -163,8 +176,8 @@ class Call:
         with peak:
             _backward(ends, inputs=list(self.inputs.values()))
         if self.given.get("measured"):
-            self.values["backward"] = peak.highest
-            self.values["flops"]["backward"] = peak.flops
+            self.values.backward = peak.highest
+            self.values.flops["backward"] = peak.flops
         self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}
 
     def ends(self, outputs: dict[str, Any]) -> list[Any]:
@@ -185,7 +198,7 @@ class Call:
         for name, (kind, shape) in self.given["expects"].items():
             dtype, one = getattr(torch, kind), self.found.get(name)
             if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
-                self.values["misfits"][name] = told(one)
+                self.values.misfits[name] = told(one)
                 one = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(one))
         return sent

@@ -3,14 +3,15 @@
 It holds one case's and one rank's inputs, never an expected value, a seed or a later case. What it needs
 of torch is taken before the student's bytes are unpickled. What goes back is JSON and raw tensors.
 
-A recipe is a function `recipe(objects, tensors, groups, instructions) -> (values, tensors)`:
+A recipe is a function `recipe(objects, tensors, groups, instructions) -> tuple[Values, dict[str, Any]]`:
 
 * objects: what the student wrote, in the order of the exercise;
 * tensors: this rank's inputs by name; groups: the process groups that the case asks for;
 * instructions: this rank's plain data; under "enough" the bytes of memory that are enough, by the names of
   what the recipe measures (see `memory`), so that it measures again before it tells of more;
-* values: plain data that goes back; tensors: what goes back as raw bytes (anything else in there is
-  described by its type). It is named "package.module:function" in the case, so that a topic with
+* values: what goes back as plain data, of a type that the signature names and the judge reads it as (see
+  `course_lib.checks.wire`); tensors: what goes back as raw bytes (anything else in there is described by its
+  type). It is named "package.module:function" in the case, so that a topic with
   its own (say, training a model) adds it without touching this file.
 
 The recipe's module is imported by the process that forks the ranks, so that nothing may happen by its import.
@@ -28,18 +29,22 @@ import os
 import random
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from course_lib.checks import wire as checked
 from course_lib.checks.rank.reach import out_of_reach, own_work
 from course_lib.checks.rank.refusing import refused
+from course_lib.checks.wire import Place, Task
 from course_lib.runtime import wire
 from course_lib.runtime.backend import device
 from course_lib.runtime.rank import close_the_store
 from course_lib.runtime.sandbox import calls, kernel
 
+_plain_of = checked.plain
 _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
 # not the recorded one: the ledger is to hold what the student's code did
@@ -50,6 +55,7 @@ _Tensor, _as_strided, _clone, _detach = (
     torch.Tensor.clone,
     torch.Tensor.detach,
 )
+_Parameter = torch.nn.Parameter
 _extract_frames = traceback.extract_tb
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIBRARIES = (
@@ -60,36 +66,59 @@ LIBRARIES = (
 )
 LONGEST = 1_000  # entries of a list or characters of a text that go back
 
-Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[dict, dict[str, Any]]]
+Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[Any, dict[str, Any]]]
+
+
+@dataclass
+class Called:
+    """What came of a call. result: as plain data, where that is asked for; same_object: an argument."""
+
+    result: Any = None
+    same_object: bool = False
+
+
+@dataclass
+class Answer:
+    """What came of evaluating a function, or a constant. random: whether it changed a random generator."""
+
+    value: Any = None
+    error: Place | None = None
+    random: bool = False
+
+
+@dataclass
+class Answers:
+    answers: list[Answer]
 
 
 def run_recipe(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
     """The entry point in the rank."""
-    path, _, name = header["recipe"].partition(":")
+    task = Task(**header)
+    path, _, name = task.recipe.partition(":")
     module = _import(path)
     recipe: Recipe = getattr(module, name)
     before_reading: Callable[[], None] = getattr(module, "before_reading", nothing)
     warm_up: Callable[[dict], None] | None = getattr(module, "warm_up", None)
-    count = header["payload"]
-    received = _unpack(header["tensors"], buffers[count:])
+    count = task.payload
+    received = _unpack(task.tensors, buffers[count:])
     alone = not dist.is_initialized()
     where = torch.device("cpu") if alone else device()
     tensors = {name: tensor.to(where) for name, tensor in received.items()}
-    groups = [_new_group(members) for members in header["groups"]]
+    groups = [_new_group(members) for members in task.groups]
     if not alone:
         close_the_store(dist.get_world_size())
-    if header["filtered"]:
+    if task.filtered:
         only_what_checks_need()
-    with own_work(header["references"]), refused(header["refused"]), told_why(), out_of_reach():
+    with own_work(task.references), refused(task.refused), told_why(), out_of_reach():
         before_reading()
         if warm_up is not None:
-            warm_up(header["instructions"])
+            warm_up(task.instructions)
         objects = list(_loads(buffers[:count]))
-        values, outputs = recipe(objects, tensors, groups, header["instructions"])
+        values, outputs = recipe(objects, tensors, groups, task.instructions)
     kept = {k: _detach(v) for k, v in outputs.items() if isinstance(v, _Tensor)}
     others = {k: type(v).__name__ for k, v in outputs.items() if k not in kept}
     meta, raw = _pack(kept)
-    return {"values": values, "tensors": meta, "others": others}, raw
+    return {"values": _plain_of(values), "tensors": meta, "others": others}, raw
 
 
 def nothing() -> None:
@@ -121,21 +150,31 @@ def told_why() -> Iterator[None]:
 
 def call(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[Called, dict[str, Any]]:
     """Call one object; hand back arguments (changed in place or not) and what it returned.
 
     instructions: object (index), args (a list of argument descriptions), kwargs (a dict of them),
     outputs (names of arguments, and "result" for the return value), plain (hand "result" back as
     plain data). An argument is {"tensor": name}, perhaps with {"view": [shape, stride, offset]},
-    {"value": plain data} or {"group": index}. A rank without "args" takes no part.
+    {"value": plain data}, {"group": index}, {"list": argument descriptions}, or {"parameter": name, "grad":
+    the name of its gradient or None}, whose gradient goes back as "name.grad". A rank without "args" takes no
+    part.
     """
     if "args" not in instructions:
-        return {}, {}
+        return Called(), {}
     named: dict[str, Any] = {}
+    parameters: dict[str, torch.nn.Parameter] = {}
 
     def argument(described: dict) -> Any:
         if "group" in described:
             return groups[described["group"]]
+        if "list" in described:
+            return [argument(one) for one in described["list"]]
+        if "parameter" in described:
+            name, grad = described["parameter"], described["grad"]
+            named[name] = parameters[name] = _Parameter(tensors[name])
+            parameters[name].grad = None if grad is None else tensors[grad]
+            return parameters[name]
         if "tensor" not in described:
             return described["value"]
         name = described["tensor"]
@@ -147,14 +186,15 @@ def call(
     args = [argument(one) for one in instructions["args"]]
     kwargs = {name: argument(one) for name, one in instructions.get("kwargs", {}).items()}
     named["result"] = objects[instructions.get("object", 0)](*args, **kwargs)
+    named |= {f"{name}.grad": one.grad for name, one in parameters.items()}
     outputs = {name: named[name] for name in instructions["outputs"] if name in named}
     if instructions.get("plain"):
-        return {"result": plain(outputs.pop("result"))}, outputs
+        return Called(result=plain(outputs.pop("result"))), outputs
     result = outputs.get("result")
     if isinstance(result, _Tensor) and any(result is t for n, t in named.items() if n != "result"):
         outputs["result"] = _clone(result)
-        return {"same_object": True}, outputs
-    return {}, outputs
+        return Called(same_object=True), outputs
+    return Called(), outputs
 
 
 # ---- recipe: evaluate pure functions, and constants
@@ -162,23 +202,23 @@ def call(
 
 def evaluate(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[Answers, dict[str, Any]]:
     """Call functions on plain arguments; an exception is an answer too.
 
     instructions: calls, a list of [index of the object, list of arguments, perhaps keyword arguments];
     instead of the arguments None: the object itself is the answer. An answer says, too, whether the call
     changed the state of a random generator that the process shares.
     """
-    answers: list[dict] = []
+    answers: list[Answer] = []
     for index, args, *named in instructions["calls"]:
         one, before = objects[index], random_state()
         try:
             value = one if args is None else one(*args, **(named[0] if named else {}))
-            answers.append({"value": plain(value)})
+            answers.append(Answer(value=plain(value)))
         except Exception as error:
-            answers.append({"error": describe(error)})
-        answers[-1]["random"] = random_state() != before
-    return {"answers": answers}, {}
+            answers.append(Answer(error=describe(error)))
+        answers[-1].random = random_state() != before
+    return Answers(answers), {}
 
 
 def random_state() -> tuple[object, bytes]:
@@ -186,8 +226,8 @@ def random_state() -> tuple[object, bytes]:
     return random.getstate(), torch.default_generator.get_state().numpy().tobytes()
 
 
-def describe(error: Exception) -> list[str]:
-    """[type, text, "line n: source"] of an exception; no place where none of it is the student's code."""
+def describe(error: Exception) -> Place:
+    """(type, text, "line n: source") of an exception; no place where none of it is the student's code."""
     try:
         text = str(error)[:300]
     except Exception as second:  # a student's __str__ may raise
@@ -195,7 +235,7 @@ def describe(error: Exception) -> list[str]:
     frames = _extract_frames(error.__traceback__)
     frames = [f for f in frames if not f.filename.startswith(LIBRARIES)]
     place = f"line {frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
-    return [type(error).__name__, text, place]
+    return type(error).__name__, text, place
 
 
 def plain(value: Any, depth: int = 3) -> Any:

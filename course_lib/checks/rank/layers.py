@@ -26,21 +26,14 @@ A rank without "runs" takes no part. What goes back for the run "a", of what it 
 output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
 parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient" (an input, and the output's
 gradient, when all is over), "a.drawn" (two numbers of the default generator after forward); and in
-values["a"]:
-
-    begun      operations begun before the layer was made, after that, after forward and after backward
-    held       bytes of the tensors that the layer brought with it
-    by_luck    whether backward met an operation that has none, and PyTorch warned of it
-    saved      bytes that forward keeps for backward, by PyTorch's hand or in any other place, the layer's
-               own parameters left out
-    misfits    {name: text} of what came in another shape or not at all; zeros stand for it
-    refused    [type, text, place] of the ValueError
+values["a"] what is `Told`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,6 +52,7 @@ from course_lib.checks.rank.watching import (
     give_back_at_once,
     measured,
 )
+from course_lib.checks.wire import Count, Place
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import START
 
@@ -71,8 +65,26 @@ _ranks_of = dist.get_process_group_ranks
 _get_default, _set_default = torch.get_default_dtype, torch.set_default_dtype
 _named_parameters, _train = nn.Module.named_parameters, nn.Module.train
 
-Told = tuple[dict, dict[str, Any]]
 before_reading = refuse_imports  # DTensor takes a rank seconds to import, and an object may name it
+
+
+@dataclass
+class Told:
+    """What is told of a run.
+
+    begun: operations begun before the layer was made, after that, after forward and after backward; held:
+    bytes of the tensors that the layer brought with it; saved: bytes that forward keeps for backward, by
+    PyTorch's hand or in any other place, the layer's own parameters left out; by_luck: whether backward met
+    an operation that has none, and PyTorch warned of it; misfits: {name: text} of what came in another shape
+    or not at all, zeros stand for it; refused: the ValueError that is an answer.
+    """
+
+    begun: list[Count] = field(default_factory=list)
+    misfits: dict[str, str] = field(default_factory=dict)
+    held: Count | None = None
+    saved: Count | None = None
+    by_luck: bool = False
+    refused: Place | None = None
 
 
 def warm_up(given: dict) -> None:
@@ -83,7 +95,9 @@ def warm_up(given: dict) -> None:
         measured(START)
 
 
-def layers(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
+def layers(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
     with own_parts(), known_groups(groups), default_dtype(given.get("dtype", "float64")):
@@ -148,7 +162,7 @@ class Run:
             self.seen("gradient", tensors[run["backward"]]) if "backward" in run else None
         )
         self.found: dict[str, Any] = {}
-        self.values: dict[str, Any] = {"begun": [], "misfits": {}}
+        self.values = Told()
 
     def seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a view of it where one is asked for."""
@@ -162,7 +176,7 @@ class Run:
         except ValueError as error:
             if not self.given.get("refuses"):
                 raise
-            self.values["refused"] = describe(error)
+            self.values.refused = describe(error)
 
     def run(self) -> None:
         layer = self.made()
@@ -213,7 +227,7 @@ class Run:
         return layer
 
     def measure(self, key: str, count: Callable[[], int]) -> None:
-        self.values[key] = self.patience.measured(f"{self.given['name']}.{key}", count)
+        setattr(self.values, key, self.patience.measured(f"{self.given['name']}.{key}", count))
 
     def count_pages(self, moment: str) -> None:
         """From outside, where the layer is large enough to be seen there."""
@@ -230,7 +244,7 @@ class Run:
         return {"group": self.groups[self.given["group"]]} if "group" in self.given else {}
 
     def moment(self) -> None:
-        self.values["begun"].append(begun_and_waited()[0])
+        self.values.begun.append(begun_and_waited()[0])
 
     def backward(self, y: Any) -> None:
         """From the output's gradient to those of inputs and parameters.
@@ -243,7 +257,7 @@ class Run:
         try:
             with unregistered() as warned:
                 _backward(Hand.apply(y, self.gradient.to(y.dtype) if fits else _zeros_like(y)))
-            self.values["by_luck"] = bool(warned)
+            self.values.by_luck = bool(warned)
         except Exception:
             if fits:  # else the shape is the mistake, which is told
                 raise
@@ -262,7 +276,7 @@ class Run:
         for name, (kind, shape) in self.given["expects"].items():
             dtype, one = getattr(torch, kind), self.found.get(name)
             if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, list(shape)):
-                self.values["misfits"][name] = told(one)
+                self.values.misfits[name] = told(one)
                 one = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(one))
         return sent

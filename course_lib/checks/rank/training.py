@@ -14,21 +14,21 @@ Instructions of all of them:
 
 A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
-names in the model; and values: "passes" (see `watching.Watch`), "begun" (operations begun so far: after the
-model was wrapped, after each backward and each step; where memory is watched the rank is measured there,
-too, as "held.0" and so on), "without" (gradients that are None; zeros stand for them).
+names in the model; and what is `Told`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from course_lib.checks.rank import toys, watching
+from course_lib.checks.wire import Count
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import BASE, START
 
@@ -37,8 +37,21 @@ _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_lik
 _mse = nn.functional.mse_loss
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad")}
 
-Told = tuple[dict, dict[str, Any]]
 Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+
+
+@dataclass
+class Told:
+    """What is told of a training run.
+
+    passes: of each backward, see `watching.Watch`; begun: operations begun so far, after the model was
+    wrapped, after each backward and each step (where memory is watched the rank is measured there, too, as
+    "held.0" and so on); without: gradients that are None, zeros stand for them.
+    """
+
+    passes: list[list[watching.Pass]] = field(default_factory=list)
+    begun: list[Count] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
 
 
 class Session:
@@ -119,13 +132,10 @@ class Session:
         for kind in kinds:
             self.keep(kind, parameters)
 
-    def told(self) -> Told:
+    def told(self) -> tuple[Told, dict[str, torch.Tensor]]:
         """The training is over: what is run after it, beside copies that are to be told, is no peak."""
         self.watch.memory = False
-        values = {
-            "passes": self.watch.passes, "begun": self.begun, "without": self.without,
-        }  # fmt: skip
-        return values, self.tensors
+        return Told(self.watch.passes, self.begun, self.without), self.tensors
 
 
 def keywords(instructions: dict, groups: list) -> dict[str, Any]:
@@ -154,10 +164,12 @@ def warm_up(instructions: dict) -> None:
     watching.measured(START)
 
 
-def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+def replicas(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[Told, dict[str, Any]]:
     """A module around a module: forward, backward, finish_gradient_synchronization(), optimizer.step()."""
     if "steps" not in instructions:
-        return {}, {}
+        return Told(), {}
     session = Session(instructions)
     wrapped = objects[0](session.model, **keywords(instructions, groups))
     make, defaults = session.optimizer()
@@ -173,10 +185,12 @@ def replicas(objects: list, tensors: dict, groups: list, instructions: dict) -> 
     return session.told()
 
 
-def sharded_optimizer(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+def sharded_optimizer(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[Told, dict[str, Any]]:
     """An optimizer of a whole model, frozen parameters too, that keeps a shard of the state."""
     if "steps" not in instructions:
-        return {}, {}
+        return Told(), {}
     session = Session(instructions)
     make, defaults = session.optimizer()
     every = list(session.named.values())

@@ -11,11 +11,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from course_lib.checks.wire import Count
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
 from course_lib.ledger.group import real
@@ -32,7 +34,7 @@ _collect, _reach = gc.collect, moments.reach
 _device, _gpu_memory = device, torch.cuda.memory_stats
 
 
-class _Pass(torch.autograd.Function):
+class _Passing(torch.autograd.Function):
     """Identity; in backward it tells that the gradient of this block's output has arrived."""
 
     @staticmethod
@@ -46,28 +48,40 @@ class _Pass(torch.autograd.Function):
         return grads[0], None, None
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A moment of backward: the gradients of all later blocks are complete, those of `block` are not.
+
+    begun, waited: operations of the rank that had begun, and how many of them it had waited for; latest:
+    whether it had waited for the last of them.
+    """
+
+    block: Count
+    begun: Count
+    waited: Count
+    latest: bool
+
+
 class Watch:
     """Looks whenever forward leaves a block of `model`, and whenever backward enters it from behind.
 
-    passes: of each backward a list of [block, operations begun, how many of those were waited for, whether
-    the latest was]; block k is passed when the gradients of all later blocks are complete, and its own are
-    not. memory: whether these moments are measured, as "highest".
+    passes: of each backward. memory: whether these moments are measured, as "highest".
     """
 
     def __init__(self, model: nn.Module, memory: bool = False):
-        self.passes: list[list[list[int]]] = []
+        self.passes: list[list[Pass]] = []
         self.memory = memory
         for number, block in enumerate(model.blocks):  # pyright: ignore[reportArgumentType]
             block.register_forward_hook(lambda _, __, out, k=number: self.left(out, k))
 
     def left(self, out: torch.Tensor, block: int) -> torch.Tensor:
         self.look(HIGHEST)
-        return _Pass.apply(out, block, self) if out.requires_grad else out  # type: ignore[return-value]
+        return _Passing.apply(out, block, self) if out.requires_grad else out  # type: ignore[return-value]
 
     def passed(self, block: int) -> None:
         self.look(HIGHEST)
         if self.passes:
-            self.passes[-1].append([block, *begun_and_waited(), latest_waited()])
+            self.passes[-1].append(Pass(block, *begun_and_waited(), latest_waited()))
 
     def backward_begins(self) -> None:
         self.passes.append([])

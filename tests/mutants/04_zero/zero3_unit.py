@@ -41,6 +41,17 @@ class Unit:
             p.grad = None
 
 
+# %% wrong: the gathered row is float32, whatever the parameters are
+# says: Make the one that receives like the one that is sent
+# base: what the wrong ones change
+-        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
+-        dist.all_gather_into_tensor(self.row, self.shard.data, group=self.group)
++        row = torch.empty(self.n * len(self.shard))
++        dist.all_gather_into_tensor(row, self.shard.data, group=self.group)
++        self.row.untyped_storage().resize_(self.row.numel() * self.row.itemsize)
++        self.row.copy_(row)
+
+
 # %% wrong: a new row at every gather
 # says: A new tensor in param.data leaves autograd|nothing then: make the storage itself empty
 # base: what the wrong ones change

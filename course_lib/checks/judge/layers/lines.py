@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from course_lib.checks import words
+from course_lib.checks.judge.amount import beyond
 from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, usual, wrong
-from course_lib.checks.judge.layers.runs import Run, Tensors
+from course_lib.checks.judge.compare import Slip, close, difference, told_by
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.rank.layers import Told
 from course_lib.checks.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `recipes`
 DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
@@ -26,23 +24,14 @@ NO_GRADIENT = (
 )
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A way to go wrong whose values can be computed: tensors(k), of the k-th rank, by name."""
-
-    says: str
-    tensors: Callable[[int], Tensors]
-
-
 def members(seen: Observed) -> list[int]:
     """The ranks that take part, in order."""
     return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
 
 
-def told(seen: Observed, rank: int, run: Run, key: str) -> Any:
-    """What the recipe told of the run on this rank; None where it is not there."""
-    values = seen.values[rank].get(run.name)
-    return values.get(key) if isinstance(values, dict) else None
+def told(seen: Observed, rank: int, run: Run) -> Told:
+    """What the recipe told of the run on this rank."""
+    return seen.values[rank][run.name]
 
 
 # ---- values
@@ -53,7 +42,7 @@ def values_line(
     title: str,
     *,
     names: Sequence[str] = (),
-    mistakes: Iterable[Mistake] = (),
+    slips: Iterable[Slip] = (),
     misfit: Callable[[str, str, int], str] | None = None,
     otherwise: str = "",
     weight: float = 1.0,
@@ -63,12 +52,12 @@ def values_line(
 ) -> Line:
     """What came back is what `run` wants: of `names`, or of all; the first difference is told.
 
-    mistakes: what a mistake would give; misfit: (name, what came, k) -> the usual cause of another shape;
-    otherwise: said when no mistake fits.
+    slips: what they would give; misfit: (name, what came, k) -> the usual cause of another shape;
+    otherwise: said when none of them fits.
     """
 
     def judge(seen: Observed) -> Finding:
-        return differs(run, seen, names, tuple(mistakes), misfit, otherwise) or RIGHT
+        return differs(run, seen, names, tuple(slips), misfit, otherwise) or RIGHT
 
     return Line(title, judge, weight, aspect, trivial=trivial, short=short)
 
@@ -77,45 +66,29 @@ def differs(
     run: Run,
     seen: Observed,
     names: Sequence[str],
-    mistakes: Sequence[Mistake],
+    slips: Sequence[Slip],
     misfit: Callable[[str, str, int], str] | None,
     otherwise: str,
 ) -> Finding | None:
     """The first of the wanted tensors that is not what it should be, name by name on all ranks."""
     for name in names or list(run.wanted[0]):
         for k, rank in enumerate(members(seen)):
-            came = told(seen, rank, run, "misfits")
-            if isinstance(came, dict) and name.startswith("grad.") and "y" in came:
+            came = told(seen, rank, run).misfits
+            if name.startswith("grad.") and "y" in came:
                 return wrong(cause=ANY)  # backward had nothing to begin with
-            if isinstance(came, dict) and name in came:
-                return unfit(run, name, str(came[name]), k, rank, misfit)
+            if name in came:
+                return unfit(run, name, came[name], k, rank, misfit)
             wanted = run.wanted[k][name]
             found = seen.tensors[rank][f"{run.name}.{name}"]
             if close(found, wanted):
                 continue
             found_here = {one: seen.tensors[rank][f"{run.name}.{one}"] for one in run.wanted[k]}
-            says = next((m.says for m in mistakes if fits(m.tensors(k), name, found_here)), "")
-            said = difference(name, rank, found, wanted)
+            says = told_by(slips, name, found_here, k)
+            said = difference(
+                f"on rank {rank} {subject(name)} is not what one process gets", found, wanted
+            )
             return wrong(said, says or otherwise, cause=says or otherwise or f"{run.name} {name}")
     return None
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Equal but for rounding: to a share of the largest element; NaN is not."""
-    if not wanted.numel():
-        return True
-    if not wanted.is_floating_point():
-        return bool((found == wanted).all())
-    bound = TOLERANCE[wanted.dtype] * max(float(wanted.abs().max()), 1e-3)
-    return bool(((found - wanted).abs() <= bound).all())
-
-
-def fits(mistake: Tensors, name: str, found: Tensors) -> bool:
-    """Whether what was found, wrong in `name`, is what the mistake gives."""
-    return name in mistake and all(
-        one in found and one_tensor.shape == found[one].shape and close(found[one], one_tensor)
-        for one, one_tensor in mistake.items()
-    )
 
 
 def subject(name: str) -> str:
@@ -151,21 +124,12 @@ def unfit(
     )
 
 
-def difference(name: str, rank: int, found: torch.Tensor, wanted: torch.Tensor) -> Sentence:
-    general = f"on rank {rank} {subject(name)} is not what one process gets"
-    error = (found.double() - wanted.double()).abs().nan_to_num(float("inf")).flatten()
-    worst = int(error.argmax())
-    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
-    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), wanted.shape)]
-    return Sentence(f"{general}: element {where} is {got} instead of {want}.", f"{general}.")
-
-
 def values_or_refusal_line(
     run: Run,
     title: str,
     numbers: Sequence[int],
     *,
-    mistakes: Iterable[Mistake] = (),
+    slips: Iterable[Slip] = (),
     misfit: Callable[[str, str, int], str] | None = None,
     otherwise: str = "",
     weight: float = 1.0,
@@ -173,15 +137,15 @@ def values_or_refusal_line(
     """Sizes that do not divide: right values, or a ValueError on every rank that names the `numbers`."""
 
     def judge(seen: Observed) -> Finding:
-        refused = [told(seen, rank, run, "refused") for rank in members(seen)]
-        if all(isinstance(one, list) and len(one) == 3 for one in refused):
-            _, text, place = map(str, refused[0])
+        refused = [told(seen, rank, run).refused for rank in members(seen)]
+        if refused[0] is not None and None not in refused:
+            _, text, place = refused[0]
             if set(numbers) <= {int(one) for one in re.findall(r"\d+", text)[:20]}:
                 return Finding(True, title=f"{title}: refused, with a sentence")
             said = Sentence(f"it was refused: {text}", "it was refused.")
             which = words.listing(numbers)
             return wrong(at(place, said), f"Say in the sentence which numbers do not fit: {which}.")
-        return differs(run, seen, (), tuple(mistakes), cause, otherwise) or RIGHT
+        return differs(run, seen, (), tuple(slips), cause, otherwise) or RIGHT
 
     def cause(name: str, came: str, k: int) -> str:
         said = misfit(name, came, k) if misfit else ""
@@ -195,7 +159,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
     def judge(seen: Observed) -> Finding:
         key, ranks = f"{run.name}.{name}", members(seen)
-        if any(name in (told(seen, rank, run, "misfits") or {}) for rank in ranks):
+        if any(name in told(seen, rank, run).misfits for rank in ranks):
             return wrong(f"{subject(name)} is not there, or of another shape.", cause=ANY)
         first = seen.tensors[ranks[0]][key]
         for rank in ranks[1:]:
@@ -214,13 +178,12 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
 
 def operations(run: Run, seen: Observed, rank: int, direction: str) -> list[Operation]:
-    """Those of one direction of the run; none where that was not told as agreed."""
-    begun = told(seen, rank, run, "begun")
-    if not isinstance(begun, list) or len(begun) <= BACKWARD:
+    """Those of one direction of the run; none where it was refused."""
+    begun = told(seen, rank, run).begun
+    if len(begun) <= BACKWARD:
         return []
     first, last = (begun[place] for place in DIRECTIONS[direction])
-    agreed = type(first) is int and type(last) is int and 0 <= first <= last
-    return seen.operations[rank][first:last] if agreed else []
+    return seen.operations[rank][first:last]
 
 
 def sent_line(
@@ -242,25 +205,20 @@ def sent_line(
     title = title or f"bytes {direction}"
 
     def judge(seen: Observed) -> Finding:
-        busiest = 0
-        for k, rank in enumerate(members(seen)):
-            done = operations(run, seen, rank, direction)
-            sent = round(sum(one.bytes_sent for one in done))
-            busiest = max(busiest, sent)
-            if least[k] - 1 <= sent <= allowed[k] + 1:
-                continue
-            bound = round(allowed[k] if sent > allowed[k] else least[k])
-            ratio = sent / bound if bound else float("inf")
-            enough = "are enough" if sent > bound else "are needed"
-            names = words.listing(dict.fromkeys(one.op for one in done))
+        ranks = members(seen)
+        done = [operations(run, seen, rank, direction) for rank in ranks]
+        sent = [round(sum(one.bytes_sent for one in of_rank)) for of_rank in done]
+        if off := beyond(sent, allowed, least):
+            of_rank = done[off.place]
+            names = words.listing(dict.fromkeys(one.op for one in of_rank))
             return wrong(
-                f"{direction}, rank {rank} sent {words.number(sent)} bytes{f' ({names})' if names else ''}; "
-                f"{words.number(bound)} {enough}.",
-                usual(hint, ratio, done),
-                cause=f"{direction} {ratio:.2f} {run.name}",
-                misses_point=ratio >= point,
+                f"{direction}, rank {ranks[off.place]} sent {off.number} bytes"
+                f"{f' ({names})' if names else ''}; {off.enough}.",
+                usual(hint, off.ratio, of_rank),
+                cause=f"{direction} {off.ratio:.2f} {run.name}",
+                misses_point=off.ratio >= point,
             )
-        return Finding(True, title=f"{title}: {words.number(busiest)} by each rank")
+        return Finding(True, title=f"{title}: {words.number(max(sent))} by each rank")
 
     return Line(title, judge, weight, "communication")
 
@@ -293,8 +251,8 @@ def memory_line(
 
     def judge(seen: Observed) -> Finding:
         for k, rank in enumerate(members(seen)):
-            got = told(seen, rank, run, key)
-            if type(got) is not int:
+            got = getattr(told(seen, rank, run), key)
+            if got is None:
                 return wrong(f"rank {rank} did not tell what it {what}.")
             for moment, many in looked.items():
                 if not (pages := seen.held[rank].get(f"{run.name}.pages.{moment}")):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from course_lib.checks.judge.case import Case, Line, RankSide, Spec
+from course_lib.checks.judge.compare import Tensors
 
 RECIPE = "course_lib.checks.rank.layers:layers"
 SECONDS = 20.0  # PyTorch's parts that a class may name take a rank some of them to import
 ROOM = 800_000  # bytes that libraries take in the runs before
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from course_lib.checks.judge.training.runs import (
     outputs,
 )
 from course_lib.checks.judge.training.traffic import (
-    counts,
     last_backwards,
     volume_line,
     within,
@@ -35,7 +34,6 @@ __all__ = [
     "Mistake",
     "case",
     "common",
-    "counts",
     "differing",
     "first",
     "group_trouble",

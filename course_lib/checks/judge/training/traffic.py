@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from course_lib.checks import words
+from course_lib.checks.judge.amount import beyond
 from course_lib.checks.judge.case import Finding, Line, Observed, wrong
+from course_lib.checks.rank.watching import Pass
 from course_lib.ledger.operation import Operation
 
 
@@ -32,19 +33,12 @@ def volume_line(
 
     def judge(seen: Observed) -> Finding:
         sent = [sum(one.bytes_sent for one in rank) for rank in within(seen, between)]
-        for rank, bytes_of_rank in enumerate(sent):
-            if least[rank] - 1 <= bytes_of_rank <= allowed[rank] + 1:
-                continue
-            many = bytes_of_rank > allowed[rank]
-            bound = allowed[rank] if many else least[rank]
-            ratio = bytes_of_rank / bound if bound else float("inf")
-            enough = "are enough" if many else "are needed"
+        if off := beyond(sent, allowed, least):
             return wrong(
-                f"rank {rank} sent {words.number(round(bytes_of_rank))} bytes; "
-                f"{words.number(round(bound))} {enough}{what}.",
-                hint(ratio, seen) if hint else "",
-                cause=f"bytes {ratio:.2f}",
-                misses_point=ratio >= point,
+                f"rank {off.place} sent {off.number} bytes; {off.enough}{what}.",
+                hint(off.ratio, seen) if hint else "",
+                cause=f"bytes {off.ratio:.2f}",
+                misses_point=off.ratio >= point,
             )
         return Finding(True, title=f"{title}: {words.number(round(max(sent)))} by the busiest rank")
 
@@ -57,26 +51,9 @@ def within(seen: Observed, between: tuple[int, int] | None) -> list[list[Operati
         return seen.operations
     found = []
     for rank, operations in enumerate(seen.operations):
-        told = seen.values[rank].get("begun")
-        begun = told if isinstance(told, list) and len(told) > max(between) else []
-        first, last = (begun[between[0]], begun[between[1]]) if begun else (0, 0)
-        whole = type(first) is int and type(last) is int and 0 <= first <= last
-        found.append(operations[first:last] if whole else [])
+        first, last = (begun_at(seen, rank, place) for place in between)
+        found.append(operations[first:last])
     return found
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A moment of backward: the gradients of all later blocks are complete, those of `block` are not.
-
-    begun, waited: operations of the rank that had begun, and how many of them it had waited for; latest:
-    whether it had waited for the last of them.
-    """
-
-    block: int
-    begun: int
-    waited: int
-    latest: bool
 
 
 @dataclass(frozen=True)
@@ -93,44 +70,25 @@ class LastBackward:
 
 
 def last_backwards(seen: Observed, rank: int) -> list[LastBackward]:
-    """Of each step; without passes where these were not told in the agreed form.
+    """Of each step; without passes where there were none.
 
     No more counts as begun at a pass than when backward was over, which is noted elsewhere: a class can reach
     the hooks on the model's blocks, and what they noted.
     """
     steps = seen.case.sides[rank].instructions["steps"]
-    given = seen.values[rank].get("passes")
-    told = given if isinstance(given, list) else []
+    told = seen.values[rank].passes
     found, number = [], 0
     for place, step in enumerate(steps):
         number += len(step)
-        entries = told[number - 1] if number <= len(told) else None
-        following = told[number] if number < len(told) else None
-        after = (
-            following[0][1]
-            if isinstance(following, list) and following and counts(following[0])
-            else 0
-        )
+        passes = told[number - 1] if number <= len(told) else []
+        following = told[number] if number < len(told) else []
         over = begun_at(seen, rank, 1 + 2 * place)
-        passes = [
-            Pass(entry[0], min(entry[1], over), entry[2], bool(entry[3]))
-            for entry in (entries if isinstance(entries, list) else [])
-            if counts(entry)
-        ]
-        found.append(LastBackward(passes, after))
+        passes = [replace(one, begun=min(one.begun, over)) for one in passes]
+        found.append(LastBackward(passes, following[0].begun if following else 0))
     return found
 
 
 def begun_at(seen: Observed, rank: int, place: int) -> int:
-    """Operations begun at a place in "begun" of `recipes`; 0 where that was not told as agreed."""
-    told = seen.values[rank].get("begun")
-    begun = told[place] if isinstance(told, list) and place < len(told) else 0
-    return begun if type(begun) is int else 0
-
-
-def counts(entry: Any) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 4
-        and all(type(one) in (int, bool) for one in entry)
-    )
+    """Operations begun at a place in "begun" of `recipes`; 0 where there is none."""
+    begun = seen.values[rank].begun
+    return begun[place] if place < len(begun) else 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
-from course_lib.checks import words
 from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.judge.compare import TOLERANCE, difference
 from course_lib.checks.judge.training.runs import members
 from course_lib.checks.judge.training.single import (
     Gradient,
@@ -20,7 +21,6 @@ from course_lib.checks.judge.training.single import (
 )
 from course_lib.checks.sentence import Sentence
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 WHAT = {
     "start": "parameter", "grad": "gradient of", "param": "parameter", "end": "parameter",
     "buffer": "buffer",
@@ -117,7 +117,9 @@ def same_as_one_process(
             differ = differing(found, expected, training.dtype, starts)
             if differ:
                 says = told(training, differ[0], found, k, mistakes)
-                return wrong(first(differ[0], found, expected, rank, seen), says)
+                # other sizes and numbers of ranks are the same mistake
+                cause = re.sub(r"\d+", "N", says)
+                return wrong(first(differ[0], found, expected, rank, seen), says, cause=cause)
         return RIGHT
 
     return Line(title, judge, weight, trivial=trivial, short=short)
@@ -160,17 +162,11 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
     subject = f"{WHAT[what]} {rest}"
     right = "the first rank's" if what == "start" else "what one process gets from all data"
     general = f"{when}, {subject} on rank {rank} is not {right}"
-    without = seen.values[rank].get("without")
-    if isinstance(without, list) and name in without:
+    if name in seen.values[rank].without:
         return Sentence(
             f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}."
         )
-    error = (found[name].to(torch.float64) - expected[name]).abs()
-    worst = int(error.nan_to_num(float("inf")).flatten().argmax())
-    got, want = words.apart(
-        float(found[name].flatten()[worst]), float(expected[name].flatten()[worst])
-    )
-    return Sentence(f"{general}: an element is {got} instead of {want}.", f"{general}.")
+    return difference(general, found[name], expected[name], "an element is ")
 
 
 def told(

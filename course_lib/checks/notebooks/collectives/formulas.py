@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.case import Case, Draw, exercise
-from course_lib.checks.judge.formulas import Prediction
-from course_lib.checks.judge.formulas import predictions as evaluated
+from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
 from course_lib.checks.notebooks.collectives import slips
 from course_lib.checks.notebooks.collectives.slips import DOUBLING, RING
 from course_lib.checks.notebooks.collectives.sums import REFERENCE

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, wrong
-from course_lib.checks.judge.explain import Mistake
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import only_messages
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Mistake,
+    Observed,
+    Setting,
+    exercise,
+    only_messages,
+    words,
+    wrong,
+)
 from course_lib.checks.notebooks.collectives.sums import (
     REFERENCE,
     common_hint,

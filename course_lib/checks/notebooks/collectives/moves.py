@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import bytes_line, messages_line, only_messages
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Language,
+    Line,
+    Mistake,
+    Observed,
+    Setting,
+    bytes_line,
+    exercise,
+    messages_line,
+    only_messages,
+    words,
+)
 from course_lib.checks.notebooks.collectives.record import sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import (
     chunks,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.answers import Answer, answers
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.collectives.formulas import FORMULAS
 
 RING_SECONDS = facts.bytes_sent_per_rank("ring_all_reduce", 64, 70) / 50  # 70 GB, 50 GB/s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from course_lib.checks.judge.case import Observed
+from course_lib.checks.kit import Observed
 from course_lib.ledger.operation import Operation
 
 

@@ -7,11 +7,19 @@ from typing import Any
 
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
-from course_lib.checks.judge.explain import Mistake
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import bytes_line, only_messages, rounds_line
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Line,
+    Mistake,
+    Observed,
+    Setting,
+    bytes_line,
+    exercise,
+    only_messages,
+    rounds_line,
+    words,
+)
 from course_lib.checks.notebooks.collectives.record import sends, sent_wider, turned_left
 from course_lib.checks.notebooks.collectives.shards import NOT_AGREED
 from course_lib.checks.notebooks.collectives.sums import (

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import only_messages
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Language,
+    Line,
+    Mistake,
+    Observed,
+    Setting,
+    exercise,
+    only_messages,
+    words,
+)
 from course_lib.checks.notebooks.collectives.record import turned_left
 from course_lib.checks.notebooks.collectives.shards import (
     ShardHint,

@@ -8,13 +8,25 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from course_lib.checks.judge.build import Argument, side
-from course_lib.checks.judge.case import Case, Finding, Line, Observed
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.provenance import Provenance
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import Hint, bytes_line, rounds_line
-from course_lib.checks.judge.values import Exact, both, contributions, left_alone
+from course_lib.checks.kit import (
+    Argument,
+    Case,
+    Exact,
+    Finding,
+    Hint,
+    Language,
+    Line,
+    Mistake,
+    Observed,
+    Provenance,
+    Setting,
+    both,
+    bytes_line,
+    contributions,
+    left_alone,
+    rounds_line,
+    side,
+)
 from course_lib.checks.notebooks.collectives.record import sent_wider
 from course_lib.facts import exact_bytes, rounds
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from course_lib import facts
-from course_lib.checks.judge.formulas import Formula
+from course_lib.checks.kit import Formula
 
 RING, DOUBLING = "ring_all_reduce", "recursive_doubling_all_reduce"
 Slips = dict[str, Formula]

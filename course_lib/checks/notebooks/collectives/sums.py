@@ -9,19 +9,24 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.build import side
-from course_lib.checks.judge.case import Case, Draw, Finding, Observed, usual
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.provenance import Provenance
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.values import (
+from course_lib.checks.kit import (
+    Case,
+    Draw,
     Exact,
+    Finding,
+    Language,
+    Mistake,
+    Observed,
+    Provenance,
+    Setting,
     both,
-    close,
     contributions,
     gaps_left_alone,
+    rounded,
     same_bits,
+    side,
+    usual,
+    words,
 )
 from course_lib.facts import chunk_sizes
 
@@ -106,7 +111,7 @@ def rounding_case(
         told = "" if found.ok else usual(why, seen)
         return replace(found, sentences=(*found.sentences, told)) if told else found
 
-    judge = both(close("tensor", on.ranks, wide.sum(0), bound), bits)
+    judge = both(rounded("tensor", on.ranks, wide.sum(0), bound), bits)
     sides = [
         side({"tensor": one}, returned=["tensor"], extra=extra(rank) if extra else ())
         for rank, one in enumerate(values)

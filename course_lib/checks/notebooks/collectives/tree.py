@@ -8,14 +8,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.build import side
-from course_lib.checks.judge.case import Case, Draw, Line, Observed, exercise
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.provenance import Provenance
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import only_messages, rounds_line, total_bytes_line
-from course_lib.checks.judge.values import Exact, both, contributions, gaps_left_alone
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Exact,
+    Language,
+    Line,
+    Mistake,
+    Observed,
+    Provenance,
+    Setting,
+    both,
+    contributions,
+    exercise,
+    gaps_left_alone,
+    only_messages,
+    rounds_line,
+    side,
+    total_bytes_line,
+    words,
+)
 from course_lib.checks.notebooks.collectives.sums import REFERENCE
 from course_lib.facts import bytes_sent_per_rank, rounds
 

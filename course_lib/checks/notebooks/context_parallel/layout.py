@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
     Case,
@@ -17,11 +16,14 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     RankSide,
+    Sentence,
+    at,
+    error_kind,
     exercise,
+    words,
     wrong,
 )
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
-from course_lib.checks.sentence import Sentence, at, error_kind
 
 Layout = list[list[range]]
 NOBODYS = "is nobody's", "are nobody's"
@@ -126,16 +128,16 @@ def judge(
     """
 
     def judged(seen: Observed) -> Finding:
-        errors = [seen.answer(start + i).get("error") for i in range(len(sizes))]
-        told = [one for one in errors if isinstance(one, list) and one[0] == "NotImplementedError"]
+        errors = [seen.answer(start + i).error for i in range(len(sizes))]
+        told = [one for one in errors if one is not None and one[0] == "NotImplementedError"]
         if len(told) == len(sizes):
-            return wrong("zigzag is not written yet.", at(str(told[0][2])), cause="stub")
+            return wrong("zigzag is not written yet.", at(told[0][2]), cause="stub")
         read_so_far: list[tuple[int, int, Layout]] = []
         for index, (seq, n) in enumerate(sizes, start=start):
             answer = seen.answer(index)
-            if isinstance(answer.get("error"), list):
-                return raised(seq, n, *map(str, answer["error"][:3]))
-            layout = read(answer.get("value"))
+            if answer.error is not None:
+                return raised(seq, n, *answer.error)
+            layout = read(answer.value)
             if layout is None or len(layout) != n:
                 said = f"zigzag({seq}, {n}) gives something else, or not one list for each rank."
                 return wrong(Sentence(said, "zigzag gives no layout."), FORM, cause="form")
@@ -168,7 +170,7 @@ def usual_slip(
     seen: Observed, others: Sequence[tuple[int, int]], seq: int, n: int, layout: Layout
 ) -> str:
     """Of the mistakes that give this layout the one that gives most of all that came; "" without any."""
-    came = [(size, read(seen.answer(i).get("value"))) for i, size in enumerate(others)]
+    came = [(size, read(seen.answer(i).value)) for i, size in enumerate(others)]
 
     def fits(make: Callable[[int, int], Layout]) -> int:
         return sum(one is not None and held(make(*size)) == held(one) for size, one in came)

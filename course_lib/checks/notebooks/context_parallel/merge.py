@@ -9,16 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
-from course_lib.checks.judge.functions import (
-    About,
-    Call,
-    Slip,
-    case,
-    changed,
-    got,
-    values_line,
-)
+from course_lib.checks.judge.functions import About, Call, case, changed, got, values_line
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.context_parallel.references import (
     OPERATIONS,
     REFERENCES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.judge.answers import Answer, answers
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 
 RANKS, HEADS, KV_HEADS = 8, 32, 8

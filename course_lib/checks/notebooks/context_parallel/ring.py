@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
-from course_lib.checks.judge.traffic import BUILT_IN, only_messages
+from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, exercise, only_messages, words
 from course_lib.checks.notebooks.context_parallel import spread as runs
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
 from course_lib.checks.notebooks.context_parallel.ring_lines import (
@@ -27,8 +25,8 @@ from course_lib.checks.notebooks.context_parallel.ring_lines import (
     value_line,
 )
 from course_lib.checks.notebooks.context_parallel.ring_slips import (
-    backward_mistakes,
-    forward_mistakes,
+    backward_slips,
+    forward_slips,
 )
 from course_lib.checks.notebooks.context_parallel.ring_traffic import (
     bytes_lines,
@@ -161,10 +159,10 @@ def values(spread: Spread, title: str, weight: float, *, short: bool = False) ->
     """Of the way that is judged: the output, or its gradients."""
     if spread.forward_only:
         return value_line(
-            spread, f"{title}: forward", weight, forward_mistakes(spread), MERGED, short=short, misfit=PAIR
+            spread, f"{title}: forward", weight, forward_slips(spread), MERGED, short=short, misfit=PAIR
         )  # fmt: skip
-    mistakes = backward_mistakes(spread)
-    return value_line(spread, f"{title}: backward", weight, mistakes, BACKWARD_STEP, short=short)
+    slips = backward_slips(spread)
+    return value_line(spread, f"{title}: backward", weight, slips, BACKWARD_STEP, short=short)
 
 
 def case(

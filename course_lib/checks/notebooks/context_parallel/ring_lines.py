@@ -8,12 +8,21 @@ from dataclasses import replace
 import torch
 
 from course_lib import facts
-from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, wrong
-from course_lib.checks.judge.layers.lines import SLACK, Mistake, differs, saved_line, subject
-from course_lib.checks.notebooks.context_parallel.ring_slips import lse_mistakes
+from course_lib.checks.judge.layers.lines import SLACK, differs, saved_line, subject
+from course_lib.checks.kit import (
+    ANY,
+    RIGHT,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    Slip,
+    essential,
+    wrong,
+)
+from course_lib.checks.notebooks.context_parallel.ring_slips import lse_slips
 from course_lib.checks.notebooks.context_parallel.ring_whole import GRADS, Spread
 from course_lib.checks.notebooks.context_parallel.spread import Run, alive_line
-from course_lib.checks.sentence import Sentence
 
 FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
 NAN = (
@@ -43,7 +52,7 @@ def value_line(
     spread: Spread,
     title: str,
     weight: float,
-    mistakes: Sequence[Mistake],
+    slips: Sequence[Slip],
     otherwise: str,
     *,
     short: bool = False,
@@ -57,7 +66,7 @@ def value_line(
     names = ["y"] if spread.forward_only else [*GRADS, "y"]
 
     def judge(seen: Observed) -> Finding:
-        found = differs(run, seen, names, mistakes, lambda *came: misfit, "")
+        found = differs(run, seen, names, slips, lambda *came: misfit, "")
         if found is not None and not finite(run, seen, names):
             return wrong(*found.sentences, NAN, cause="nan")
         if found is not None and found.cause in {f"{run.name} {name}" for name in names}:
@@ -70,10 +79,10 @@ def value_line(
 
 def lse_line(spread: Spread, title: str, weight: float) -> Line:
     """The second of what ring_forward returns."""
-    run, mistakes = spread.run_of_lse(1), lse_mistakes(spread)
+    run, slips = spread.run_of_lse(1), lse_slips(spread)
 
     def judge(seen: Observed) -> Finding:
-        found = differs(run, seen, ["y"], mistakes, lambda *came: PAIR, LSE) or RIGHT
+        found = differs(run, seen, ["y"], slips, lambda *came: PAIR, LSE) or RIGHT
         return replace(found, sentences=tuple(of_lse(said) for said in found.sentences))
 
     return Line(title, judge, weight)
@@ -166,13 +175,3 @@ def held_line(spread: Spread, way: str, weight: float) -> Line:
     return essential(
         alive_line(spread.run(), way, most, lambda _: says, f"alive at any moment of {way}", weight)
     )
-
-
-def essential(line: Line) -> Line:
-    """The line, without which the exercise's point is missed."""
-
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return found if found.ok else replace(found, misses_point=True)
-
-    return replace(line, judge=judge)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.context_parallel.ring_whole import (
     GRADS,
     Spread,
-    attention_mistakes,
+    attention_slips,
 )
 
 OLD = "The old out still has the weight that it had when it came: with each block that follows it loses "
@@ -21,19 +21,19 @@ MEAN = (
 )
 
 
-def forward_mistakes(spread: Spread) -> list[Mistake]:
+def forward_slips(spread: Spread) -> list[Slip]:
     return [
-        Mistake(f"{OLD}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}),
-        Mistake(
+        Slip(f"{OLD}some. Rescale it by exp(old lse - new lse).", lambda k: {"y": spread.not_rescaled(k)}),
+        Slip(
             "That is the sum of the blocks' outputs: each was divided by its own sum. They are weighted by "
             "exp(lse of the block - lse of all).",
             lambda k: {"y": spread.summed(k)},
         ),
-        Mistake(
+        Slip(
             "That is the mean of the blocks' outputs: a block counts by exp(lse of the block - lse of all).",
             lambda k: {"y": spread.averaged(k)},
         ),
-        *attention_mistakes(spread),
+        *attention_slips(spread),
         spread.masked(
             "Only the rank's own keys were seen. Those of the other ranks have to come by: compute each step "
             "with what came in the step before.",
@@ -42,7 +42,7 @@ def forward_mistakes(spread: Spread) -> list[Mistake]:
     ]  # fmt: skip
 
 
-def lse_mistakes(spread: Spread) -> list[Mistake]:
+def lse_slips(spread: Spread) -> list[Slip]:
     lse = spread.whole.lse
 
     def first(k: int) -> dict[str, Tensor]:
@@ -52,13 +52,13 @@ def lse_mistakes(spread: Spread) -> list[Mistake]:
         return {"y": spread.part(spread.whole.scores.amax(-1).transpose(1, 2), k)}
 
     return [
-        Mistake("That is lse of the rank's own keys: merge it with that of each block.", first),
-        Mistake("That is the largest score: add the logarithm of the sum that was taken off it.", largest),
-        Mistake("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
+        Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
+        Slip("That is the largest score: add the logarithm of the sum that was taken off it.", largest),
+        Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
     ]  # fmt: skip
 
 
-def backward_mistakes(spread: Spread) -> list[Mistake]:
+def backward_slips(spread: Spread) -> list[Slip]:
     n, whole = spread.n, spread.wanted
     found = []
     for by in range(1, n):
@@ -69,7 +69,7 @@ def backward_mistakes(spread: Spread) -> list[Mistake]:
         )
         for name in ("grad.k", "grad.v"):
             found.append(
-                Mistake(
+                Slip(
                     says,
                     lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)},
                 )
@@ -79,22 +79,22 @@ def backward_mistakes(spread: Spread) -> list[Mistake]:
             "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
             "saw them, too. Their shares have to come home."
         )
-        found.append(Mistake(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
+        found.append(Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     if n > 1:
         found += [
-            Mistake(MEAN, lambda k, name=name: {name: spread.part(whole[name], k) / n})
+            Slip(MEAN, lambda k, name=name: {name: spread.part(whole[name], k) / n})
             for name in ("grad.k", "grad.v")
         ]
         found.append(
-            Mistake(
+            Slip(
                 "The gradient of q was divided by N. It is a sum over all keys: divide by nothing.",
                 lambda k: {"grad.q": spread.part(whole["grad.q"], k) / n},
             )
         )
-    return [*found, *delta_mistakes(spread)]
+    return [*found, *delta_slips(spread)]
 
 
-def delta_mistakes(spread: Spread) -> list[Mistake]:
+def delta_slips(spread: Spread) -> list[Slip]:
     """Another delta than out . grad, in the gradients of q and k."""
 
     def of_each_block(products: Tensor) -> Tensor:
@@ -108,11 +108,11 @@ def delta_mistakes(spread: Spread) -> list[Mistake]:
         )
 
     return [
-        Mistake(
+        Slip(
             "delta is missing: ds = p (dp - delta), where delta is the sum of out grad over the features.",
             with_delta(torch.zeros_like),
         ),
-        Mistake(
+        Slip(
             "delta was summed over the keys of each block alone. It belongs to all keys that a query sees on "
             "any rank, and is known before the first step: (out * grad).sum(-1).",
             with_delta(of_each_block),

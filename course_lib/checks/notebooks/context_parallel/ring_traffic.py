@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 
 from course_lib import facts
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.layers.lines import members, operations, sent_line
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, words, wrong
 from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, HALF
 from course_lib.checks.notebooks.context_parallel.ring_whole import Spread
 from course_lib.checks.notebooks.context_parallel.spread import calls_line, overlap_line, work_line

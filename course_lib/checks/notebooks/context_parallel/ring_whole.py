@@ -10,8 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw
-from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.kit import Draw, Slip
 from course_lib.checks.notebooks.context_parallel.spread import Run
 from course_lib.checks.notebooks.context_parallel.whole import Mask, Whole, later_hidden
 from course_lib.context_parallel import Layout, contiguous, positions
@@ -123,12 +122,12 @@ class Spread:
 
     # ---- what mistakes would give
 
-    def otherwise(self, says: str, **changed: object) -> Mistake:
+    def otherwise(self, says: str, **changed: object) -> Slip:
         """The output that other settings of the whole would give; computed once, if it is asked for."""
         output = functools.cache(lambda: self.whole.but(**changed).y)
-        return Mistake(says, lambda k: {"y": self.part(output(), k)})
+        return Slip(says, lambda k: {"y": self.part(output(), k)})
 
-    def masked(self, says: str, mask: Mask) -> Mistake:
+    def masked(self, says: str, mask: Mask) -> Slip:
         return self.otherwise(says, mask=mask)
 
     def from_marks(self, rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
@@ -172,7 +171,7 @@ class Spread:
         return self.parts(self.whole.but(grad=grad).gradients(), k)
 
 
-def attention_mistakes(spread: Spread) -> list[Mistake]:
+def attention_slips(spread: Spread) -> list[Slip]:
     """Those of attention itself, whatever sends the keys."""
     heads, head_dim = spread.whole.q.shape[2:]
     kv_heads = spread.whole.k.shape[2]
@@ -196,13 +195,13 @@ def attention_mistakes(spread: Spread) -> list[Mistake]:
         )
         found.append(spread.otherwise(says, head_of=lambda h: h % kv_heads))
     if spread.causal:
-        found += mask_mistakes(spread)
+        found += mask_slips(spread)
     else:
         found.append(spread.masked("No mask was asked for: causal is False.", later_hidden))
     return found
 
 
-def mask_mistakes(spread: Spread) -> list[Mistake]:
+def mask_slips(spread: Spread) -> list[Slip]:
     """What a causal mask by something else than the tokens' positions gives."""
     n, whole = spread.n, contiguous(spread.whole.q.shape[1], spread.n)
     starts = torch.tensor([spans[0].start for spans in whole])

@@ -6,11 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.layers import runs as layers
-from course_lib.checks.judge.layers.lines import PAGES, members, operations, told
-from course_lib.checks.sentence import Sentence
+from course_lib.checks.judge.layers.lines import PAGES, members, operations
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    usual,
+    words,
+    wrong,
+)
 
 OTHERWISE_MADE = (
     "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is as "
@@ -55,10 +63,9 @@ def case(
 
 
 def watched(seen: Observed, rank: int, run: Run, direction: str, key: str) -> int:
-    """A number of what was watched in a direction; -1 where it was not told as agreed."""
-    values = told(seen, rank, run, direction)
-    number = values.get(key) if isinstance(values, dict) else None
-    return number if type(number) is int else -1
+    """A number of what was watched in a direction; -1 where the run was refused before."""
+    done = seen.values[rank][run.name].work.get(direction)
+    return -1 if done is None else getattr(done, key)
 
 
 def work_line(

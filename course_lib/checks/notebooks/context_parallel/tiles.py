@@ -8,14 +8,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import ANY, Case, Draw, Finding, Line, Observed, exercise, wrong
-from course_lib.checks.judge.functions import (
-    About,
-    Call,
-    case,
-    memory_line,
-    values_line,
-    work_line,
+from course_lib.checks.judge.functions import About, Call, case, memory_line, values_line, work_line
+from course_lib.checks.kit import (
+    ANY,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    exercise,
+    wrong,
 )
 from course_lib.checks.notebooks.context_parallel.references import (
     COMPILED,
@@ -26,7 +29,6 @@ from course_lib.checks.notebooks.context_parallel.references import (
 )
 from course_lib.checks.notebooks.context_parallel.tiles_slips import gradient_slips, output_slips
 from course_lib.checks.notebooks.context_parallel.whole import Whole
-from course_lib.checks.sentence import Sentence
 
 POINT = "never holding the N x N scores, in forward, in backward or between them"
 GRADIENTS = ("grad.q", "grad.k", "grad.v")
@@ -235,7 +237,7 @@ def memory_lines(call: Call) -> list[Line]:
     """What forward keeps is linear in the sequence, and so is what is alive at any moment."""
     return [
         memory_line(
-            call, "kept", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
+            call, "saved", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
             kept_says, 3, SCORES // 8,
         ),
         memory_line(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.functions import Slip
+from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.context_parallel.whole import Whole, over_all_keys
 
 LOST = "The old accumulator is not rescaled when a larger score comes: its weights are of another maximum."

@@ -8,28 +8,31 @@ from dataclasses import replace
 from typing import Any
 
 from course_lib import facts
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
 from course_lib.checks.judge.layers.lines import (
-    Mistake,
     members,
     saved_line,
     sent_line,
     told,
     values_or_refusal_line,
 )
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Slip,
+    essential,
+    exercise,
+    words,
+)
 from course_lib.checks.notebooks.context_parallel import spread as runs
 from course_lib.checks.notebooks.context_parallel.references import OPERATIONS, REFERENCES, REFUSED
-from course_lib.checks.notebooks.context_parallel.ring_lines import (
-    FLOAT,
-    essential,
-    kept_bytes,
-    value_line,
-)
+from course_lib.checks.notebooks.context_parallel.ring_lines import FLOAT, kept_bytes, value_line
 from course_lib.checks.notebooks.context_parallel.ring_whole import (
     GRADS,
     Spread,
-    attention_mistakes,
+    attention_slips,
 )
 from course_lib.checks.notebooks.context_parallel.spread import alive_line, calls_line
 from course_lib.ledger.operation import Operation
@@ -70,7 +73,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     return ""
 
 
-def exchange_mistakes(spread: Spread) -> list[Mistake]:
+def exchange_slips(spread: Spread) -> list[Slip]:
     """Heads and tokens that come to lie in each other's place."""
     n, y = spread.n, spread.whole.y
     heads = y.shape[2]
@@ -101,20 +104,20 @@ def exchange_mistakes(spread: Spread) -> list[Mistake]:
     )
     return [
         own,
-        Mistake(says, by_heads(interleaved)),
-        Mistake(says, by_heads(dealt)),
+        Slip(says, by_heads(interleaved)),
+        Slip(says, by_heads(dealt)),
         *(
-            Mistake(
+            Slip(
                 says, by_heads([(h + by * each) % heads for h in range(heads)])
             )
             for by in range(1, n)
         ),
         spread.otherwise(turns, head_of=in_turn),
-        *attention_mistakes(spread),
+        *attention_slips(spread),
     ]  # fmt: skip
 
 
-def backward_mistakes(spread: Spread) -> list[Mistake]:
+def backward_slips(spread: Spread) -> list[Slip]:
     """Gradients that came to another rank's tokens, or were shared like a mean."""
     n, whole = spread.n, spread.wanted
     away = (
@@ -123,14 +126,11 @@ def backward_mistakes(spread: Spread) -> list[Mistake]:
     )
     mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."
     found = [
-        Mistake(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n})
-        for name in GRADS
+        Slip(mean, lambda k, name=name: {name: spread.part(whole[name], k) / n}) for name in GRADS
     ]
     for by in range(1, n):
         found += [
-            Mistake(
-                away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)}
-            )
+            Slip(away, lambda k, by=by, name=name: {name: spread.part(whole[name], (k + by) % n)})
             for name in GRADS
         ]
     return found if n > 1 else []
@@ -138,10 +138,10 @@ def backward_mistakes(spread: Spread) -> list[Mistake]:
 
 def values(spread: Spread, title: str, weight: float, *, short: bool = False) -> Line:
     if spread.forward_only:
-        mistakes = exchange_mistakes(spread)
-        return value_line(spread, f"{title}: forward", weight, mistakes, OTHERWISE[0], short=short)
+        slips = exchange_slips(spread)
+        return value_line(spread, f"{title}: forward", weight, slips, OTHERWISE[0], short=short)
     return value_line(
-        spread, f"{title}: backward", weight, backward_mistakes(spread), OTHERWISE[1], short=short
+        spread, f"{title}: backward", weight, backward_slips(spread), OTHERWISE[1], short=short
     )
 
 
@@ -202,8 +202,8 @@ def kept_line(spread: Spread) -> Line:
     )
 
     def judge(seen: Observed) -> Finding:
-        kept = [told(seen, rank, run, "saved") for rank in members(seen)]
-        most_kept = max((one for one in kept if type(one) is int), default=0)
+        kept = [told(seen, rank, run).saved for rank in members(seen)]
+        most_kept = max((one for one in kept if one is not None), default=0)
         if most_kept >= scores_made(spread) * FLOAT // 2:
             return essential(scores).judge(seen)
         return views.judge(seen)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw
+from course_lib.checks.kit import Draw
 
 Mask = Callable[[Tensor, Tensor], Tensor]  # of the positions of queries and keys: what is seen
 

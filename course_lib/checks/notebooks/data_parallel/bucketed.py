@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from course_lib.checks import words
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import (
-    RIGHT,
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    exercise,
-    wrong,
-)
 from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, exercise, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import during_backward_line
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
 from course_lib.checks.notebooks.data_parallel.refused import REDUCER

@@ -8,9 +8,9 @@ from itertools import pairwise, product
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.training.single import Tensors, Training, gradients, train
 from course_lib.checks.judge.training.traffic import LastBackward
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
 
 LEFT_EARLY = (
     "A bucket left before all of its gradients had come: one that came later is missing in the mean. Each "

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.case import Case, Draw, exercise
-from course_lib.checks.judge.formulas import Prediction
-from course_lib.checks.judge.formulas import predictions as evaluated
+from course_lib.checks.kit import Case, Draw, Prediction, evaluated, exercise
 
 chosen = facts.topk_count
 REFERENCE = ("course_lib.data_parallel", "course_lib.compression", "course_lib.facts")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, wrong
-from course_lib.checks.judge.values import both
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, both, wrong
 from course_lib.checks.notebooks.data_parallel.replicas import (
     AGAIN,
     SECONDS,

@@ -9,21 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import facts
-from course_lib.checks import words
-from course_lib.checks.judge.build import absent, side
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
+    Setting,
+    both,
     exercise,
+    gaps_left_alone,
+    same_bits,
+    side,
+    volume_line,
+    words,
     wrong,
 )
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.training import volume_line
-from course_lib.checks.judge.values import both, gaps_left_alone, same_bits
 from course_lib.checks.notebooks.data_parallel.sparse import REFERENCE
 
 BLOCK, LARGEST = 256, 127
@@ -268,9 +270,7 @@ def int8_case(draw: Draw, on: Setting, *, traffic: bool = False, spread: bool = 
             point=1.8,
         )
         lines.append(through_one_rank(volume, numel))
-    placed = dict(zip(on.ranks, sides, strict=True))
-    members = [placed.get(rank) or absent() for rank in range(on.n)]
-    return Case(title, members, lines, groups=[on.ranks] if on.members else [])
+    return on.of_lines(title, sides, lines)
 
 
 @exercise(

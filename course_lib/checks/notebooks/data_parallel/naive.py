@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Case, Draw, exercise
 from course_lib.checks.notebooks.data_parallel.grouped import in_a_group
 from course_lib.checks.notebooks.data_parallel.refused import REDUCER
 from course_lib.checks.notebooks.data_parallel.replicas import (

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from course_lib import facts
-from course_lib.checks import words
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.build import absent, side
-from course_lib.checks.judge.case import (
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
@@ -22,12 +21,15 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     RankSide,
+    Setting,
+    absent,
+    both,
     exercise,
+    same_bits,
+    side,
+    words,
     wrong,
 )
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.training.single import Training
-from course_lib.checks.judge.values import both, same_bits
 from course_lib.checks.notebooks.data_parallel.signs import (
     TOLERANCE,
     Adam,
@@ -132,9 +134,7 @@ def sign_case(draw: Draw, on: Setting) -> Case:
                 point=FULL * 32 * shard_size(count, numel) / (shard_size(count, numel) + 32),
             ),
         ]
-    placed = dict(zip(on.ranks, sides, strict=True))
-    members = [placed.get(rank) or absent() for rank in range(on.n)]
-    return Case(title, members, told, groups=[on.ranks] if on.members else [])
+    return on.of_lines(title, sides, told)
 
 
 def sign_hint(n: int, numel: int, ratio: float) -> str:

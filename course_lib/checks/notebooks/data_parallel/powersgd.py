@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from course_lib import facts
-from course_lib.checks.judge.build import absent
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
+    absent,
+    both,
     exercise,
+    volume_line,
     wrong,
 )
-from course_lib.checks.judge.training import volume_line
-from course_lib.checks.judge.values import both
 from course_lib.checks.notebooks.data_parallel.low_rank import (
     SHAPES,
     Run,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.answers import Answer, answers
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.data_parallel.formulas import REFERENCE
 
 # 7B parameters in bf16 are 14 GB; 8 ranks, backward takes 1 s, 20 buckets; 50 and 10 GB/s

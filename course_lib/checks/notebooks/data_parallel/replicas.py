@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from course_lib.checks import words
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, Line, Observed, usual, wrong
 from course_lib.checks.judge.training.single import Gradient, Training, train
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, usual, words, wrong
 from course_lib.checks.notebooks.data_parallel.early import LEFT_EARLY, left_early
 from course_lib.ledger.operation import Operation
 
@@ -270,13 +269,11 @@ def broken_off(case: Case, kind: str, text: str) -> str:
 def by_step(seen: Observed, rank: int) -> tuple[list[Operation], list[list[Operation]]]:
     """This rank's operations: those before the first backward, and those of each step."""
     steps = seen.case.sides[rank].instructions["steps"]
-    told = seen.values[rank].get("passes")
-    passes = told if isinstance(told, list) else []
+    passes = seen.values[rank].passes
     firsts, number = [], 0
     for step in steps:
-        entries = passes[number] if number < len(passes) else None
-        first = entries[0] if isinstance(entries, list) and entries else None
-        firsts.append(first[1] if first and lines.counts(first) else 0)
+        entries = passes[number] if number < len(passes) else []
+        firsts.append(entries[0].begun if entries else 0)
         number += len(step)
     ops = seen.operations[rank]
     return ops[: firsts[0]], [ops[a:b] for a, b in pairwise([*firsts, len(ops)])]

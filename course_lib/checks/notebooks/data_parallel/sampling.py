@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
     Case,
@@ -16,11 +15,14 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     RankSide,
+    Sentence,
+    at,
+    error_kind,
     exercise,
+    words,
     wrong,
 )
 from course_lib.checks.notebooks.data_parallel.refused import SAMPLER
-from course_lib.checks.sentence import Sentence, at, error_kind
 
 REFERENCE = ("course_lib.data_parallel",)
 NAME = "shard_indices"
@@ -79,9 +81,9 @@ class Asked:
         found: Shards = []
         for rank in range(deal.world_size):
             answer = seen.answer(start + rank)
-            if isinstance(answer.get("error"), list):
-                return raised(deal, *map(str, answer["error"]))
-            indices = numbers(answer.get("value"))
+            if answer.error is not None:
+                return raised(deal, *answer.error)
+            indices = numbers(answer.value)
             if indices is None:
                 return wrong(f"{NAME} does not give a list of whole numbers.")
             outside = [one for one in indices if not 0 <= one < deal.n]
@@ -233,7 +235,7 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
 
 def shared_generator(seen: Observed, asked: Asked) -> Finding:
     """No call drew from the generators that the whole process shares, nor seeded them."""
-    if not any(seen.answer(k).get("random") for k in range(len(asked.calls))):
+    if not any(seen.answer(k).random for k in range(len(asked.calls))):
         return RIGHT
     return wrong(
         f"{NAME} seeded or used the random generator that the whole process shares.",

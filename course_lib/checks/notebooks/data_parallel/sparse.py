@@ -8,33 +8,30 @@ from dataclasses import dataclass
 import torch
 
 from course_lib import facts
-from course_lib.checks import words
-from course_lib.checks.judge.build import absent, side
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
+    Setting,
+    both,
+    close,
     exercise,
+    gaps_left_alone,
+    near,
+    same_bits,
+    side,
+    volume_line,
+    words,
     wrong,
 )
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.training import volume_line
-from course_lib.checks.judge.values import both, gaps_left_alone, same_bits
 
 REFERENCE = ("course_lib.compression",)
+ROUNDING = 1e-5  # of the largest element, or of 1
 # What every rank should hold, tensors and errors: (ranks, elements) in float64.
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Slip:
-    """A way to go wrong, and what it gives: (tensors, errors) of all ranks."""
-
-    says: str
-    gives: Callable[[], Pair]
 
 
 @dataclass(frozen=True)
@@ -66,103 +63,59 @@ class Inputs:
         mean = sent.sum(0) / (divisor or self.n)
         return mean.expand_as(asked), asked - sent
 
-    def slips(self) -> list[Slip]:
+    def slips(self) -> dict[str, Pair]:
+        """By what is said of it, what a way to go wrong leaves in the two tensors."""
         t, e, n = self.tensor, self.error, self.n
         asked = t + e
         result, rest = self.right()
-        found = [
-            Slip(
-                "What was kept back earlier was not added: pick from tensor + error.",
-                lambda: self.average(t),
+        found = {
+            "What was kept back earlier was not added: pick from tensor + error.": self.average(t),
+            "`error` was added twice: it stands for what is still to be sent, once.": (
+                self.average(t + 2 * e)
             ),
-            Slip(
-                "`error` was added twice: it stands for what is still to be sent, once.",
-                lambda: self.average(t + 2 * e),
+            "The largest of `tensor` were picked: pick the largest of tensor + error, what was kept back "
+            "earlier included.": self.average(asked, among=t),
+            f"That is the sum over the {n} ranks: divide it by their number.": (
+                self.average(asked, divisor=1)
             ),
-            Slip(
-                "The largest of `tensor` were picked: pick the largest of tensor + error, what was kept back "
-                "earlier included.",
-                lambda: self.average(asked, among=t),
+            "That is divided by the number of ranks twice.": self.average(asked, divisor=n * n),
+            "That is the mean over the ranks that sent an element; one that did not send it counts as 0. "
+            f"Divide by all {n}.": (self.among_senders(asked - rest), rest),
+            "Where two ranks sent the same element one value was overwritten: add them, index_add_.": (
+                self.last_only(asked - rest), rest,
             ),
-            Slip(
-                f"That is the sum over the {n} ranks: divide it by their number.",
-                lambda: self.average(asked, divisor=1),
+            "The largest were picked by value: a large negative element counts as much. Use abs().": (
+                self.average(asked, magnitude=lambda x: x)
             ),
-            Slip(
-                "That is divided by the number of ranks twice.",
-                lambda: self.average(asked, divisor=n * n),
+            "The *smallest* elements were sent: topk(k) of abs().": (
+                self.average(asked, magnitude=lambda x: -x.abs())
             ),
-            Slip(
-                "That is the mean over the ranks that sent an element; one that did not send it counts as 0. "
-                f"Divide by all {n}.",
-                lambda: (self.among_senders(asked - rest), rest),
+            "The first elements were sent, not the largest.": self.average(asked, magnitude=positions),
+            "That is the mean of all elements: only the k largest of each rank are sent.": (
+                asked.mean(0).expand_as(asked), rest,
             ),
-            Slip(
-                "Where two ranks sent the same element one value was overwritten: add them, index_add_.",
-                lambda: (self.last_only(asked - rest), rest),
+            "The other ranks' values were put at this rank's places: their indices must travel too.": (
+                self.at_own_places(asked), rest,
             ),
-            Slip(
-                "The largest were picked by value: a large negative element counts as much. Use abs().",
-                lambda: self.average(asked, magnitude=lambda x: x),
-            ),
-            Slip(
-                "The *smallest* elements were sent: topk(k) of abs().",
-                lambda: self.average(asked, magnitude=lambda x: -x.abs()),
-            ),
-            Slip(
-                "The first elements were sent, not the largest.",
-                lambda: self.average(asked, magnitude=positions),
-            ),
-            Slip(
-                "That is the mean of all elements: only the k largest of each rank are sent.",
-                lambda: (asked.mean(0).expand_as(asked), rest),
-            ),
-            Slip(
-                "The other ranks' values were put at this rank's places: their indices must travel too.",
-                lambda: (self.at_own_places(asked), rest),
-            ),
-            Slip(
-                "`error` still holds what was sent: it would be sent again in the next step.",
-                lambda: (result, asked),
-            ),
-            Slip("`error` was left as it was.", lambda: (result, e)),
-            Slip(
-                "`error` was set to zero: what was not sent is lost.",
-                lambda: (result, torch.zeros_like(e)),
-            ),
-            Slip(
-                "The mean was subtracted. A rank keeps what *it* has not sent: tensor + error, less its own "
-                "k elements.",
-                lambda: (result, asked - result),
-            ),
-            Slip("That is what was sent; the rest is to be kept.", lambda: (result, asked - rest)),
-            Slip(
-                "The rest was added to the old `error`, which is in it already.",
-                lambda: (result, e + rest),
-            ),
-            Slip("`tensor` was left as it was: it is overwritten.", lambda: (t, rest)),
-            Slip(
-                "The mean was added to what `tensor` held: it is overwritten.",
-                lambda: (t + result, rest),
-            ),
-        ]
+            "`error` still holds what was sent: it would be sent again in the next step.": (result, asked),
+            "`error` was left as it was.": (result, e),
+            "`error` was set to zero: what was not sent is lost.": (result, torch.zeros_like(e)),
+            "The mean was subtracted. A rank keeps what *it* has not sent: tensor + error, less its own "
+            "k elements.": (result, asked - result),
+            "That is what was sent; the rest is to be kept.": (result, asked - rest),
+            "The rest was added to the old `error`, which is in it already.": (result, e + rest),
+            "`tensor` was left as it was: it is overwritten.": (t, rest),
+            "The mean was added to what `tensor` held: it is overwritten.": (t + result, rest),
+        }  # fmt: skip
         if bool(((asked != rest).sum(0) <= 1).all()):  # no element was sent by two ranks
-            found.insert(
-                0,
-                Slip(
-                    f"That is the sum over the {n} ranks, or over those that sent an element (here no two "
-                    f"sent the same one): divide by all {n}.",
-                    lambda: (self.among_senders(asked - rest), rest),
-                ),
+            summed = (
+                f"That is the sum over the {n} ranks, or over those that sent an element (here no two "
+                f"sent the same one): divide by all {n}."
             )
+            found = {summed: (self.among_senders(asked - rest), rest)} | found
         for k in sorted({self.k - 1, self.k + 1} & set(range(1, asked.shape[1] + 1))):
-            found.append(
-                Slip(
-                    f"{words.counted(k, 'element')} of each rank {words.verb([0] * k, 'was', 'were')} sent: "
-                    "k = max(1, round(fraction * size)).",
-                    lambda k=k: self.average(asked, k=k),
-                )
-            )
+            many = f"{words.counted(k, 'element')} of each rank {words.verb([0] * k, 'was', 'were')} sent"
+            found[f"{many}: k = max(1, round(fraction * size))."] = self.average(asked, k=k)
         return found
 
     def among_senders(self, sent: torch.Tensor) -> torch.Tensor:
@@ -201,31 +154,23 @@ def matches(name: str, which: int, on: Setting, given: Inputs) -> Callable[[Obse
         for place, rank in enumerate(on.ranks):
             found = seen.tensors[rank][name].to(torch.float64).flatten()
             right = given.right()[which][place]
-            if close(found, right):
+            off = (~near(found, right, ROUNDING, 1)).nonzero().flatten().tolist()
+            if not off:
                 continue
-            off = (~near(found, right)).nonzero().flatten().tolist()
             said = (
                 f"on rank {rank}, {words.which('element', off)} of `{name}` "
                 f"{words.verb(off, 'is', 'are')} wrong."
             )
+            gives = {says: pair[which][place] for says, pair in given.slips().items()}
             slips = (
-                slip.says
-                for slip in given.slips()
-                if not close(slip.gives()[which][place], right)
-                and close(found, slip.gives()[which][place])
+                says
+                for says, one in gives.items()
+                if not close(one, right, ROUNDING, 1) and close(found, one, ROUNDING, 1)
             )
             return wrong(said, next(slips, ""))
         return RIGHT
 
     return judge
-
-
-def near(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return (found - right).abs() <= 1e-5 * right.abs().max().clamp(min=1)
-
-
-def close(found: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(near(found, right).all())
 
 
 def cost_hint(n: int, numel: int, k: int) -> Callable[[float, Observed], str]:
@@ -284,9 +229,7 @@ def topk_case(draw: Draw, on: Setting, fraction: float, traffic: bool = False) -
                 title="bytes sent, indices included", point=3,
             )
         )  # fmt: skip
-    placed = dict(zip(on.ranks, sides, strict=True))
-    members = [placed.get(rank) or absent() for rank in range(on.n)]
-    return Case(title, members, lines, groups=[on.ranks] if on.members else [])
+    return on.of_lines(title, sides, lines)
 
 
 @exercise(points=8, objects=("topk_all_reduce",), references=REFERENCE, point="sending less")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
+    Formula,
     Line,
     Observed,
+    Prediction,
     RankSide,
+    Sentence,
+    evaluated,
     exercise,
     wrong,
 )
-from course_lib.checks.judge.formulas import Formula, Prediction, predictions
-from course_lib.checks.sentence import Sentence
 from course_lib.runtime.gpus import gpu_count
 
 REFERENCE = ("course_lib.first_ranks",)
@@ -37,7 +39,7 @@ def hello(draw: Draw) -> Iterator[Case]:
 def said_hello(place: int) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
         for rank in range(seen.world_size):
-            given = seen.values[rank].get("result")
+            given = seen.values[rank].result
             if not isinstance(given, list) or len(given) != len(HELLO):
                 three = "three values are expected: return rank, world_size, device."
                 return wrong(
@@ -112,7 +114,7 @@ RING_SHIFT: dict[str, Formula] = {
 @exercise(points=1, objects=("exchange_messages", "ring_shift_messages"), references=REFERENCE)
 def message_prediction(draw: Draw) -> Iterator[Case]:
     sizes = [(2,), (4,), (8,), (5,), (7,), (1,), (2 * draw.integer(10, 50) + 1,)]
-    yield from predictions(
+    yield from evaluated(
         [
             Prediction("exchange_messages", 0, sizes, lambda n: 2 * (n // 2), EXCHANGE),
             Prediction("ring_shift_messages", 1, sizes, lambda n: n if n > 1 else 0, RING_SHIFT),

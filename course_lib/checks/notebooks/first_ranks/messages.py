@@ -9,29 +9,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.build import side
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
-    Finding,
-    Line,
-    Observed,
-    Spec,
-    exercise,
-    wrong,
-)
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.provenance import Provenance
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.traffic import bytes_line, messages_line, only_messages
-from course_lib.checks.judge.values import (
     Exact,
+    Finding,
+    Language,
+    Line,
+    Mistake,
+    Observed,
+    Provenance,
+    Setting,
+    Spec,
     both,
+    bytes_line,
     contributions,
+    exercise,
     gaps_left_alone,
     left_alone,
+    messages_line,
+    only_messages,
+    side,
+    words,
+    wrong,
 )
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
 
@@ -88,7 +89,7 @@ class Arrival:
 def new_tensor(seen: Observed) -> Finding:
     """The result is not one of the arguments."""
     for rank, values in enumerate(seen.values):
-        if values.get("same_object"):
+        if values.same_object:
             return wrong(
                 f"on rank {rank} the function returned the very tensor that it was given.",
                 "The caller's tensor and the result are to be two: return a new one "

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks import words
-from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     EVALUATE,
     RIGHT,
+    UNANSWERED,
+    Answer,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
     RankSide,
+    answers,
     exercise,
+    words,
     wrong,
 )
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
@@ -63,7 +65,7 @@ def judge_waits(program: str) -> Callable[[Observed], Finding]:
     right = WAITS[program]
 
     def judge(seen: Observed) -> Finding:
-        given = as_dict(seen.answer(0).get("value"))
+        given = as_dict(seen.answer(0).value)
         if given is None:
             return wrong(
                 "waits_for is to be a dict: program -> {rank: the rank it waits for}.", cause="form"
@@ -101,7 +103,7 @@ def waits_hint(mine: dict, right: dict) -> str:
 
 def judge_remedy(program: str) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
-        given = as_dict(seen.answer(1).get("value"))
+        given = as_dict(seen.answer(1).value)
         if given is None:
             return wrong("remedies is to be a dict: program -> remedy.", cause="form")
         mine = given.get(program)

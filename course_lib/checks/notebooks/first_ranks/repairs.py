@@ -8,25 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.build import side
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
+    Exact,
     Finding,
+    Language,
     Line,
+    Mistake,
     Observed,
+    Provenance,
+    Sentence,
+    Setting,
     Spec,
+    both,
+    contributions,
     exercise,
+    left_alone,
+    side,
+    words,
     wrong,
 )
-from course_lib.checks.judge.explain import Language, Mistake
-from course_lib.checks.judge.provenance import Provenance
-from course_lib.checks.judge.setting import Setting
-from course_lib.checks.judge.values import Exact, both, contributions, left_alone
 from course_lib.checks.notebooks.first_ranks.greeting import REFERENCE
-from course_lib.checks.sentence import Sentence
 
 # ---- neighbour_sum: everybody receives first
 
@@ -120,14 +124,14 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observe
     right = wanted.tolist()
 
     def judge(seen: Observed) -> Finding:
-        others = [r for r, one in enumerate(seen.values) if r and one.get("result") is not None]
+        others = [r for r, one in enumerate(seen.values) if r and one.result is not None]
         if others:
             return wrong(
                 f"rank {others[0]} returned something; only rank 0 returns the results, the "
                 "others None.",
                 cause="others",
             )
-        result = seen.values[0].get("result")
+        result = seen.values[0].result
         got = result.get("tensor") if isinstance(result, dict) else None
         if not isinstance(got, list):
             return wrong(

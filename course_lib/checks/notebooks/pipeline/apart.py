@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, RankSide
-from course_lib.checks.judge.formulas import Prediction, judge_prediction
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Prediction,
+    RankSide,
+    judge_prediction,
+)
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.standing_in:evaluate_apart"
 NAMES, DEFAULTS = ("schedule", "stages", "microbatches", "chunks"), (1,)

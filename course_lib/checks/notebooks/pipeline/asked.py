@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Finding,
     Line,
     Observed,
     RankSide,
+    Sentence,
+    at,
+    error_kind,
+    words,
     wrong,
 )
 from course_lib.checks.notebooks.pipeline.references import SCHEDULES
-from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.checks.rank.notebooks.pipeline.schedules import Answer
 from course_lib.pipeline import Action, Pair
 
 RECIPE = "course_lib.checks.rank.notebooks.pipeline.schedules:write_schedules"
@@ -65,7 +68,7 @@ class Asked:
         side = RankSide({}, {"calls": calls}, {})
         return Case(title, [side], list(lines), recipe=RECIPE, alone=True, hidden=hidden)
 
-    def answer(self, seen: Observed, sizes: Sizes) -> dict:
+    def answer(self, seen: Observed, sizes: Sizes) -> Answer:
         return seen.answer(self.places[sizes])
 
     def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
@@ -73,11 +76,9 @@ class Asked:
         would come of a schedule all the same."""
 
         def judge(seen: Observed) -> Finding:
-            error, call = self.answer(seen, wanted).get("error"), wanted.call(self.name)
-            if isinstance(error, list) and error and error[0] == "ValueError":
-                return RIGHT
-            if isinstance(error, list):
-                return raised(self.name, call, *map(str, error[:3]))
+            error, call = self.answer(seen, wanted).error, wanted.call(self.name)
+            if error is not None:
+                return RIGHT if error[0] == "ValueError" else raised(self.name, call, *error)
             said = Sentence(
                 f"{call} does not raise a ValueError: {here}.",
                 f"{self.name} does not raise a ValueError where {where}.",
@@ -89,12 +90,12 @@ class Asked:
     def rows(self, seen: Observed, sizes: Sizes) -> Rows | Finding:
         """The schedule that was given for these sizes, or why it is none."""
         answer, call = self.answer(seen, sizes), sizes.call(self.name)
-        if isinstance(answer.get("error"), list):
-            return raised(self.name, call, *map(str, answer["error"][:3]))
+        if answer.error is not None:
+            return raised(self.name, call, *answer.error)
         if found := no_rows(self.name, call, sizes.stages, answer):
             return found
         read: Rows = []
-        for rank, row in enumerate(answer["rows"]):
+        for rank, row in enumerate(answer.rows or ()):
             read.append([])
             for index, entry in enumerate(row):
                 found = action(entry)
@@ -104,16 +105,17 @@ class Asked:
         return read
 
 
-def no_rows(name: str, call: str, stages: int, answer: dict) -> Finding | None:
+def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None:
     """What came is no list for each rank."""
-    rows = answer.get("rows")
-    if not isinstance(rows, list):
+    rows = answer.rows
+    if rows is None:
         return wrong(
             Sentence(
-                f"{call} gives {kind(answer)}; a list is expected, with a list of actions for each rank.",
+                f"{call} gives {kind({'other': answer.other})}; a list is expected, with a list of actions "
+                "for each rank.",
                 f"{name} does not give a list with a list of actions for each rank.",
             ),
-            "Is there a `return` at its end?" if answer.get("other") == "NoneType" else "",
+            "Is there a `return` at its end?" if answer.other == "NoneType" else "",
         )
     for rank, row in enumerate(rows):
         if not isinstance(row, list):

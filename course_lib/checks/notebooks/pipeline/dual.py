@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, exercise, usual, wrong
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Sentence,
+    exercise,
+    usual,
+    words,
+    wrong,
+)
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.form import (
     CLOSE,
@@ -24,7 +33,6 @@ from course_lib.checks.notebooks.pipeline.order import (
 )
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline import Durations, Pair, simulate
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import dualpipe as ours

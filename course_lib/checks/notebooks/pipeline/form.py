@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, usual, wrong
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, usual, words, wrong
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.order import Hint
-from course_lib.checks.sentence import Sentence
 from course_lib.facts.pipeline import pipeline_activations, pipeline_bubble
 from course_lib.pipeline import (
     Action,

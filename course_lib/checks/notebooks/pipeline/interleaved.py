@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
+from course_lib.checks.kit import Case, Draw, Line, Sentence, exercise
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.form import (
     EQUAL,
@@ -26,7 +26,6 @@ from course_lib.checks.notebooks.pipeline.order import (
 )
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.schedules import PASSES, uneven
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline.actions import flat
 
 NAME = "interleaved_one_f_one_b"

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from course_lib.checks import words
+from course_lib.checks.kit import Sentence, words
 from course_lib.checks.notebooks.pipeline.asked import Rows, Sizes
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline import Action, Pair, simulate
 from course_lib.pipeline.actions import flat
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from course_lib import facts
-from course_lib.checks.judge.case import Case, Draw, exercise
-from course_lib.checks.judge.formulas import Formula, Prediction
-from course_lib.checks.judge.formulas import predictions as evaluated
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
 from course_lib.checks.notebooks.pipeline.apart import Fraction, fractions
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
 

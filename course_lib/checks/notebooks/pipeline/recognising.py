@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.judge.case import Draw
+from course_lib.checks.kit import Draw
 
 CLOSE = 1e-6  # of each sum: rounding is far below, another tensor far above in one of them at least
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
-from course_lib.checks.judge.traffic import BUILT_IN
-from course_lib.checks.judge.values import both
+from course_lib.checks.kit import BUILT_IN, Case, Draw, Line, both, exercise
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
 from course_lib.checks.notebooks.pipeline.running_early import waits_at_once
 from course_lib.checks.notebooks.pipeline.running_lines import kept_line, messages_line, order_line
@@ -180,7 +178,7 @@ def run_schedule(draw: Draw) -> Iterator[Case]:
             one_line(few, "1F1B, fewer microbatches than stages", 1),
             one_line(own, "an order that you have not seen, 3 ranks", 2),
             one_line(turned, "stages that differ in the order of microbatches", 1),
-            messages_line(own, "the same: messages", 0.5),
+            messages_line(own, "an order that you have not seen: messages", 0.5),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip
@@ -236,8 +234,8 @@ def more(draw: Draw) -> Iterator[Case]:
         [
             one_line(turned, "GPipe, backwards in the reverse order", 2),
             one_line(own, "another order, 4 ranks", 2),
-            messages_line(own, "the same: messages", 0.5),
-            kept_line(own, "the same: kept for backward", 0.5),
+            messages_line(own, "another order, 4 ranks: messages", 0.5),
+            kept_line(own, "another order, 4 ranks: kept for backward", 0.5),
         ],
         forbidden=FORBIDDEN,
     )  # fmt: skip

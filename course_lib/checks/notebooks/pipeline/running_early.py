@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from course_lib.checks.judge.case import Observed
+from course_lib.checks.kit import Observed
 from course_lib.checks.notebooks.pipeline.running_lines import members, operations
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.ledger.matching import POINT_TO_POINT

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.recognising import recognised
 from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.sentence import Sentence
+from course_lib.checks.rank.notebooks.pipeline.running import Told
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS
 
@@ -47,28 +45,18 @@ def members(seen: Observed) -> list[int]:
     return list(seen.case.groups[0]) if seen.case.groups else list(range(seen.world_size))
 
 
-def told(run: Run, seen: Observed, stage: int, key: str) -> Any:
-    """What the recipe told of the run, on the rank of this stage; None where it is not there."""
-    values = seen.values[members(seen)[stage]].get(run.name)
-    return values.get(key) if isinstance(values, dict) else None
+def told(run: Run, seen: Observed, stage: int) -> Told:
+    """What the recipe told of the run, on the rank of this stage."""
+    return seen.values[members(seen)[stage]][run.name]
 
 
 def done(run: Run, seen: Observed, stage: int) -> list[Done] | None:
-    """The passes through a stage as they came; None where they were not told as agreed."""
-    events, inputs = told(run, seen, stage, "events"), told(run, seen, stage, "inputs")
-    if not isinstance(events, list) or not isinstance(inputs, list):
+    """The passes through a stage as they came; None where they tell of a forward that there was not."""
+    came = told(run, seen, stage)
+    which = [recognised(one, run.incoming(stage)) for one in came.inputs]
+    if any(number >= len(which) for _, number, _ in came.events):
         return None
-    which = [recognised(one, run.incoming(stage)) for one in inputs]
-    found = []
-    for one in events:
-        if not isinstance(one, list) or len(one) != 3:
-            return None
-        kind, number, kept = one
-        agreed = kind in ("F", "B") and type(number) is int and 0 <= number < len(which)
-        if not agreed or type(kept) is not int:
-            return None
-        found.append(Done(kind, which[number], kept))
-    return found
+    return [Done(kind, which[number], kept) for kind, number, kept in came.events]
 
 
 # ---- order
@@ -140,12 +128,8 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
 
 def operations(run: Run, seen: Observed, stage: int) -> list[Operation]:
     """Those of a stage's rank in this run."""
-    begun = told(run, seen, stage, "begun")
-    if not isinstance(begun, list) or len(begun) != 2:
-        return []
-    first, last = begun
-    agreed = type(first) is int and type(last) is int and 0 <= first <= last
-    return seen.operations[members(seen)[stage]][first:last] if agreed else []
+    first, last = told(run, seen, stage).begun
+    return seen.operations[members(seen)[stage]][first:last]
 
 
 def messages_line(run: Run, title: str, weight: float = 1.0) -> Line:

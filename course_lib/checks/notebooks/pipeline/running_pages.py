@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.training.memory import megabytes
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, wrong
 from course_lib.checks.notebooks.pipeline.running_lines import FREE, members
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.checks.rank.notebooks.pipeline.running import END
-from course_lib.checks.sentence import Sentence
 
 STEP = 7  # activations: what one forward or backward takes, with what comes and goes meanwhile
 PAGES = 2_000_000  # bytes of libraries and of the heap

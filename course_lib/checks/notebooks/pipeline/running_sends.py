@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, Sentence, words, wrong
 from course_lib.checks.notebooks.pipeline.running_lines import (
     ALL_FORWARDS,
     ONE_BY_ONE,
@@ -19,7 +18,6 @@ from course_lib.checks.notebooks.pipeline.running_lines import (
     operations,
 )
 from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.sentence import Sentence
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS, Action
 

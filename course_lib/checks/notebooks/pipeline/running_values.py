@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import ANY, RIGHT, Finding, Line, Observed, wrong
+from course_lib.checks.kit import (
+    ANY,
+    RIGHT,
+    Finding,
+    Line,
+    Observed,
+    Sentence,
+    close,
+    difference,
+    words,
+    worst,
+    wrong,
+)
 from course_lib.checks.notebooks.pipeline.running_lines import members, told
 from course_lib.checks.notebooks.pipeline.running_whole import Run
-from course_lib.checks.sentence import Sentence
+from course_lib.checks.rank.notebooks.pipeline.running import Told
 
-TOLERANCE = 1e-9  # of the largest element
 SAME = 1e-5  # of a share, when it is compared with that of a mistake
 NOTHING_CAME = (
     "No gradient came back to this stage. What a stage passes on is cut off from its graph: the next one "
@@ -30,11 +39,6 @@ MIXED = (
 DIVIDE = "Divide each microbatch's sum by the number of targets of all microbatches together"
 
 
-def close(found: Tensor, wanted: Tensor) -> bool:
-    bound = TOLERANCE * max(float(wanted.abs().max()), 1e-3)
-    return bool(((found - wanted).abs() <= bound).all())
-
-
 # ---- gradients
 
 
@@ -43,10 +47,10 @@ def gradients_line(run: Run, title: str, weight: float = 1.0, trivial: bool = Fa
 
     def judge(seen: Observed) -> Finding:
         for stage, rank in enumerate(members(seen)):
-            missing = told(run, seen, stage, "misfits")
+            missing = told(run, seen, stage).misfits
             for name, wanted in run.gradients(stage).items():
                 key = f"grad.{name}"
-                if isinstance(missing, dict) and key in missing:
+                if key in missing:
                     none = missing[key] == "None"
                     what = "has no gradient" if none else "has a gradient of another shape"
                     said = f"on rank {rank} {name} {what}."
@@ -87,12 +91,9 @@ def division_line(run: Run, title: str, weight: float) -> Line:
 def differs(run: Run, seen: Observed, stage: int, rank: int, name: str) -> Finding:
     found = seen.tensors[rank][f"{run.name}.grad.{name}"]
     wanted = run.gradients(stage)[name]
-    error = (found - wanted).abs().nan_to_num(float("inf")).flatten()
-    worst = int(error.argmax())
-    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
     general = f"on rank {rank} the gradient of {name} is not what one process gets"
     says = why(run, counted(run, seen, stage, rank), stage)
-    return wrong(Sentence(f"{general}: {got} instead of {want}.", f"{general}."), says, cause=says)
+    return wrong(difference(general, found, wanted, what=""), says, cause=says)
 
 
 def counted(run: Run, seen: Observed, stage: int, rank: int) -> list[float] | None:
@@ -200,12 +201,11 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
 
     def judge(seen: Observed) -> Finding:
         last = run.size - 1
-        rank, returned = members(seen)[last], told(run, seen, last, "returned")
-        said = unlike_a_dict(rank, returned, len(run.batch))
+        rank, came = members(seen)[last], told(run, seen, last)
+        said = unlike_a_dict(rank, came, len(run.batch))
         if said:
             return wrong(said, "Return {microbatch: its part of the loss} there.", cause="returned")
-        missing = told(run, seen, last, "misfits")
-        if isinstance(missing, dict) and "losses" in missing:
+        if "losses" in came.misfits:
             return wrong(
                 f"the parts of the loss that rank {rank} returned are not all numbers.",
                 cause="returned",
@@ -213,8 +213,7 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
         found = seen.tensors[rank][f"{run.name}.losses"]
         if close(found, run.losses):
             return RIGHT
-        k = int((found - run.losses).abs().nan_to_num(float("inf")).argmax())
-        got, want = words.apart(float(found[k]), float(run.losses[k]))
+        (k,), got, want = worst(found, run.losses)
         says = divided(run, (found / run.losses).tolist())
         if says and any(misdivided(run, seen, stage) for stage in range(run.size)):
             return RIGHT
@@ -228,15 +227,15 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
     return Line(title, judge, weight, trivial=trivial, short=True)
 
 
-def unlike_a_dict(rank: int, returned: object, count: int) -> str:
+def unlike_a_dict(rank: int, came: Told, count: int) -> str:
     """What is wrong with the form of what the last rank returned; "" where it is a dict of all parts."""
-    if not isinstance(returned, dict) or not isinstance(returned.get("dict"), list):
-        kind = returned.get("other", "something else") if isinstance(returned, dict) else "nothing"
+    if came.returned is None:
+        kind = "None" if came.other == "NoneType" else came.other
         return Sentence(
-            f"rank {rank}, which has the last stage, returned {'None' if kind == 'NoneType' else kind}.",
+            f"rank {rank}, which has the last stage, returned {kind}.",
             f"rank {rank}, which has the last stage, returned no dict.",
         )
-    keys = returned["dict"]
+    keys = came.returned
     if len(keys) != count or any(k not in keys for k in range(count)):
         return Sentence(
             f"rank {rank}, which has the last stage, returned {words.counted(len(keys), 'part')} of the "
@@ -251,7 +250,7 @@ def elsewhere_line(run: Run, title: str = "{} on the other ranks", weight: float
 
     def judge(seen: Observed) -> Finding:
         for stage, rank in list(enumerate(members(seen)))[:-1]:
-            if told(run, seen, stage, "returned") != {"dict": []}:
+            if told(run, seen, stage).returned != []:
                 return wrong(
                     f"rank {rank} has no part of the loss, and is to return an empty dict.",
                     "Only the last stage knows the loss.",

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.judge.case import Case, Draw, Line, Observed, RankSide, Spec
+from course_lib.checks.kit import Case, Draw, Line, Observed, RankSide, Spec
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.rank.notebooks.pipeline import stages as models
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint

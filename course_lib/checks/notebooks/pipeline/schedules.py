@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, exercise, wrong
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Sentence, exercise, words, wrong
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.form import (
     EQUAL,
@@ -26,7 +25,6 @@ from course_lib.checks.notebooks.pipeline.order import (
     warm_up,
 )
 from course_lib.checks.notebooks.pipeline.references import REFERENCES, SCHEDULES
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline import Durations
 
 PASSES = "every pass once, on its rank, in an order that works"

@@ -7,24 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.judge.training import OPTIMIZERS
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
+    Sentence,
+    close,
+    difference,
     exercise,
+    words,
     wrong,
 )
-from course_lib.checks.judge.training import OPTIMIZERS
 from course_lib.checks.notebooks.pipeline.recognising import tokens
 from course_lib.checks.notebooks.pipeline.references import REFERENCES
-from course_lib.checks.notebooks.pipeline.running_values import close
 from course_lib.checks.notebooks.pipeline.stash_runs import SLIPS, NoVersions, Order, Run, Tensors
 from course_lib.checks.rank.notebooks.pipeline.stages import VOCABULARY
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline.actions import flat
 from course_lib.pipeline.generators import one_f_one_b
 
@@ -40,14 +41,13 @@ def values_line(
     """All tensors whose names begin with one of `kinds`, in the order in which they came about."""
 
     def judge(seen: Observed) -> Finding:
-        values = seen.values[0].get(run.name)
-        missing = values.get("misfits") if isinstance(values, dict) else {}
+        missing = seen.values[0][run.name].misfits
         for name, wanted in run.wanted.items():
             kind, k, *rest = name.split(".", 2)
             if kind not in kinds:
                 continue
             called = what(k, "".join(rest))
-            if isinstance(missing, dict) and name in missing:
+            if name in missing:
                 none = missing[name] == "None"
                 is_it = "None" if none else "not of the shape and dtype that was agreed"
                 hint = "Is there a `return` at its end?" if none else ""
@@ -62,11 +62,8 @@ def values_line(
 
 def differs(run: Run, seen: Observed, called: str, found: Tensor, wanted: Tensor) -> Finding:
     says = next((one for one, kind in SLIPS.items() if fits(run, seen, run.trained(kind))), "")
-    worst = int((found - wanted).abs().nan_to_num(float("inf")).flatten().argmax())
-    got, want = words.apart(float(found.flatten()[worst]), float(wanted.flatten()[worst]))
-    general = f"{called} is not what it should be"
     return wrong(
-        Sentence(f"{general}: {got} instead of {want}.", f"{general}."),
+        difference(f"{called} is not what it should be", found, wanted, what=""),
         says,
         cause=says or called,
         misses_point=SLIPS.get(says) is NoVersions,
@@ -81,17 +78,16 @@ def held_line(run: Run, title: str, weight: float) -> Line:
     """Versions: one for each microbatch under way, and the newest; besides gradients and the momentum."""
 
     def judge(seen: Observed) -> Finding:
-        values = seen.values[0].get(run.name)
-        held = values.get("held") if isinstance(values, dict) else None
-        if not isinstance(held, list) or len(held) != len(run.actions):
+        held = seen.values[0][run.name].held
+        if len(held) != len(run.actions):
             return wrong("what the stage holds was not told.")
         under_way = 0
         for nbytes, (kind, k) in zip(held, run.actions, strict=True):
             under_way += 1 if kind == "F" else -1
             beside = 2 * run.nbytes  # gradients, momentum
             allowed = beside + (under_way + 1.5) * run.nbytes
-            if type(nbytes) is not int or nbytes > allowed:
-                versions = round((nbytes - beside) / run.nbytes) if type(nbytes) is int else 0
+            if nbytes > allowed:
+                versions = round((nbytes - beside) / run.nbytes)
                 return wrong(
                     Sentence(
                         f"after {kind} of microbatch {k} the stage holds {words.number(nbytes)} bytes, some "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from course_lib.checks.judge.case import RankSide, Spec
+from course_lib.checks.kit import RankSide, Spec
 from course_lib.checks.rank.notebooks.pipeline import updates
 
 SGD = ("SGD", {"lr": 0.1, "momentum": 0.9})

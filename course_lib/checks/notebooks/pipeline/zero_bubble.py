@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Case, Draw, Sentence, exercise, words
 from course_lib.checks.notebooks.pipeline.asked import Asked, Rows, Sizes
 from course_lib.checks.notebooks.pipeline.form import EQUAL, SCHEDULE, Form, bubble_of
 from course_lib.checks.notebooks.pipeline.order import (
@@ -28,7 +27,6 @@ from course_lib.checks.notebooks.pipeline.schedules import (
     some,
     uneven,
 )
-from course_lib.checks.sentence import Sentence
 from course_lib.pipeline.actions import flat
 
 NAME = "zero_bubble_h1"

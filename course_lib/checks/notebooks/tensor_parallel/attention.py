@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
 from course_lib.checks.judge.layers.lines import (
     held_line,
     saved_line,
@@ -15,10 +14,11 @@ from course_lib.checks.judge.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.kit import Case, Draw, Line, essential, exercise
 from course_lib.checks.notebooks.tensor_parallel.attention_dropout import dropout_case
-from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_mistakes
+from course_lib.checks.notebooks.tensor_parallel.heads import LR, Heads, head_slips
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP, WHOLE_WEIGHT
-from course_lib.checks.notebooks.tensor_parallel.shared import MANY, essential, interface, own_work
+from course_lib.checks.notebooks.tensor_parallel.shared import MANY, interface, own_work
 from course_lib.checks.notebooks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
@@ -88,11 +88,11 @@ def lines_of(
 
     after_step: how much the output after a step weighs, as a share of `weight`.
     """
-    mistakes, n, copied = head_mistakes(whole), whole.n, whole.copies > 1
+    slips, n, copied = head_slips(whole), whole.n, whole.copies > 1
     volume = 2 * (n - 1) * FLOAT * whole.x.numel() / n
     found = [
         values_line(
-            run, f"{title}: {what}", names=[name], mistakes=mistakes, weight=weight * share,
+            run, f"{title}: {what}", names=[name], slips=slips, weight=weight * share,
             otherwise=otherwise,
         )
         for name, what, share, otherwise in (
@@ -161,7 +161,7 @@ def parallel_heads(draw: Draw) -> Iterator[Case]:
         [
             *lines_of(run, whole, "8 heads, 4 ranks", 2),
             values_line(
-                large, "8 wider heads", names=["y", "grad.x"], mistakes=head_mistakes(wide),
+                large, "8 wider heads", names=["y", "grad.x"], slips=head_slips(wide),
                 weight=0.5, short=True,
             ),
             own_work(run),

@@ -11,15 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import ANY, RIGHT, Case, Draw, Finding, Line, Observed, wrong
-from course_lib.checks.judge.layers.lines import (
-    close,
-    differs,
-    members,
-    same_everywhere_line,
-    values_line,
-)
+from course_lib.checks.judge.layers.lines import differs, members, same_everywhere_line, values_line
 from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.kit import ANY, RIGHT, Case, Draw, Finding, Line, Observed, close, wrong
 from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
 P, BATCH = 0.4, 24

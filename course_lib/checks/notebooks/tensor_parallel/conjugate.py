@@ -7,22 +7,10 @@ from typing import Any
 
 import torch
 
-from course_lib.checks.judge.case import (
-    Case,
-    Draw,
-    Finding,
-    Line,
-    Observed,
-    exercise,
-)
 from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import (
-    Mistake,
-    saved_line,
-    sent_line,
-    values_line,
-)
+from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.shared import (
     FACTOR_N,
@@ -95,58 +83,58 @@ def a_run(
 # ---- values
 
 
-def entered(run: Run) -> list[Mistake]:
+def entered(run: Run) -> list[Slip]:
     """What can go wrong where a whole tensor enters."""
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
-        Mistake(
+        Slip(
             "That is the other of the two. Where a whole tensor enters, each rank uses it: nothing is said "
             "forward, and the gradients of all uses are summed backward.",
             lambda k: {"y": n * x[k], "grad.x": own[k]},
         ),
-        Mistake(
+        Slip(
             "x is whole on every rank: summed forward it becomes N times too large.",
             lambda k: {"y": n * x[k]},
         ),
-        Mistake(
+        Slip(
             "x is whole on every rank: nothing is to be done to it forward.",
             lambda k: {"y": x[k] / n},
         ),
-        Mistake(
+        Slip(
             "Backward went on with the rank's own gradient. Each rank used x in its own way, and the "
             "gradient of x is the sum over all uses.",
             lambda k: {"y": x[k], "grad.x": own[k]},
         ),
-        Mistake(
+        Slip(
             f"That is divided by {n}: a sum over the uses, not a mean.",
             lambda k: {"grad.x": summed[k] / n},
         ),
-        Mistake(
+        Slip(
             f"That is {n} times the sum: it was summed twice.", lambda k: {"grad.x": n * summed[k]}
         ),
     ]
 
 
-def left(run: Run) -> list[Mistake]:
+def left(run: Run) -> list[Slip]:
     """What can go wrong where the terms of a sum leave."""
     n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
     return [
-        Mistake(
+        Slip(
             "That is the other of the two. Where each rank has a term, they are summed forward, and backward "
             "the sum's gradient is that of every term.",
             lambda k: {"y": own[k], "grad.x": n * whole[k]},
         ),
-        Mistake(
+        Slip(
             "Forward handed the rank's own term on: they are to be summed over the ranks, and what was begun "
             "with async_op=True is to be waited for.",
             lambda k: {"y": own[k]},
         ),
-        Mistake(
+        Slip(
             f"That is divided by {n}: the sum of the terms is meant, not their mean.",
             lambda k: {"y": summed[k] / n},
         ),
-        Mistake(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
-        Mistake(
+        Slip(FACTOR_N, lambda k: {"y": summed[k], "grad.x": n * whole[k]}),
+        Slip(
             "Every term goes into the sum with the factor 1, and has the sum's gradient as it is.",
             lambda k: {"y": summed[k], "grad.x": whole[k] / n},
         ),
@@ -157,7 +145,7 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
     """Values and gradients of one run; then, that nothing else was written."""
     line = values_line(
         run, title, names=["y", "grad.x"],
-        mistakes=entered(run) if run.object == ENTER else left(run),
+        slips=entered(run) if run.object == ENTER else left(run),
         misfit=lambda name, came, k: no_graph(name, came), weight=weight, **more,
     )  # fmt: skip
 

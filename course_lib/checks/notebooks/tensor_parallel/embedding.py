@@ -10,24 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
 from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import (
-    Mistake,
-    held_line,
-    saved_line,
-    sent_line,
-    values_line,
-)
+from course_lib.checks.judge.layers.lines import held_line, saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise, words
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.notebooks.tensor_parallel.shared import (
-    FACTOR_N,
-    essential,
-    interface,
-    own_work,
-)
+from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N, interface, own_work
 from course_lib.facts import chunk_sizes, least_bytes
 from course_lib.ledger.operation import Operation
 
@@ -127,7 +115,7 @@ def run_of(table: Table, name: str = "table") -> Run:
     )  # fmt: skip
 
 
-def mistakes(table: Table) -> list[Mistake]:
+def slips(table: Table) -> list[Slip]:
     n, (vocab, width) = table.n, table.weight.shape
     choices = (table.first_row, table.nearest_row, table.row_modulo)
     unmasked = (
@@ -146,18 +134,18 @@ def mistakes(table: Table) -> list[Mistake]:
             return nn.Embedding(rows, width, dtype=torch.float64).weight.detach()
 
     return [
-        Mistake(
+        Slip(
             "Each rank drew a table of the size of its part: from one seed all of them have the same rows. "
             "Make the whole one, as nn.Embedding does, and keep the rank's rows.",
             lambda k: {"p.weight": of_own_size(k)},
         ),
-        *(Mistake(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
-        Mistake(
+        *(Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
+        Slip(
             "The ranks' rows were not summed: of each token one rank has the row, the others zeros.",
             lambda k: {"y": table.own_rows(k)},
         ),
         *(
-            Mistake(
+            Slip(
                 f"The rank's first token is counted wrong: {n} ranks do not divide {vocab}. Of parts as "
                 "torch.tensor_split cuts them the first ones are one longer.",
                 lambda k, each=each: {"y": table.counted_from(each)},
@@ -169,9 +157,9 @@ def mistakes(table: Table) -> list[Mistake]:
             )
             if vocab % n
         ),
-        Mistake(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
+        Slip(FACTOR_N, lambda k: {"grad.p.weight": n * table.part(k, table.for_weight)}),
         *(
-            Mistake(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)})
+            Slip(stray, lambda k, at=at: {"grad.p.weight": table.stray(k, at)})
             for at in choices
         ),
     ]  # fmt: skip
@@ -207,7 +195,7 @@ def line(
         run,
         title,
         names=names,
-        mistakes=mistakes(table),
+        slips=slips(table),
         misfit=misfit(table),
         weight=weight,
         **more,

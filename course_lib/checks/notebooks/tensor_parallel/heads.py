@@ -9,10 +9,8 @@ from itertools import combinations, permutations
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw
-from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.kit import Draw, Slip, words
 from course_lib.checks.notebooks.tensor_parallel.whole import drawn_linear
-from course_lib.checks.words import listing
 
 LR = 0.05
 USES = ("query", "key", "value")  # of x
@@ -222,7 +220,7 @@ def other_orders() -> Iterator[tuple[int, ...]]:
     return (order for order in permutations(range(4)) if order != (0, 1, 2, 3))
 
 
-def head_mistakes(whole: Heads) -> list[Mistake]:
+def head_slips(whole: Heads) -> list[Slip]:
     n, bias = whole.n, whole.last_bias(whole.parameters)
 
     def output(how: Attend, head_dim: int = 0) -> Callable[[int], dict[str, Tensor]]:
@@ -235,53 +233,54 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
         "Each rank has what its own heads add alone: out is row-parallel, and its terms are summed."
     )
     found = [
-        Mistake(
+        Slip(
             "A token looks at those that follow it: attention here is causal.", output(looks_ahead)
         ),
-        Mistake(
+        Slip(
             "The heads' outputs are in the wrong order: transpose back to (batch, seq, heads, head_dim) "
             "before the last two are made one.",
             output(not_turned_back),
         ),
-        Mistake(
+        Slip(
             f"The bias of out counts {n} times: add it once, after the sum.",
             lambda k: {"y": whole.output(whole.parameters, whole.x) + (n - 1) * bias},
         ),
-        Mistake(own_term, lambda k: {"y": term(k) + bias}),
-        Mistake(own_term, lambda k: {"y": term(k)}),
-        Mistake(
+        Slip(own_term, lambda k: {"y": term(k) + bias}),
+        Slip(own_term, lambda k: {"y": term(k)}),
+        Slip(
             "Each rank has the gradient that its own heads give x alone: x is whole, and enters the region "
             "by identity forward, all-reduce backward.",
             lambda k: {"grad.x": whole.term_gradient(k)},
         ),
         *(
-            Mistake(
-                f"x enters the region for {listing([USES[use] for use in entering])} alone: its gradient is "
-                "summed over the ranks for all three. Let x enter once, before query, key and value.",
+            Slip(
+                f"x enters the region for {words.listing([USES[use] for use in entering])} alone: its "
+                "gradient is summed over the ranks for all three. Let x enter once, before query, key and "
+                "value.",
                 lambda k, entering=entering: {"grad.x": whole.entering_alone(k, entering)},
             )
             for count in (1, 2)
             for entering in combinations(range(3), count)
         ),
-        Mistake(
+        Slip(
             f"{n} times too large: a sum hands its gradient on as it is; after an all-reduce forward none is "
             "due backward. Or x entered twice: a ColumnParallelLinear that is called lets x in once more. "
             "Use F.linear with its weight and bias.",
             lambda k: {"grad.x": n * whole.gradients()[0]},
         ),
-        Mistake(
+        Slip(
             f"The parameters' gradients are {n} times too large.",
             lambda k: {"again": whole.after_step(n)},
         ),
     ]
     if whole.kv_heads < whole.heads:
         found += [
-            Mistake(
+            Slip(
                 f"kv_heads was not looked at: that is the output of {whole.heads} key and value heads; "
                 f"{whole.kv_heads} are asked for, and key and value have so many times head_dim features.",
                 lambda k: {"y": whole.redrawn(whole.heads).whole_output()},
             ),
-            Mistake(
+            Slip(
                 "Queries took key and value heads in turns; neighbours share one: query head h has head "
                 "h // (heads / kv_heads), as repeat_interleave gives them.",
                 output(in_turns),
@@ -289,7 +288,7 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
         ]
     if whole.copies > 1:
         found += [
-            Mistake(
+            Slip(
                 "Several ranks hold a copy of the same key and value head, and each copy went its own way: "
                 "sum their gradients over the ranks that hold it.",
                 lambda k: {"again": whole.copies_apart()},
@@ -298,14 +297,14 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
     here = whole.heads // n
     if whole.kv_heads == whole.heads and here > 1:
         found += [
-            Mistake(
+            Slip(
                 f"Rank k took every {n}th head of query, key and value, but of out the columns of heads that "
                 "lie side by side: a rank has one run of heads, the same of all four.",
                 lambda k: {"y": whole.output(whole.dealt(), whole.x)},
             )
         ]
     found += [
-        Mistake(
+        Slip(
             "The rank's features were read as (head_dim, heads): a head's features lie side by side, "
             "unflatten(-1, (heads, head_dim)).",
             output(how),
@@ -314,7 +313,7 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
     ]
     if here != whole.head_dim and whole.kv_heads == whole.heads:
         found += [
-            Mistake(
+            Slip(
                 f"The rank's features were read as {whole.head_dim} heads of {here}: a head's features lie "
                 f"side by side, unflatten(-1, (heads, head_dim)), here ({here}, {whole.head_dim}).",
                 output(attend, here),
@@ -322,13 +321,13 @@ def head_mistakes(whole: Heads) -> list[Mistake]:
         ]
     if whole.head_dim % n == 0 and whole.kv_heads == whole.heads:
         found += [
-            Mistake(
+            Slip(
                 f"Every rank has all heads, but 1/{n} of the features of each: heads stay whole. A rank has "
                 "heads / n of them, of head_dim features.",
                 output(attend, whole.head_dim // n),
             )
         ]
     return found + [
-        Mistake(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
+        Slip(ORDER, lambda k, order=order: {"y": whole.redrawn(order=order).whole_output()})
         for order in other_orders()
     ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from course_lib.checks.judge.case import Case, Draw, Line, exercise
 from course_lib.checks.judge.layers.lines import (
-    Mistake,
     held_line,
     saved_line,
     sent_line,
@@ -15,13 +13,14 @@ from course_lib.checks.judge.layers.lines import (
     values_or_refusal_line,
 )
 from course_lib.checks.judge.layers.runs import Run, case
-from course_lib.checks.notebooks.tensor_parallel.shared import essential, own_work
+from course_lib.checks.kit import Case, Draw, Line, Slip, essential, exercise
+from course_lib.checks.notebooks.tensor_parallel.shared import own_work
 from course_lib.checks.notebooks.tensor_parallel.slips import (
-    column_mistakes,
+    column_slips,
     many,
     misfit,
     row_misfit,
-    row_mistakes,
+    row_slips,
     trouble,
 )
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE, Whole
@@ -46,7 +45,7 @@ def both_ways(
     run: Run,
     title: str,
     weight: float,
-    mistakes: Sequence[Mistake],
+    slips: Sequence[Slip],
     misfit: Callable[[str, str, int], str],
 ) -> list[Line]:
     """A line for the parameters and the output, and one for the gradients."""
@@ -54,9 +53,7 @@ def both_ways(
     forward = [name for name in run.wanted[0] if name not in backward]
     parameters = [name for name in forward if name.startswith("p.")]
     return [
-        values_line(
-            run, f"{title}: {what}", names=names, weight=weight, mistakes=mistakes, misfit=misfit
-        )
+        values_line(run, f"{title}: {what}", names=names, weight=weight, slips=slips, misfit=misfit)
         for what, names in (("output", forward), ("gradients", [*parameters, *backward]))
     ]
 
@@ -93,7 +90,7 @@ def column_lines(run: Run, whole: Whole, gather: bool, title: str, weight: float
         2 * share * FLOAT * whole.x.numel(),
     )
     return [
-        *both_ways(run, title, weight, column_mistakes(whole, gather), misfit(whole, 0, gather)),
+        *both_ways(run, title, weight, column_slips(whole, gather), misfit(whole, 0, gather)),
         sent_line(
             run, "forward", [forward] * whole.n, weight=weight / 2, title=f"{title}: bytes forward",
             hint=lambda ratio, done: many(ratio, done, "an all-gather") or forward_hint(gather),
@@ -124,7 +121,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
         [
             *column_lines(run, whole, False, "4 ranks, 12 features", 2),
             values_line(
-                large, "4 ranks, 2,048 features", mistakes=column_mistakes(wide, False),
+                large, "4 ranks, 2,048 features", slips=column_slips(wide, False),
                 misfit=misfit(wide, 0), weight=0.5, short=True,
             ),
             *memory_lines(large, wide, wide.x.numel(), weight=1.5),
@@ -139,7 +136,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
         [
             *column_lines(run, whole, True, "gather_output, no bias, group {1, 2}", 1),
             values_or_refusal_line(
-                odd, "7 features, 2 ranks", (7, 2), mistakes=column_mistakes(uneven, True),
+                odd, "7 features, 2 ranks", (7, 2), slips=column_slips(uneven, True),
                 otherwise=UNEVEN, weight=1,
             ),
         ],
@@ -148,7 +145,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 3, (5, 6), (4,))
     run = column_run("flat", whole, True)
     yield case("3 ranks", [run], column_lines(run, whole, True, "gather_output, 3 ranks", 1.5))
-    yield one_rank(draw, lambda whole: column_run("one", whole, True), column_mistakes)
+    yield one_rank(draw, lambda whole: column_run("one", whole, True), column_slips)
     if draw.hidden:
         whole = Whole.draw(draw, 4, (3, 4), (2,))
         run = column_run("narrow", whole, True)
@@ -159,7 +156,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
             [
                 *column_lines(run, whole, True, "a feature for each rank", 1),
                 values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), mistakes=column_mistakes(uneven, False),
+                    odd, "10 features, 4 ranks", (10, 4), slips=column_slips(uneven, False),
                     otherwise=UNEVEN,
                 ),
             ],
@@ -184,7 +181,7 @@ def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int =
 
 
 def one_rank(
-    draw: Draw, run_of: Callable[[Whole], Run], mistakes: Callable[[Whole, bool], list[Mistake]]
+    draw: Draw, run_of: Callable[[Whole], Run], slips: Callable[[Whole, bool], list[Slip]]
 ) -> Case:
     whole = Whole.draw(draw, 1, (4, 5), (3,))
     run = run_of(whole)
@@ -240,7 +237,7 @@ def row_lines(run: Run, whole: Whole, parallel: bool, title: str, weight: float)
         return ("" if parallel else unfollowed(name, came, k)) or known(name, came, k)
 
     return [
-        *both_ways(run, title, weight, row_mistakes(whole, parallel), whole_misfit),
+        *both_ways(run, title, weight, row_slips(whole, parallel), whole_misfit),
         sent_line(
             run, "forward", [forward] * whole.n, most=[padded] * whole.n, weight=weight / 2,
             title=f"{title}: bytes forward",
@@ -265,7 +262,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
             *row_lines(run, whole, True, "4 ranks, 8 features", 2),
             own_work(run, weight=1),
             values_line(
-                large, "4 ranks, 2,048 features", mistakes=row_mistakes(wide, True),
+                large, "4 ranks, 2,048 features", slips=row_slips(wide, True),
                 misfit=row_misfit(wide, True), weight=0.5, short=True,
             ),
             *memory_lines(large, wide, wide.x.numel() // 4, weight=1.5, extra=FLOAT * 512),
@@ -280,7 +277,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
         [
             *row_lines(run, whole, False, "the whole x, no bias, group {1, 2}", 1),
             values_or_refusal_line(
-                odd, "7 features, 2 ranks", (7, 2), mistakes=row_mistakes(uneven, False), misfit=unfollowed,
+                odd, "7 features, 2 ranks", (7, 2), slips=row_slips(uneven, False), misfit=unfollowed,
                 otherwise=UNEVEN, weight=1,
             ),
         ],
@@ -289,7 +286,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
     whole = Whole.draw(draw, 3, (6, 5), (4,))
     run = row_run("flat", whole, False)
     yield case("3 ranks", [run], row_lines(run, whole, False, "the whole x, 3 ranks", 1.5))
-    yield one_rank(draw, lambda whole: row_run("one", whole, True), row_mistakes)
+    yield one_rank(draw, lambda whole: row_run("one", whole, True), row_slips)
     if draw.hidden:
         whole = Whole.draw(draw, 4, (4, 3), (2,))
         run = row_run("narrow", whole, True)
@@ -300,7 +297,7 @@ def row_parallel_linear(draw: Draw) -> Iterator[Case]:
             [
                 *row_lines(run, whole, True, "a feature for each rank", 1),
                 values_or_refusal_line(
-                    odd, "10 features, 4 ranks", (10, 4), mistakes=row_mistakes(uneven, True),
+                    odd, "10 features, 4 ranks", (10, 4), slips=row_slips(uneven, True),
                     otherwise=UNEVEN,
                 ),
             ],

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.kit import Slip
 from course_lib.checks.notebooks.tensor_parallel.losses import UPSTREAM, Loss
 from course_lib.checks.notebooks.tensor_parallel.shared import FACTOR_N
 from course_lib.facts import chunk_sizes
@@ -39,7 +39,7 @@ def _own_sums(loss: Loss) -> Tensor:
     return sum(sums, torch.zeros(()))
 
 
-def of_value(loss: Loss) -> list[Mistake]:
+def of_value(loss: Loss) -> list[Slip]:
     n, counted, everything = loss.n, loss.counts.sum(), loss.target.numel()
 
     def summed(at: Choice) -> Tensor:
@@ -107,15 +107,15 @@ def of_value(loss: Loss) -> list[Mistake]:
         ),
     ]
     return [
-        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
-        Mistake(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
-        Mistake(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
+        Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, loss.of_target)}),
+        Slip(LOCAL_SOFTMAX, lambda k: {"y": alone(k, own(k))}),
+        Slip(LOCAL_SOFTMAX, lambda k: {"y": owners_softmax()}),
         *(
-            Mistake(wrong_shard, lambda k, at=at: {"y": summed(at)})
+            Slip(wrong_shard, lambda k, at=at: {"y": summed(at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
         *(
-            Mistake(
+            Slip(
                 first_token(loss),
                 lambda k, each=each, one=one: {"y": counted_from(each, one)},
             )
@@ -123,34 +123,34 @@ def of_value(loss: Loss) -> list[Mistake]:
             for each in (loss.vocab // n, -(-loss.vocab // n), OWN_LENGTH)
             if loss.vocab % n
         ),
-        Mistake(
+        Slip(
             "The target's logit is on one rank, and the others went on with 0: sum it over the ranks.",
             lambda k: {"y": loss.y(loss.lse * loss.counts - own(k))},
         ),
-        Mistake(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
-        Mistake(OWN_LARGEST, lambda k: {"y": owners_largest()}),
-        Mistake(
+        Slip(OWN_LARGEST, lambda k: {"y": own_largest(k)}),
+        Slip(OWN_LARGEST, lambda k: {"y": owners_largest()}),
+        Slip(
             "The largest logit was taken off the exponents, and not put back: log of the sum, plus it.",
             lambda k: {"y": loss.y(loss.each - loss.logits.amax(-1) * loss.counts)},
         ),
         *(
-            Mistake(ignored, lambda k, one=one: {"y": one})
+            Slip(ignored, lambda k, one=one: {"y": one})
             for one in counted_too
             if some_ignored
         ),
-        Mistake(
+        Slip(
             "That is the sum over the targets; their mean is asked for.",
             lambda k: {"y": loss.each.sum()},
         ),
-        Mistake(
+        Slip(
             f"That is {n} times the loss: it was summed over ranks that all had it already.",
             lambda k: {"y": n * loss.y()},
         ),
-        Mistake(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
+        Slip(f"That is the loss divided by {n} ranks.", lambda k: {"y": loss.y() / n}),
     ]  # fmt: skip
 
 
-def of_gradient(loss: Loss) -> list[Mistake]:
+def of_gradient(loss: Loss) -> list[Slip]:
     soft = loss.logits.softmax(-1)
 
     def scaled(factor: float) -> Callable[[int], dict[str, Tensor]]:
@@ -199,37 +199,37 @@ def of_gradient(loss: Loss) -> list[Mistake]:
         "that has it."
     )
     found = [
-        Mistake(FACTOR_N, scaled(loss.n)),
-        Mistake(
+        Slip(FACTOR_N, scaled(loss.n)),
+        Slip(
             "The gradient that backward was given was left out: multiply by it.",
             scaled(1 / UPSTREAM),
         ),
-        Mistake(
+        Slip(
             "The mean divides the gradient, too: by the number of targets that count.", scaled(counted)
         ),
         *(
-            Mistake(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
+            Slip(every_rank, lambda k, at=at: {"grad.logits": one_hot_at(k, at)})
             for at in (loss.first, loss.nearest, loss.modulo)
         ),
-        Mistake(
+        Slip(
             LOCAL_SOFTMAX,
             lambda k: {"grad.logits": local(k)},
         ),
-        Mistake(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
+        Slip(LOCAL_SOFTMAX, lambda k: {"grad.logits": owners_local(k)}),
         *(
-            Mistake(
+            Slip(
                 first_token(loss), lambda k, each=each: {"grad.logits": counted_from(k, each)}
             )
             for each in (loss.vocab // loss.n, -(-loss.vocab // loss.n), OWN_LENGTH)
             if loss.vocab % loss.n
         ),
-        Mistake(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
-        Mistake(
+        Slip(OWN_LARGEST, lambda k: {"grad.logits": own_largest(k)}),
+        Slip(
             "A gradient went back through the largest logit. The loss does not depend on what is taken off: "
             "logits.detach() before the maximum.",
             lambda k: {"grad.logits": through_largest(k)},
         ),
-        Mistake(
+        Slip(
             "That is the softmax without 1 taken off at the target.",
             lambda k: {"grad.logits": loss.grad(k, soft)},
         ),
@@ -237,14 +237,14 @@ def of_gradient(loss: Loss) -> list[Mistake]:
     if counted < everything:
         found += [
             *(
-                Mistake(
+                Slip(
                     "Ignored targets have a gradient here: they add nothing to the loss, and leave nothing.",
                     lambda k, by=by, one_hot=one_hot: {"grad.logits": ignored(k, by, one_hot)},
                 )
                 for by in (counted, everything)
                 for one_hot in (loss.one_hot, loss.one_hot_of_all)
             ),
-            Mistake(
+            Slip(
                 f"Divided by all targets: the mean is over the {counted} that count.",
                 scaled(counted / everything),
             ),

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Draw
 from course_lib.facts import chunk_sizes
 
 UPSTREAM = 3.0  # the loss's own gradient: backward has to multiply by it

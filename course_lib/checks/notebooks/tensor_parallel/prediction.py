@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.case import Case, Draw, exercise
-from course_lib.checks.judge.formulas import Formula, Prediction
-from course_lib.checks.judge.formulas import predictions as evaluated
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
 
 REFERENCE = ("course_lib.tensor_parallel",)
 FORMULAS = (*REFERENCE, "course_lib.facts")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from course_lib import facts
-from course_lib.checks.judge.answers import Answer, answers
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.tensor_parallel.prediction import FORMULAS
 
 # width 8,192, 4,096 tokens in bf16; 16 H100 in two nodes, 50 GB/s between them, 450 GB/s inside

@@ -10,16 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise
 from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import (
-    Mistake,
-    sent_line,
-    values_line,
-    values_or_refusal_line,
-)
+from course_lib.checks.judge.layers.lines import sent_line, values_line, values_or_refusal_line
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, Slip, exercise, words
 from course_lib.checks.notebooks.tensor_parallel import sequence_dim
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import (
@@ -53,33 +47,33 @@ SIDE_BY_SIDE = (
 COPY = "Somebody else may hold it, too: communicate in a copy of your own."
 
 
-def gathered_wrong(run: Run) -> list[Mistake]:
+def gathered_wrong(run: Run) -> list[Slip]:
     n, x, whole, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
     batch = x[0].shape[0]
     stacked = torch.cat(x).reshape(whole[0].shape)
     interleaved = torch.stack(x, SEQ + 1).flatten(SEQ, SEQ + 1)
     means = "That is a mean over the ranks: a sum over all uses is meant."
     found = [
-        Mistake(
+        Slip(
             "The positions are there, in another order: rank r has the r-th part of the sequence, not every "
             "N-th position.",
             lambda k: {"y": interleaved},
         ),
-        Mistake(
+        Slip(
             "Backward took the rank's part of its own gradient. Each rank uses all of the sequence in its "
             "own way: the gradients are summed, and the rank gets its part of the sum.",
             lambda k: {"grad.x": parts(given[k], n)[k]},
         ),
-        Mistake(means, lambda k: {"grad.x": grad[k] / n}),
-        Mistake(
+        Slip(means, lambda k: {"grad.x": grad[k] / n}),
+        Slip(
             "Backward gave the rank another rank's part of the sum.",
             lambda k: {"grad.x": grad[(k + 1) % n]},
         ),
-        Mistake(
+        Slip(
             "Backward gave the rank another rank's part of the sum.",
             lambda k: {"grad.x": grad[k - 1]},
         ),
-        Mistake(
+        Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
             lambda k: {"grad.x": total(given).reshape(n, *x[k].shape)[k]},
@@ -90,11 +84,11 @@ def gathered_wrong(run: Run) -> list[Mistake]:
             "The ranks' parts were put one after the other along dimension 0, as all_gather_into_tensor "
             "does, and cut into sequences afterwards: they belong side by side along the sequence."
         )
-        found.insert(0, Mistake(says, lambda k: {"y": stacked}))
+        found.insert(0, Slip(says, lambda k: {"y": stacked}))
     return found
 
 
-def scattered_wrong(run: Run) -> list[Mistake]:
+def scattered_wrong(run: Run) -> list[Slip]:
     n, x, part, given, grad = run.size, *columns(run, "after.x", "y", "after.gradient", "grad.x")
     flat = total(x).reshape(n, *part[0].shape)
 
@@ -103,33 +97,33 @@ def scattered_wrong(run: Run) -> list[Mistake]:
         return torch.cat([g if r == k else torch.zeros_like(g) for r, g in enumerate(given)], SEQ)
 
     return [
-        Mistake(
+        Slip(
             "That is the rank's part of its own term: the terms of all ranks are summed.",
             lambda k: {"y": parts(x[k], n)[k]},
         ),
-        Mistake("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
+        Slip("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
         *(
-            Mistake(
+            Slip(
                 "That is another rank's part: rank r is to have the r-th part of the sequence.",
                 lambda k, by=by: {"y": part[(k + by) % n]},
             )
             for by in range(1, n)
         ),
-        Mistake(
+        Slip(
             "The sum was cut along the batch, dimension 0, as reduce_scatter_tensor does: bring the sequence "
             "to the front first.",
             lambda k: {"y": flat[k]},
         ),
-        Mistake(
+        Slip(
             "Backward put the rank's own gradient in its place, and left zeros for the others. The rank's "
             "term went into every part of the sum: gather the gradients of all.",
             lambda k: {"grad.x": own_place(k)},
         ),
-        Mistake(
+        Slip(
             "That is N times too large: the parts' gradients are gathered, not summed.",
             lambda k: {"grad.x": n * grad[k]},
         ),
-        Mistake(
+        Slip(
             "The parts' gradients were put one after the other along dimension 0, as all_gather_into_tensor "
             "does: they belong side by side along the sequence.",
             lambda k: {"grad.x": torch.cat(given).reshape(grad[k].shape)},
@@ -170,9 +164,9 @@ def pair_misfit(run: Run) -> Any:
 
 
 def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more: Any) -> Line:
-    mistakes = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
+    slips = gathered_wrong(run) if run.object == GATHER else scattered_wrong(run)
     line = values_line(
-        run, title, names=names, mistakes=mistakes, misfit=pair_misfit(run), weight=weight, **more
+        run, title, names=names, slips=slips, misfit=pair_misfit(run), weight=weight, **more
     )
 
     def judge(seen: Observed) -> Finding:
@@ -263,7 +257,7 @@ def again(draw: Draw, n: int, dtype: torch.dtype) -> Case:
     ]
     norm = norm_run(draw, n, 2, 2 * n, 6)
     judged.append(
-        values_line(norm, f"norm, {words.counted(n, 'rank')}", mistakes=norm_wrong(norm), weight=0.5,
+        values_line(norm, f"norm, {words.counted(n, 'rank')}", slips=norm_wrong(norm), weight=0.5,
                     short=True, trivial=n == 1)
     )  # fmt: skip
     return runs.case(title, [*pair, norm], judged)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from course_lib.checks.judge.case import Case, Draw, Line
 from course_lib.checks.judge.layers import runs
 from course_lib.checks.judge.layers.lines import values_line
 from course_lib.checks.judge.layers.runs import Run
-from course_lib.checks.judge.values import both
+from course_lib.checks.kit import Case, Draw, Line, both
 from course_lib.checks.notebooks.tensor_parallel.sequence_runs import (
     GATHER,
     NAMES,

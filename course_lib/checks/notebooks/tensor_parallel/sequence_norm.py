@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw, Line
-from course_lib.checks.judge.layers.lines import Mistake, saved_line, sent_line, values_line
+from course_lib.checks.judge.layers.lines import saved_line, sent_line, values_line
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Draw, Line, Slip
 from course_lib.checks.notebooks.tensor_parallel.shared import columns, total
 from course_lib.facts import least_bytes
 from course_lib.ledger.operation import Operation
@@ -45,7 +45,7 @@ def norm_run(draw: Draw, n: int, batch: int, seq: int, width: int) -> Run:
     )  # fmt: skip
 
 
-def norm_wrong(run: Run) -> list[Mistake]:
+def norm_wrong(run: Run) -> list[Slip]:
     n = run.size
     x = [one["x"] for one in run.inputs]
     given = list(run.gradient or ())
@@ -62,28 +62,28 @@ def norm_wrong(run: Run) -> list[Mistake]:
 
     plain = [F.layer_norm(one, (width,), eps=EPS) for one in x]
     return [
-        Mistake(
+        Slip(
             "The weight's gradient is that of the rank's own positions. The weight is whole on every rank "
             "and used for the whole sequence: sum the gradients, or the copies drift apart.",
             lambda k: {"grad.p.weight": own(k)},
         ),
-        Mistake(
+        Slip(
             f"That is divided by {n}: the ranks have other positions of the same sequences, whose gradients "
             "are added up.",
             lambda k: {"grad.p.weight": for_weight / n},
         ),
-        Mistake(
+        Slip(
             "The gradients were summed more than once.", lambda k: {"grad.p.weight": n * for_weight}
         ),
-        Mistake(
+        Slip(
             "The gradients of x were summed over the ranks, which have different positions there: only those "
             "of weight and bias are.",
             lambda k: {"grad.x": total(for_x)},
         ),
-        Mistake(
+        Slip(
             "The norm's own weight and bias were left out.", lambda k: {"y": plain[k]}
         ),
-        Mistake(
+        Slip(
             f"The norm's eps is left out: it is {EPS:g} here, and not LayerNorm's usual 1e-05. Take over "
             "norm.eps.",
             lambda k: {"y": other_eps(k)},
@@ -95,7 +95,7 @@ def norm_lines(run: Run) -> list[Line]:
     n, width = run.size, run.wanted[0]["p.weight"].numel()
     own = FLOAT * max(one["x"].numel() for one in run.inputs)
     exact = least_bytes(n, 2 * width * FLOAT)
-    mistakes = norm_wrong(run)
+    slips = norm_wrong(run)
 
     def forward(ratio: float, done: list[Operation]) -> str:
         return "A norm needs all features of a position, and nothing of other positions."
@@ -104,10 +104,10 @@ def norm_lines(run: Run) -> list[Line]:
         return "The gradients of weight and bias, 2 x width numbers, are summed, and nothing else."
 
     return [
-        values_line(run, "norm on parts: forward", names=["y", "p.weight", "p.bias"], mistakes=mistakes),
+        values_line(run, "norm on parts: forward", names=["y", "p.weight", "p.bias"], slips=slips),
         values_line(
             run, "norm on parts: gradients", names=["grad.x", "grad.p.weight", "grad.p.bias"],
-            mistakes=mistakes, weight=2,
+            slips=slips, weight=2,
         ),
         sent_line(run, "forward", [0.0] * n, hint=forward, weight=0.5, title="norm: bytes forward"),
         sent_line(run, "backward", [exact] * n, hint=backward, weight=0.5, title="norm: bytes backward"),

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import Draw
 from course_lib.checks.notebooks.tensor_parallel.sequence_norm import SEQ, parts
 from course_lib.checks.notebooks.tensor_parallel.shared import total
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
-from course_lib.checks.judge.case import RIGHT, Finding, Line, Observed, wrong
 from course_lib.checks.judge.layers.lines import members, operations, told
 from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import RIGHT, Finding, Line, Observed, wrong
 
 FACTOR_N = (
     "That is N times too large. Every rank's backward begins with the whole gradient of the one loss, and to "
@@ -85,18 +84,8 @@ def own_work(
                     cause="PyTorch's",
                     misses_point=point,
                 )
-            if told(seen, rank, run, "by_luck"):
+            if told(seen, rank, run).by_luck:
                 return wrong(BY_LUCK, WRITE_BACKWARD, cause=BY_LUCK, misses_point=point)
         return RIGHT
 
     return Line(title, judge, weight, "communication")
-
-
-def essential(line: Line) -> Line:
-    """The line, without which the exercise's point is missed."""
-
-    def judge(seen: Observed) -> Finding:
-        found = line.judge(seen)
-        return found if found.ok else replace(found, misses_point=True)
-
-    return replace(line, judge=judge)

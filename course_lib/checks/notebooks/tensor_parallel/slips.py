@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.judge.case import Case
-from course_lib.checks.judge.layers.lines import Mistake
+from course_lib.checks.kit import Case, Slip
 from course_lib.checks.notebooks.tensor_parallel.shared import interface
 from course_lib.checks.notebooks.tensor_parallel.whole import Whole
 from course_lib.ledger.operation import Operation
@@ -24,7 +23,7 @@ OWN_DRAW = (
 )
 
 
-def column_mistakes(whole: Whole, gather: bool) -> list[Mistake]:
+def column_slips(whole: Whole, gather: bool) -> list[Slip]:
     n = whole.n
 
     def term(k: int) -> Tensor:
@@ -42,44 +41,44 @@ def column_mistakes(whole: Whole, gather: bool) -> list[Mistake]:
         return sum(parts, torch.zeros(())) @ whole.part(k, whole.weight, 0)
 
     found = [
-        *weight_mistakes(whole, 0),
-        Mistake(
+        *weight_slips(whole, 0),
+        Slip(
             "The bias is missing: each rank adds its part of it.",
             lambda k: {"y": whole.product if gather else whole.part(k, whole.product, -1)},
         ),
-        Mistake(
+        Slip(
             f"x was summed over the ranks, {n} times what it is: it is whole already. Identity forward, "
             "all-reduce backward.",
             lambda k: {"y": summed_first(k)},
         ),
-        Mistake(
+        Slip(
             "Each rank has the gradient of its own use of x alone. All ranks use x, so its gradient is the "
             "sum: identity forward, all-reduce backward.",
             lambda k: {"grad.x": term(k)},
         ),
-        Mistake(
+        Slip(
             "The gradients of the output were summed, though each rank has other outputs: it is x that all "
             "ranks use. Put identity_all_reduce on x, before the product.",
             lambda k: {"grad.x": output_summed(k)},
         ),
-        Mistake(
+        Slip(
             f"That is the mean over the {n} ranks: a value used by many gets the sum of their gradients.",
             lambda k: {"grad.x": whole.for_x / n},
         ),
-        Mistake(
+        Slip(
             f"{n} times too large: the gradient was summed over ranks that already had all of it.",
             lambda k: {"grad.x": n * whole.for_x},
         ),
     ]
-    return (gathered_mistakes(whole) if gather else []) + found
+    return (gathered_slips(whole) if gather else []) + found
 
 
-def gathered_mistakes(whole: Whole) -> list[Mistake]:
+def gathered_slips(whole: Whole) -> list[Slip]:
     parts = whole.y.tensor_split(whole.n, -1)
     even = len({one.shape for one in parts}) == 1
     flat = torch.cat(parts).reshape(whole.y.shape) if even else whole.y
     return [
-        Mistake(
+        Slip(
             f"{whole.n} times too large: behind the gathered output every rank has the same gradient. "
             "Backward of an all-gather is here to keep the own part, not to reduce.",
             lambda k: {
@@ -87,20 +86,20 @@ def gathered_mistakes(whole: Whole) -> list[Mistake]:
                 "grad.p.weight": whole.n * whole.part(k, whole.for_weight, 0),
             },
         ),
-        Mistake(
+        Slip(
             "Gathered in the wrong order: part r comes from rank r.",
             lambda k: {"y": torch.cat(parts[::-1], -1)},
         ),
-        Mistake(
+        Slip(
             "Gathered in the wrong order: part r comes from rank r, on every rank.",
             lambda k: {"y": torch.cat([*parts[k:], *parts[:k]], -1)},
         ),
-        Mistake(
+        Slip(
             "The parts lie one behind the other as they were received: put them side by side along the "
             "features (torch.cat(pieces, dim=-1)).",
             lambda k: {"y": flat},
         ),
-        Mistake(
+        Slip(
             "Only the own part is there; the others' are missing.",
             lambda k: {"y": alone(parts, k)},
         ),
@@ -111,7 +110,7 @@ def alone(parts: Sequence[Tensor], k: int) -> Tensor:
     return torch.cat([one if i == k else torch.zeros_like(one) for i, one in enumerate(parts)], -1)
 
 
-def weight_mistakes(whole: Whole, dim: int) -> list[Mistake]:
+def weight_slips(whole: Whole, dim: int) -> list[Slip]:
     """Parts of the weight that are not rank k's."""
     n, weight = whole.n, whole.weight
 
@@ -128,12 +127,12 @@ def weight_mistakes(whole: Whole, dim: int) -> list[Mistake]:
         return {"p.weight": weight.index_select(dim, places)}
 
     return [
-        Mistake(OWN_DRAW, small),
-        Mistake(
+        Slip(OWN_DRAW, small),
+        Slip(
             "Every n-th feature was taken: rank r's part is a run of features that lie side by side.",
             strided,
         ),
-        Mistake(
+        Slip(
             "The part of another rank: rank r has the r-th, counted within the group.",
             lambda k: {"p.weight": whole.part(n - 1 - k, weight, dim)},
         ),
@@ -171,7 +170,7 @@ def misfit(whole: Whole, dim: int, gather: bool = False) -> Callable[[str, str, 
     return hint
 
 
-def row_mistakes(whole: Whole, parallel: bool) -> list[Mistake]:
+def row_slips(whole: Whole, parallel: bool) -> list[Slip]:
     n = whole.n
     bias = torch.zeros(whole.size_out) if whole.bias is None else whole.bias
 
@@ -186,37 +185,37 @@ def row_mistakes(whole: Whole, parallel: bool) -> list[Mistake]:
         "forward is an identity backward: a sum hands its gradient on to each of its terms."
     )
     return [
-        *weight_mistakes(whole, 1),
-        Mistake(
+        *weight_slips(whole, 1),
+        Slip(
             f"The bias counts {n} times: every rank added it before the sum. Add it once, after the "
             "all-reduce.",
             lambda k: {"y": whole.product + n * bias},
         ),
-        Mistake("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
-        Mistake(
+        Slip("The bias is missing: add it after the sum.", lambda k: {"y": whole.product}),
+        Slip(
             "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
             lambda k: {"y": term(k) + bias},
         ),
-        Mistake(
+        Slip(
             "Each rank has its own term of the sum alone: an all-reduce is due forward. (Backward none is.)",
             lambda k: {"y": term(k)},
         ),
-        Mistake(
+        Slip(
             f"The mean over the {n} ranks: the terms are added, nothing is divided.",
             lambda k: {"y": whole.product / n + bias},
         ),
-        Mistake(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
-        Mistake(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
-        Mistake(
+        Slip(reduced_twice, lambda k: {"grad.x": n * for_x(k)}),
+        Slip(reduced_twice, lambda k: {"grad.p.weight": n * whole.part(k, whole.for_weight, 1)}),
+        Slip(
             "Only this rank's features have a gradient; x is whole here, and so is its gradient: the parts "
             "of all ranks put together (all-gather backward).",
             lambda k: {"grad.x": alone(whole.for_x.tensor_split(n, -1), k)},
         ),
-        Mistake(
+        Slip(
             f"{n} times too large: the bias's gradient was summed over ranks, each of which has all of it.",
             lambda k: {"grad.p.bias": n * whole.for_bias},
         ),
-        Mistake(
+        Slip(
             f"1/{n} of it: every rank added 1/{n} of the bias. In one process a step would move it {n} times "
             "as far. Add the whole bias, once, after the sum.",
             lambda k: {"grad.p.bias": whole.for_bias / n},

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, wrong
 from course_lib.checks.judge.layers.lines import (
-    Mistake,
     held_line,
     members,
     operations,
@@ -20,8 +18,19 @@ from course_lib.checks.judge.layers.lines import (
     values_line,
 )
 from course_lib.checks.judge.layers.runs import Run, case
+from course_lib.checks.kit import (
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    Slip,
+    essential,
+    exercise,
+    wrong,
+)
 from course_lib.checks.notebooks.tensor_parallel.linear import SUB_GROUP
-from course_lib.checks.notebooks.tensor_parallel.shared import MANY, essential
+from course_lib.checks.notebooks.tensor_parallel.shared import MANY
 from course_lib.checks.notebooks.tensor_parallel.slips import trouble as broken_off
 from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.checks.rank import gpt as models
@@ -126,21 +135,21 @@ class Swap:
             mlp.gate = None
         return model(self.tokens)
 
-    def mistakes(self) -> list[Mistake]:
+    def slips(self) -> list[Slip]:
         return [
             *(
-                Mistake(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
+                Slip(f"That is a GELU without the gate. {GATE}", lambda k: {"y": self.ungated()})
                 for _ in range(self.model["mlp"] == "swiglu")
             ),
-            Mistake(
+            Slip(
                 f"down's bias counts {self.n} times: it is added once, after the sum.",
                 lambda k: {"y": self.changed(k, self.n)},
             ),
-            Mistake(
+            Slip(
                 "down's bias is missing: it belongs to the new layer as well.",
                 lambda k: {"y": self.changed(k, 0)},
             ),
-            Mistake(
+            Slip(
                 "Each rank goes on with what its own hidden features add: down is row-parallel, its terms "
                 "are summed.",
                 lambda k: {"y": self.changed(k, 1, whole=False)},
@@ -172,7 +181,7 @@ class Swap:
         ]  # fmt: skip
         values = [
             values_line(
-                run, f"{title}: {what}", names=[name], mistakes=self.mistakes(), otherwise=otherwise,
+                run, f"{title}: {what}", names=[name], slips=self.slips(), otherwise=otherwise,
                 weight=weight * part,
             )
             for name, what, part, otherwise in told

@@ -8,35 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.judge.layers import runs
+from course_lib.checks.judge.layers.lines import members, saved_line, sent_line, values_line
+from course_lib.checks.judge.layers.runs import Run
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
     Finding,
     Line,
     Observed,
+    Slip,
+    essential,
     exercise,
+    words,
     wrong,
 )
-from course_lib.checks.judge.layers import runs
-from course_lib.checks.judge.layers.lines import (
-    Mistake,
-    members,
-    saved_line,
-    sent_line,
-    values_line,
-)
-from course_lib.checks.judge.layers.runs import Run
 from course_lib.checks.notebooks.tensor_parallel.loss_slips import of_gradient, of_value
 from course_lib.checks.notebooks.tensor_parallel.losses import Loss, run_of
 from course_lib.checks.notebooks.tensor_parallel.prediction import REFERENCE
-from course_lib.checks.notebooks.tensor_parallel.shared import (
-    essential,
-    interface,
-    own_work,
-    unwritten,
-)
+from course_lib.checks.notebooks.tensor_parallel.shared import interface, own_work, unwritten
 from course_lib.facts import chunk_sizes, vocab_parallel_loss_bytes
 from course_lib.ledger.operation import Operation
 
@@ -48,13 +39,13 @@ OVERFLOW = (
 )
 
 
-def cast(mistakes: list[Mistake], run: Run) -> list[Mistake]:
+def cast(slips: list[Slip], run: Run) -> list[Slip]:
     """Their values, in the dtypes in which they come back."""
 
-    def told(one: Mistake, k: int) -> dict[str, Tensor]:
+    def told(one: Slip, k: int) -> dict[str, Tensor]:
         return {name: t.to(run.wanted[k][name].dtype) for name, t in one.tensors(k).items()}
 
-    return [Mistake(one.says, lambda k, one=one: told(one, k)) for one in mistakes]
+    return [Slip(one.says, lambda k, one=one: told(one, k)) for one in slips]
 
 
 def misfit(name: str, came: str, k: int) -> str:
@@ -66,8 +57,8 @@ def misfit(name: str, came: str, k: int) -> str:
 
 
 def value(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
-    mistakes = cast(of_value(loss), run)
-    return values_line(run, title, names=["y"], mistakes=mistakes, misfit=misfit, weight=weight)
+    slips = cast(of_value(loss), run)
+    return values_line(run, title, names=["y"], slips=slips, misfit=misfit, weight=weight)
 
 
 def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
@@ -86,7 +77,7 @@ def stable(run: Run, loss: Loss, title: str, weight: float) -> Line:
 
 def gradient(run: Run, loss: Loss, title: str, weight: float = 1.0) -> Line:
     return values_line(
-        run, title, names=["grad.logits"], mistakes=cast(of_gradient(loss), run), weight=weight
+        run, title, names=["grad.logits"], slips=cast(of_gradient(loss), run), weight=weight
     )
 
 

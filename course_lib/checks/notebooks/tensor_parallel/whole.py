@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_lib.checks.judge.case import Draw
+from course_lib.checks.kit import Draw
 
 REFERENCE = ("course_lib.tensor_parallel",)
 FLOAT = 8  # bytes

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
@@ -15,11 +14,15 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     RankSide,
+    Sentence,
+    at,
+    error_kind,
     exercise,
+    words,
     wrong,
 )
 from course_lib.checks.notebooks.zero.memory import REFERENCE
-from course_lib.checks.sentence import Sentence, at, error_kind
+from course_lib.checks.rank.notebooks.zero.listing import Kind
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.listing:call_with_tensors"
 Shapes = Sequence[tuple[int, ...]]
@@ -94,21 +97,21 @@ def flatten_and_shard(draw: Draw) -> Iterator[Case]:
 def judge(cut: Cut, index: int) -> Callable[[Observed], Finding]:
     def judged(seen: Observed) -> Finding:
         answer = seen.answer(index)
-        if isinstance(answer.get("error"), list):
-            return failed(*map(str, answer["error"]))
-        shards = parts(answer.get("value"))
+        if answer.error is not None:
+            return failed(*answer.error)
+        shards = parts(answer.value)
         if shards is None:
             return wrong(
                 f"a list of {words.counted(cut.n, 'tensor')} is expected.",
-                "Is there a `return` at its end?" if answer.get("value") is None else "",
+                "Is there a `return` at its end?" if answer.value is None else "",
                 cause="no list",
             )
         return (
             of_one_size(cut, shards)
             or right_elements(cut, shards)
-            or right_kind(cut, answer.get("kinds"))
-            or (a_row_of_its_own(answer.get("kinds")) if index == 0 else None)
-            or left_alone(cut, answer.get("after"))
+            or right_kind(cut, answer.kinds)
+            or (a_row_of_its_own(answer.kinds) if index == 0 else None)
+            or left_alone(cut, answer.after)
             or RIGHT
         )
 
@@ -232,14 +235,12 @@ def each_by_itself(cut: Cut) -> list[list[float]]:
     return shards
 
 
-def right_kind(cut: Cut, kinds: object) -> Finding | None:
-    told = kinds if isinstance(kinds, list) else []
-    for kind in told:
-        dtype = kind[1] if isinstance(kind, list) and len(kind) == 4 else ""
-        if dtype != f"torch.{cut.dtype}":
+def right_kind(cut: Cut, kinds: Sequence[Kind]) -> Finding | None:
+    for kind in kinds:
+        if kind.dtype != f"torch.{cut.dtype}":
             return wrong(
                 Sentence(
-                    f"the shards are {dtype}; the parameters are torch.{cut.dtype}.",
+                    f"the shards are {kind.dtype}; the parameters are torch.{cut.dtype}.",
                     "the shards have another dtype than the parameters.",
                 ),
                 "A shard that is sent must be of the parameters' kind: new_zeros keeps dtype and device.",
@@ -248,17 +249,16 @@ def right_kind(cut: Cut, kinds: object) -> Finding | None:
     return None
 
 
-def a_row_of_its_own(kinds: object) -> Finding | None:
+def a_row_of_its_own(kinds: Sequence[Kind]) -> Finding | None:
     """One dimension, and no history. Looked at in the first case alone: it is to cost no more than that."""
-    for kind in kinds if isinstance(kinds, list) else []:
-        dimensions, history = kind[2:] if isinstance(kind, list) and len(kind) == 4 else (0, True)
-        if dimensions != 1:
+    for kind in kinds:
+        if kind.dimensions != 1:
             return wrong(
                 "the shards are not flat: each is to have one dimension.",
                 "Collectives and optimizers take them as a row: reshape(-1).",
                 cause="dimensions",
             )
-        if history is not False:
+        if kind.history:
             return wrong(
                 "the shards have a gradient history: they keep the graph, and the parameters, alive.",
                 "Cut up param.detach(), or work under torch.no_grad(): the optimizer changes a shard, and "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from course_lib.checks.judge.case import Case, Draw, exercise
-from course_lib.checks.judge.formulas import Formula, Prediction, predictions
+from course_lib.checks.kit import Case, Draw, Formula, Prediction, evaluated, exercise
 from course_lib.facts import zero_memory
 
 REFERENCE = ("course_lib.zero",)
@@ -120,4 +119,4 @@ def memory_prediction(draw: Draw) -> Iterator[Case]:
             title="stages 1 to 3 with offload",
         )
     )
-    yield from predictions(questions)
+    yield from evaluated(questions)

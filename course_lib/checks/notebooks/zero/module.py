@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from course_lib.checks import words
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import (
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import (
     ANY,
     RIGHT,
     Case,
@@ -16,9 +16,9 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     exercise,
+    words,
     wrong,
 )
-from course_lib.checks.judge.training.single import Training
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -178,8 +178,7 @@ def all_shards(training: Training) -> Line:
     whole = sum(p.numel() for p in training.built().parameters())
 
     def judge(seen: Observed) -> Finding:
-        told = [values.get("elements") for values in seen.values]
-        got = sum(one for one in told if type(one) is int)
+        got = sum(values.elements for values in seen.values)
         if got >= whole:
             return RIGHT
         return wrong(

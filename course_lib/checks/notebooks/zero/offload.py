@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from course_lib.checks import words
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import (
+from course_lib.checks.judge.training.single import Training
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
@@ -15,9 +15,9 @@ from course_lib.checks.judge.case import (
     Observed,
     RankSide,
     exercise,
+    words,
     wrong,
 )
-from course_lib.checks.judge.training.single import Training
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import ADAMW, SGD, SLACK, WHOLE, small, stepped, wide
 from course_lib.checks.rank import watching
@@ -48,10 +48,7 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
 
     def judge(seen: Observed) -> Finding:
         told = seen.values[0]
-        outside, counts = told.get("outside"), told.get("states")
-        if not isinstance(outside, list) or not isinstance(counts, list) or not counts:
-            return wrong("the rank did not tell where its states lie.")
-        for step, (names, count) in enumerate(zip(outside, counts, strict=False), start=1):
+        for step, (names, count) in enumerate(zip(told.outside, told.states, strict=True), start=1):
             if count != expected:
                 return wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from course_lib.checks.judge.answers import Answer, answers
-from course_lib.checks.judge.case import Case, Draw, exercise
+from course_lib.checks.kit import Answer, Case, Draw, answers, exercise
 from course_lib.checks.notebooks.zero.memory import FORMULAS
 from course_lib.facts import zero_memory, zero_volume
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import RIGHT, Case, Draw, Finding, Line, Observed, wrong
 from course_lib.checks.judge.training import Mistake
 from course_lib.checks.judge.training.single import Gradient, Tensors, Training, mean, train
+from course_lib.checks.kit import RIGHT, Case, Draw, Finding, Line, Observed, wrong
 
 REFUSED = {
     "torch.distributed.optim:ZeroRedundancyOptimizer": (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import Case, Draw, Finding, Line, Observed, exercise, usual
+from course_lib.checks.kit import Case, Draw, Finding, Line, Observed, exercise, usual
 from course_lib.checks.notebooks.zero.memory import REFERENCE
 from course_lib.checks.notebooks.zero.runs import (
     ADAMW,
@@ -273,8 +273,8 @@ def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
 
 def how_buckets_left(seen: Observed) -> str:
     """What the record tells of the last backward's buckets on the first rank; "" where they left as asked."""
-    passes, begun = seen.values[0].get("passes"), seen.values[0].get("begun")
-    if not isinstance(begun, list) or len(begun) < 4 or not isinstance(passes, list) or not passes:
+    passes, begun = seen.values[0].passes, seen.values[0].begun
+    if len(begun) < 4 or not passes:
         return ""
     first, last = begun[2], begun[3]
     sent = [one for one in seen.operations[0][first:last] if "reduce_scatter" in one.op]
@@ -282,8 +282,9 @@ def how_buckets_left(seen: Observed) -> str:
         return ""
     if max(one.nbytes for one in sent) > 1.5 * BLOCK:
         return "A bucket was larger than bucket_bytes: begin a new one when the next parameter finds no room."
-    at_block = {entry[0]: entry[1:3] for entry in passes[-1] if lines.counts(entry)}
-    at_first, waited = at_block.get(0, (last, last))
+    at_first, waited = next(
+        ((one.begun, one.waited) for one in passes[-1] if one.block == 0), (last, last)
+    )
     if at_first <= first:
         return (
             "No bucket had left when backward reached the first block. Gradients come from the last "

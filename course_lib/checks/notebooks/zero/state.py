@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import RIGHT, Case, Finding, Line, Observed, Spec, wrong
 from course_lib.checks.judge.training.single import Training, train
+from course_lib.checks.kit import RIGHT, Case, Finding, Line, Observed, Sentence, Spec, wrong
 from course_lib.checks.rank import toys
-from course_lib.checks.sentence import Sentence
 
 LEFT = (
     "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
@@ -33,11 +32,10 @@ def module_case(training: Training, title: str, told: list[Line], **more: Any) -
     return replace(given, sides=sides)
 
 
-def faulty(seen: Observed) -> list | None:
-    """[kind, name] of what is wrong with the first faulty full_state_dict(); None if all were as agreed."""
+def faulty(seen: Observed) -> tuple[str, str] | None:
+    """(kind, name) of what is wrong with the first faulty full_state_dict(); None if all were as agreed."""
     for rank in lines.members(seen):
-        fault = seen.values[rank].get("state")
-        if isinstance(fault, list) and len(fault) == 2:
+        if fault := seen.values[rank].state:
             return fault
     return None
 
@@ -51,7 +49,7 @@ def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) ->
 
     def judge(seen: Observed) -> Finding:
         found = by_outputs(seen, training) if faulty(seen) else line.judge(seen)
-        left = any(seen.values[rank].get("left") for rank in lines.members(seen))
+        left = any(seen.values[rank].left for rank in lines.members(seen))
         known = found.sentences[1:] and found.sentences[1] not in (*unknown, lines.IN_A_GROUP)
         return (
             found if found.ok or known or not left else wrong(found.sentences[0], LEFT, cause=LEFT)

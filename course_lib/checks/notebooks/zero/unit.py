@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.build import absent
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     RIGHT,
     Case,
     Draw,
@@ -17,6 +16,7 @@ from course_lib.checks.judge.case import (
     Observed,
     RankSide,
     Spec,
+    absent,
     exercise,
     wrong,
 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from course_lib.checks import words
-from course_lib.checks.judge.case import ANY, RIGHT, Draw, Finding, Observed, wrong
+from course_lib.checks import kit
+from course_lib.checks.kit import ANY, RIGHT, Draw, Finding, Observed, words, wrong
 
 TOLERANCE = 1e-12
 Row = torch.Tensor
@@ -87,8 +87,7 @@ def ranks(seen: Observed) -> list[int]:
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    bound = TOLERANCE * max(1.0, float(wanted.abs().max()))
-    return bool(((found.to(torch.float64) - wanted).abs() <= bound).all())
+    return kit.close(found.to(torch.float64), wanted, TOLERANCE, least=1.0)
 
 
 def own_shard(run: Run) -> Callable[[Observed], Finding]:
@@ -98,7 +97,7 @@ def own_shard(run: Run) -> Callable[[Observed], Finding]:
         whole = run.row(run.params[0])
         for place, rank in enumerate(ranks(seen)):
             found = seen.tensors[rank]["shard"]
-            if seen.values[rank].get("shard") != [True, run.trained]:
+            if seen.values[rank].shard != (True, run.trained):
                 return wrong(
                     f"`shard` on rank {rank} is not an nn.Parameter with requires_grad={run.trained}.",
                     "The optimizer gets the shard: nn.Parameter(own, requires_grad=params[0].requires_grad).",
@@ -132,8 +131,7 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
         for rank in ranks(seen):
             for when, factor in (("first", 1.0), ("second", 2.0)):
-                whole = seen.values[rank].get("whole")
-                if not isinstance(whole, dict) or whole.get(when) is not True:
+                if not seen.values[rank].whole.get(when):
                     return wrong(
                         f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
                         "Give the storage its size again (untyped_storage().resize_) before the all-gather "
@@ -180,17 +178,16 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
 
     def judge(seen: Observed) -> Finding:
         for rank in ranks(seen):
-            held = seen.values[rank].get("bytes")
+            held = seen.values[rank].bytes
             for when, moment in MOMENTS.items():
-                if not isinstance(held, dict) or held.get(when) != 0:
+                if held.get(when) != 0:
                     found = wrong(
                         f"after {moment} there is memory behind the parameters of rank {rank}.",
                         ADVICE[when],
                         cause=f"held {when}",
                     )
                     return replace(found, misses_point=when == "freed")
-            kept = seen.values[rank].get("kept")
-            if run.trained and (not isinstance(kept, list) or kept[:1] != [0]):
+            if run.trained and seen.values[rank].kept[:1] != [0]:
                 found = wrong(
                     f"after free() a view that was made before it still has its memory on rank {rank}.",
                     "Autograd keeps such views for backward. Another tensor in param.data, or del, frees "
@@ -211,8 +208,8 @@ def used_again(run: Run) -> Callable[[Observed], Finding]:
         torch.tanh(run.x @ weight).sum().backward()
         assert weight.grad is not None
         for rank in ranks(seen):
-            kept, found = seen.values[rank].get("kept"), seen.tensors[rank]["back"]
-            if not isinstance(kept, list) or len(kept) != 2 or not kept[1]:
+            kept, found = seen.values[rank].kept, seen.tensors[rank]["back"]
+            if len(kept) != 2 or not kept[1]:
                 return wrong(
                     f"after free() and gather() the views that autograd keeps have no memory on rank {rank}.",
                     "Fill the same storage again: resize_ it to its size, and all-gather into it. A new "
@@ -237,8 +234,7 @@ def reduces(run: Run) -> Callable[[Observed], Finding]:
 
     def judge(seen: Observed) -> Finding:
         for place, rank in enumerate(ranks(seen)):
-            whole = seen.values[rank].get("whole")
-            if not isinstance(whole, dict) or whole.get("second") is not True:
+            if not seen.values[rank].whole.get("second"):
                 return wrong("no gradients fit parameters that are not whole.", cause=ANY)
             first, both = run.mean(0), run.mean(0) + run.mean(1)
             for number, row in enumerate((first, both)):
@@ -284,8 +280,7 @@ def why_not_reduced(run: Run, place: int, number: int, found: torch.Tensor) -> s
 def cleared(seen: Observed) -> Finding:
     """reduce() leaves no gradient in the parameters."""
     for rank in ranks(seen):
-        left = seen.values[rank].get("left", [0, 0])
-        if left != [0, 0]:
+        if any(seen.values[rank].left):
             return wrong(
                 f"after reduce() parameters of rank {rank} still have a .grad.",
                 "Set it to None: the whole gradient is to go, and the next backward would add to it.",
@@ -299,11 +294,10 @@ def bytes_of(run: Run) -> Callable[[Observed], Finding]:
     item = 8
 
     def sent(seen: Observed, rank: int, first: str, last: str) -> float:
-        begun = seen.values[rank].get("begun")
-        places = [begun.get(one) for one in (first, last)] if isinstance(begun, dict) else [0, 0]
-        if not all(type(one) is int for one in places):
+        begun = seen.values[rank].begun
+        if first not in begun or last not in begun:
             return -1
-        return sum(one.bytes_sent for one in seen.operations[rank][places[0] : places[1]])
+        return sum(one.bytes_sent for one in seen.operations[rank][begun[first] : begun[last]])
 
     def judge(seen: Observed) -> Finding:
         enough = (run.n - 1) * run.size * item

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checks.judge import training as lines
-from course_lib.checks.judge.case import (
+from course_lib.checks.kit import (
     ANY,
     RIGHT,
     Case,
@@ -16,6 +16,7 @@ from course_lib.checks.judge.case import (
     Line,
     Observed,
     RankSide,
+    Sentence,
     Spec,
     wrong,
 )
@@ -23,7 +24,6 @@ from course_lib.checks.notebooks.zero.runs import SLACK
 from course_lib.checks.notebooks.zero.unit_lines import ADVICE, Run, close, own_shard, ranks
 from course_lib.checks.rank import watching
 from course_lib.checks.rank.notebooks.zero import held
-from course_lib.checks.sentence import Sentence
 from course_lib.runtime.moments import BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.held:unit"
@@ -113,7 +113,7 @@ def values_line(seeds: Seeds, title: str) -> Line:
             return shards
         mean = run.mean(0)
         for place, rank in enumerate(ranks(seen)):
-            if seen.values[rank].get("whole") is not True:
+            if not seen.values[rank].whole:
                 return wrong(
                     f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
                     cause="not whole",
@@ -162,17 +162,16 @@ def of_tensors(enough: float) -> float:
 
 def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
     """The finding on a rank's memory at that moment; None if it is right."""
-    values, pages = seen.values[rank], seen.held[rank].get(f"held.{when}")
-    alive, behind = (told.get(when) if isinstance(told := values.get(kind), dict) else None
-                     for kind in ("alive", "behind"))  # fmt: skip
-    if not pages or type(alive) is not int or type(behind) is not int:
+    told, pages = seen.values[rank], seen.held[rank].get(f"held.{when}")
+    alive, behind = told.alive.get(when), told.behind.get(when)
+    if not pages or alive is None or behind is None:
         return wrong(f"rank {rank} was not measured after {AFTER[when]}.", cause=ANY)
     enough, got = ENOUGH[when], alive
     if pages[0] > enough + SLACK:
         got = max(alive, pages[0])
     if got <= of_tensors(enough):
         return None
-    advice, cause, misses = why(values, when, behind, got - enough)
+    advice, cause, misses = why(told, when, behind, got - enough)
     much = f"after {AFTER[when]}; {lines.megabytes(enough)} are enough."
     said = Sentence(
         f"rank {rank} holds {lines.megabytes(got)} {much}", f"rank {rank} holds too much {much}"
@@ -180,13 +179,13 @@ def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
     return wrong(said, advice, cause=cause, misses_point=misses)
 
 
-def why(values: dict, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
+def why(told: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
     """(what usually causes it, the cause, whether the point of the exercise is missed).
 
     What the parameters hold themselves, and their gradients, are looked at in another line.
     """
     if when in ADVICE and behind:
         return ADVICE[when], f"held {when}", when == "freed"
-    if when in ("reduced", "end") and values.get("left"):
+    if when in ("reduced", "end") and told.left:
         return LEFT, "left", False
     return KEPT[when], f"kept {when}", excess >= COPY * WHOLE

@@ -10,32 +10,42 @@ instructions: refused, see `without_operators`; runs, a list of
     refuses    whether a ValueError is an answer: it is told, and the run is over
 
 A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y",
-"a.grad.q", "a.after.q" and so on; and in values["a"]:
-
-    begun      operations begun before the call (twice), after forward and after backward
-    saved      bytes that forward keeps for backward, where measured
-    forward, backward    of each {"flops": of products of matrices, "under_way": bytes of the receives that
-               were under way at products worth it, "alive": the most bytes at any moment, inputs left out}
-    misfits, refused     as in `layers.recipes`
+"a.grad.q", "a.after.q" and so on; and in values["a"] what is `Told`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from course_lib.checks.rank import functions
 from course_lib.checks.rank.functions import Call, warm_up  # noqa: F401
 from course_lib.checks.rank.harness import describe
 from course_lib.checks.rank.memory import Patience
-from course_lib.checks.rank.notebooks.context_parallel.work import Work
+from course_lib.checks.rank.notebooks.context_parallel.work import Done, Work
 from course_lib.checks.rank.operators import without_operators
 from course_lib.checks.rank.watching import begun_and_waited
+from course_lib.checks.wire import Count, Place
+
+
+@dataclass
+class Told(functions.Told):
+    """What is told of a run, beside what is told of a call.
+
+    begun: operations begun before the call (twice), after forward and after backward; work: of each
+    direction; refused: the ValueError that is an answer.
+    """
+
+    begun: list[Count] = field(default_factory=list)
+    work: dict[str, Done] = field(default_factory=dict)
+    refused: Place | None = None
 
 
 def spread(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found, patience = {}, {}, Patience(given["enough"])
     with without_operators(given.get("refused", ())):
@@ -50,8 +60,6 @@ def spread(
 class Part(Call):
     """One call, with this rank's part of the sequence."""
 
-    kept = "saved"
-
     def __init__(self, run: dict, objects: list, tensors: dict, groups: list, patience: Patience):
         kwargs = dict(run["kwargs"])
         if "layout" in run:
@@ -62,7 +70,7 @@ class Part(Call):
         super().__init__(run | told, objects, tensors, patience)
         known = [*self.inputs.values(), *self.gradients.values()]
         self.work = Work(known, run.get("worth", 0), patience, f"{self.name}.forward")
-        self.values["begun"] = []
+        self.values: Told = Told()
 
     def go(self) -> None:
         """Forward and backward; where a ValueError is an answer, tell it."""
@@ -74,20 +82,20 @@ class Part(Call):
         except ValueError as error:
             if not self.given.get("refuses"):
                 raise
-            self.values["refused"] = describe(error)
+            self.values.refused = describe(error)
             return
         self.moment()
         self.found["y"] = y.detach().clone() if isinstance(y, torch.Tensor) else y
         self.work.start_again(f"{self.name}.backward")
         self.backward({"y": y}, self.work)
-        self.values["backward"] = self.work.told()
+        self.values.work["backward"] = self.work.told()
         self.moment()
         self.found |= outside
 
     def called(self) -> Any:
         y = self.forward(self.work)
-        self.values["forward"] = self.work.told()
+        self.values.work["forward"] = self.work.told()
         return y
 
     def moment(self) -> None:
-        self.values["begun"].append(begun_and_waited()[0])
+        self.values.begun.append(begun_and_waited()[0])

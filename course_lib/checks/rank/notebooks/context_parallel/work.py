@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.peak import FIRST_FACTOR, Peak
+from course_lib.checks.wire import Count
 from course_lib.ledger import recorder as recording
 from course_lib.ledger import rows
 
 RECEIVE = rows.OP_NUMBER["recv"]
+
+
+@dataclass
+class Done:
+    """Of one direction: FLOPs of products of matrices; bytes of the receives that were under way at products
+    worth it; the most bytes alive at any moment, inputs left out."""
+
+    flops: Count
+    under_way: Count
+    alive: Count
 
 
 class Work(Peak):
@@ -47,12 +59,9 @@ class Work(Peak):
         super().start_again(name)
         self.under_way = {}
 
-    def told(self) -> dict[str, int]:
-        return {
-            "flops": self.flops,
-            "under_way": sum(n for n, flops in self.under_way.values() if flops >= self.worth),
-            "alive": self.highest,
-        }
+    def told(self) -> Done:
+        under_way = sum(n for n, flops in self.under_way.values() if flops >= self.worth)
+        return Done(self.flops, under_way, self.highest)
 
 
 def receives_under_way() -> dict[int, int]:

@@ -13,7 +13,7 @@ _clone, _detach = torch.clone, torch.Tensor.detach
 
 def averaged(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[dict[str, None], dict[str, Any]]:
     """Make the first object, and call its `all_reduce(gradients)` in each step; the gradients go back.
 
     instructions: steps, the names of each step's gradients among `tensors`; kwargs of the object; group,
@@ -33,10 +33,10 @@ def averaged(
 
 def averaging_optimizer(
     objects: list, tensors: dict[str, torch.Tensor], groups: list, instructions: dict
-) -> Told:
+) -> tuple[Told, dict[str, Any]]:
     """An optimizer that averages gradients itself; instructions as of `recipes`, with `object`, its place."""
     if "steps" not in instructions:
-        return {}, {}
+        return Told(), {}
     session = Session(instructions)
     made = objects[instructions["object"]]
     optimizer = made(list(session.named.values()), **keywords(instructions, groups))

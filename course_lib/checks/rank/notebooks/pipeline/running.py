@@ -15,16 +15,12 @@ instructions: runs, a list of
     expects    {name: [dtype, shape]} of what goes back
 
 A rank without "runs" takes no part. What goes back of the run "a": tensors "a.losses" (on the last stage, one
-for each microbatch) and "a.grad.linear.weight" and so on; and in values["a"]:
-
-    events, inputs   see `watching.Watched`
-    begun            operations begun before the call and after it
-    returned         what the function returned: {"dict": keys} or {"other": type}
-    misfits          {name: text} of what came in another shape or not at all; zeros stand for it
+for each microbatch) and "a.grad.linear.weight" and so on; and in values["a"] what is `Told`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,8 +29,9 @@ import torch
 from course_lib.checks.rank import watching
 from course_lib.checks.rank.harness import plain
 from course_lib.checks.rank.notebooks.pipeline import stages as models
-from course_lib.checks.rank.notebooks.pipeline.watching import Watched
+from course_lib.checks.rank.notebooks.pipeline.watching import Event, Watched
 from course_lib.checks.rank.watching import begun_and_waited, measured
+from course_lib.checks.wire import Count
 from course_lib.pipeline.actions import Action
 from course_lib.pipeline.stage import Stage
 from course_lib.runtime.backend import device
@@ -45,7 +42,22 @@ _Tensor, _Stage, _Action, _Watched = torch.Tensor, Stage, Action, Watched
 _clone, _detach, _zeros, _stack = torch.clone, torch.Tensor.detach, torch.zeros, torch.stack
 _as_tensor = torch.as_tensor
 
-Told = tuple[dict, dict[str, Any]]
+
+@dataclass
+class Told:
+    """What is told of a run.
+
+    events, inputs: see `watching.Watched`; begun: operations begun before the call and after it; returned:
+    the keys of the dict that the function returned, None for anything else, whose type is `other`; misfits:
+    {name: text} of what came in another shape or not at all, zeros stand for it.
+    """
+
+    misfits: dict[str, str] = field(default_factory=dict)
+    begun: tuple[Count, Count] = (0, 0)
+    events: list[Event] = field(default_factory=list)
+    inputs: list[list[float]] = field(default_factory=list)
+    returned: list[Any] | None = None
+    other: str = ""
 
 
 def warm_up(given: dict) -> None:
@@ -62,7 +74,9 @@ def warm_up(given: dict) -> None:
     measured(START)
 
 
-def schedules(objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict) -> Told:
+def schedules(
+    objects: list, tensors: dict[str, torch.Tensor], groups: list, given: dict
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found = {}, {}
     for described in given.get("runs", ()):
@@ -88,7 +102,7 @@ class Run:
             param.grad = _clone(tensors[f"{given['name']}.earlier.{name}"])
         self.module = _Watched(inner, [x for x, _ in self.batch], tells=not given["pages"])
         self.group = {"group": groups[given["group"]]} if "group" in given else {}
-        self.values: dict[str, Any] = {"misfits": {}}
+        self.values = Told()
 
     @property
     def stage(self) -> Stage:
@@ -103,8 +117,8 @@ class Run:
         self.measure(BASE)
         self.returned = function(self.stage, rows, batch, **self.group)
         self.measure(END)
-        self.values["begun"] = [before, begun_and_waited()[0]]
-        self.values["events"], self.values["inputs"] = self.module.events, self.module.inputs
+        self.values.begun = before, begun_and_waited()[0]
+        self.values.events, self.values.inputs = self.module.events, self.module.inputs
 
     def measure(self, moment: str) -> None:
         if self.given["pages"]:
@@ -118,7 +132,7 @@ class Run:
         for name, (kind, shape) in self.given["expects"].items():
             dtype, one = getattr(torch, kind), found.get(name)
             if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, shape):
-                self.values["misfits"][name] = "None" if one is None else type_of(one)
+                self.values.misfits[name] = "None" if one is None else type_of(one)
                 one = _zeros(shape, dtype=dtype)
             sent[name] = _clone(_detach(one))
         return sent
@@ -126,9 +140,9 @@ class Run:
     def losses(self) -> torch.Tensor | None:
         """The parts of the loss, where there is a number for each microbatch; numbers may be tensors."""
         if not isinstance(self.returned, dict):
-            self.values["returned"] = {"other": type(self.returned).__name__}
+            self.values.other = type(self.returned).__name__
             return None
-        self.values["returned"] = {"dict": plain(list(self.returned))}
+        self.values.returned = plain(list(self.returned))
         parts = [self.returned.get(k) for k in range(len(self.batch))]
         try:
             return _stack([_as_tensor(one, dtype=torch.float64).reshape(()) for one in parts])

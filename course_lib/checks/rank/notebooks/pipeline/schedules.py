@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from course_lib.checks.rank.harness import LONGEST, describe, plain
+from course_lib.checks.wire import Place
 from course_lib.pipeline.actions import Action, Pair
 
 SHOWN = 40  # characters of what is no action
 
 
+@dataclass
+class Answer:
+    """What came of a call. rows: for each rank a list of actions [stage, kind, microbatch], of pairs {"pair":
+    [forward, backward]} and of {"other": what it is}, or {"other": type} where it is no list; None where no
+    list came. other: the type of what came instead."""
+
+    rows: list[Any] | None = None
+    other: str = ""
+    error: Place | None = None
+
+
+@dataclass
+class Answers:
+    answers: list[Answer]
+
+
 def write_schedules(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[Answers, dict[str, Any]]:
     """Call the first object once for each of instructions["calls"], [arguments, keyword arguments].
 
-    "answers" holds for each call {"rows": a list for each rank}, {"error": [type, text, place]} or
-    {"other": what came that is no list}. A row is a list of actions [stage, kind, microbatch], of pairs
-    {"pair": [forward, backward]} and of {"other": what it is}, or {"other": type} where it is no list.
     A stub's NotImplementedError is not caught at the first call.
     """
-    answers: list[dict] = []
+    answers: list[Answer] = []
     for arguments, named in instructions["calls"]:
         try:
             answers.append(schedule(objects[0](*arguments, **named)))
         except Exception as error:
             if isinstance(error, NotImplementedError) and not answers:
                 raise
-            answers.append({"error": describe(error)})
-    return {"answers": answers}, {}
+            answers.append(Answer(error=describe(error)))
+    return Answers(answers), {}
 
 
-def schedule(value: Any) -> dict:
+def schedule(value: Any) -> Answer:
     if not isinstance(value, list | tuple) or isinstance(value, Action | Pair):
-        return {"other": type(value).__name__}
-    return {"rows": [row(one) for one in value[:LONGEST]]}
+        return Answer(other=type(value).__name__)
+    return Answer([row(one) for one in value[:LONGEST]])
 
 
 def row(value: Any) -> Any:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from course_lib.checks.rank.harness import evaluate
+from course_lib.checks.rank.harness import Answer, Answers, evaluate
 
 
 class Told:
@@ -44,16 +44,16 @@ def standing_in(function: Any, name: str, other: Any) -> Iterator[None]:
 
 def evaluate_apart(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[Answers, dict[str, Any]]:
     """`evaluate` in several rounds, with the answers of all of them one after the other.
 
     instructions: rounds, each with the calls of one object, see `evaluate`, and perhaps with instead, what
     takes another function's place in it: {"name"} of that function, and the arguments of `Told`.
     """
-    answers = []
+    answers: list[Answer] = []
     for one in instructions["rounds"]:
         instead = dict(one.get("instead", {}))
         function, name = objects[one["calls"][0][0]], instead.pop("name", "")
         with standing_in(function, name, Told(**instead) if name else None):
-            answers += evaluate(objects, tensors, groups, one)[0]["answers"]
-    return {"answers": answers}, {}
+            answers += evaluate(objects, tensors, groups, one)[0].answers
+    return Answers(answers), {}

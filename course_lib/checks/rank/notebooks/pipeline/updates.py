@@ -11,15 +11,13 @@ instructions: runs, a list of
 
 Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, where it
 is no loss. What goes back: tensors "a.y.0" (an output), "a.dx.0" (what its backward returned), "a.p.0.NAME"
-(the module's parameters after that backward); and in values["a"]:
-
-    held       bytes of tensors after each action, beside those that were there before the class
-    misfits    {name: text} of what came in another shape or not at all; zeros stand for it
+(the module's parameters after that backward); and in values["a"] what is `Told`.
 """
 
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,12 +25,23 @@ from torch import Tensor, nn
 
 from course_lib.checks.rank.counting import alive, more, pieces
 from course_lib.checks.rank.notebooks.pipeline.stages import DEVIATION, Layers
+from course_lib.checks.wire import Count
 
 _Tensor, _freeze = torch.Tensor, gc.freeze
 _clone, _detach, _zeros = torch.clone, torch.Tensor.detach, torch.zeros
 _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
 
-Told = tuple[dict, dict[str, Any]]
+
+@dataclass
+class Told:
+    """What is told of a run.
+
+    held: bytes of tensors after each action, beside those that were there before the class; misfits: {name:
+    text} of what came in another shape or not at all, zeros stand for it.
+    """
+
+    held: list[Count] = field(default_factory=list)
+    misfits: dict[str, str] = field(default_factory=dict)
 
 
 class Score(nn.Module):
@@ -59,7 +68,9 @@ def build(described: dict) -> nn.Module:
     return module
 
 
-def updates(objects: list, tensors: dict[str, Tensor], groups: list, given: dict) -> Told:
+def updates(
+    objects: list, tensors: dict[str, Tensor], groups: list, given: dict
+) -> tuple[dict[str, Told], dict[str, Any]]:
     """Every run of the instructions, one after the other."""
     values, found = {}, {}
     for described in given["runs"]:
@@ -76,7 +87,7 @@ class Run:
     def __init__(self, given: dict, tensors: dict[str, Tensor]):
         self.given, self.sent = given, tensors
         self.found: dict[str, Any] = {}
-        self.values: dict[str, Any] = {"held": [], "misfits": {}}
+        self.values = Told()
 
     def go(self, kind_of_stage: Any) -> None:
         module = build(self.given["model"])
@@ -95,7 +106,7 @@ class Run:
                 for called, param in module.named_parameters():
                     self.found[f"p.{k}.{called}"] = copied(param)
             if self.given["memory"]:
-                self.values["held"].append(more(alive(), pieces(self.known())))
+                self.values.held.append(more(alive(), pieces(self.known())))
 
     def tensor(self, name: str) -> Any:
         return self.sent.get(f"{self.given['name']}.{name}")
@@ -111,7 +122,7 @@ class Run:
             dtype, one = getattr(torch, kind), self.found.get(name)
             if not isinstance(one, _Tensor) or (one.dtype, list(one.shape)) != (dtype, shape):
                 is_none = one is None
-                self.values["misfits"][name] = "None" if is_none else "another shape, dtype or type"
+                self.values.misfits[name] = "None" if is_none else "another shape, dtype or type"
                 one = _zeros(shape, dtype=dtype)
             sent[name] = one
         return sent

@@ -6,7 +6,7 @@ Both are seen from within the stage: not from what the code that runs it says of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from course_lib.checks.rank.notebooks.pipeline.fingerprints import fingerprint
+from course_lib.checks.wire import Count
 
 _untyped, _detach, _view_as = (
     torch.Tensor.untyped_storage,
@@ -58,10 +59,14 @@ class Kept:
         return sum(nbytes for _, nbytes in self.pieces.values())
 
 
+# Of a pass through the stage: its kind, "F" or "B", the number of the forward, and the bytes that are kept.
+Event = tuple[Literal["F", "B"], Count, Count]
+
+
 class Watched(nn.Module):
     """A stage's module that notes its forwards and backwards.
 
-    events: in order, [kind, number of the forward, bytes kept]; a backward begins when the gradient of that
+    events: in order; a backward begins when the gradient of that
     forward's output has come. inputs: the `fingerprint` of what came into each forward.
     apart_from: what is kept anyway, beside the module's parameters. tells: whether there are fingerprints,
     which take several times the memory of what comes in; else each is [].
@@ -71,7 +76,7 @@ class Watched(nn.Module):
         super().__init__()
         self.inner, self.tells = inner, tells
         self.kept = Kept([*inner.parameters(), *apart_from])
-        self.events: list[list] = []
+        self.events: list[Event] = []
         self.inputs: list[list[float]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,8 +87,8 @@ class Watched(nn.Module):
         self.note("F", number)
         return _Passed.apply(y, number, self)  # type: ignore[return-value]
 
-    def note(self, kind: str, number: int) -> None:
-        self.events.append([kind, number, self.kept.nbytes()])
+    def note(self, kind: Literal["F", "B"], number: int) -> None:
+        self.events.append((kind, number, self.kept.nbytes()))
 
 
 class _Passed(torch.autograd.Function):

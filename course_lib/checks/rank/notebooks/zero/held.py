@@ -5,17 +5,15 @@ wherever a class keeps it. They are drawn here, from seeds, and nothing else hol
 an input would be held by the harness.
 
 Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. What goes back,
-at the moments of MOMENTS: the rank is measured from outside as "held.MOMENT"; "alive", bytes of the tensors
-that Python code can reach; "behind", bytes behind the parameters. And at the end "shard", [whether it is a
-parameter, whether it is trained]; "whole", whether gather() always gave the parameters their shapes and
-memory; "left", how many parameters had a .grad after reduce(). Tensors: "shard", "mean" (its gradient) and
-"some.K", every SOME-th element of a parameter that was gathered.
+at the moments of MOMENTS: the rank is measured from outside as "held.MOMENT"; and what is `Told`. Tensors:
+"shard", "mean" (its gradient) and "some.K", every SOME-th element of a parameter that was gathered.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from course_lib.checks.rank import watching
 from course_lib.checks.rank.counting import alive, more
 from course_lib.checks.rank.memory import Patience
 from course_lib.checks.rank.notebooks.zero.sharded import storages
-from course_lib.checks.rank.training import Told
+from course_lib.checks.wire import Count
 from course_lib.runtime.backend import device
 from course_lib.runtime.moments import BASE, START
 
@@ -35,6 +33,22 @@ _Parameter, _Generator, _rand = nn.Parameter, torch.Generator, torch.rand
 _clone, _detach, _zeros_like = torch.clone, torch.Tensor.detach, torch.zeros_like
 _flatten, _zeros = torch.Tensor.flatten, torch.zeros
 _contiguous = torch.contiguous_format
+
+
+@dataclass
+class Told:
+    """What is told of a unit.
+
+    alive, behind: at each moment the bytes of the tensors that Python code can reach, and those behind the
+    parameters; whole: whether gather() always gave the parameters their shapes and memory; left: how many
+    parameters had a .grad after reduce(); shard: whether it is a parameter, and is trained.
+    """
+
+    alive: dict[str, Count] = field(default_factory=dict)
+    behind: dict[str, Count] = field(default_factory=dict)
+    whole: bool = True
+    left: Count = 0
+    shard: tuple[bool, bool] = (False, False)
 
 
 def drawn(seed: int, shapes: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
@@ -62,7 +76,7 @@ class Unit:
     def __init__(self, made: Any, instructions: dict):
         self.shapes = [tuple(shape) for shape in instructions["shapes"]]
         self.patience = Patience(instructions["enough"])
-        self.values: dict[str, Any] = {"alive": {}, "behind": {}, "whole": True}
+        self.values = Told()
         self.before = alive()
         watching.measured(BASE)
         seed = instructions["params"]
@@ -72,11 +86,11 @@ class Unit:
     def moment(self, when: str) -> None:
         """Measured. `alive` collects first what nobody refers to any more."""
         watching.settle()
-        self.values["alive"][when] = self.patience.measured(
+        self.values.alive[when] = self.patience.measured(
             f"alive.{when}", lambda: more(alive(), self.before)
         )
         watching.measured(f"held.{when}")
-        self.values["behind"][when] = storages(self.params)
+        self.values.behind[when] = storages(self.params)
 
     def gathered(self) -> bool:
         """gather(): whether every parameter has its shape now, and memory for it."""
@@ -85,7 +99,7 @@ class Unit:
             tuple(p.shape) == shape and p.untyped_storage().nbytes() >= p.nbytes
             for p, shape in zip(self.params, self.shapes, strict=True)
         )
-        self.values["whole"] = self.values["whole"] and there
+        self.values.whole = self.values.whole and there
         return there
 
     def reduced(self, seed: int) -> None:
@@ -94,7 +108,7 @@ class Unit:
             p.grad = given.to(device())
         del given
         self.unit.reduce()
-        self.values["left"] = sum(p.grad is not None for p in self.params)
+        self.values.left = sum(p.grad is not None for p in self.params)
 
     def some(self) -> dict[str, torch.Tensor]:
         """Of every parameter that is gathered some elements."""
@@ -104,7 +118,9 @@ class Unit:
         }
 
 
-def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+def unit(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[Told, dict[str, Any]]:
     """A unit is made, gathered and freed, gathered and reduced and freed; its values are told after that."""
     driven = Unit(objects[0], instructions)
     made = driven.unit
@@ -118,7 +134,7 @@ def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told
     made.free()
     driven.moment("end")
     shard = made.shard
-    driven.values["shard"] = [isinstance(shard, _Parameter), shard.requires_grad]
+    driven.values.shard = isinstance(shard, _Parameter), bool(shard.requires_grad)
     kept = _clone(_detach(shard))
     mean = _zeros_like(kept) if shard.grad is None else _clone(_detach(shard.grad))
     found = {"shard": kept, "mean": mean}

@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from course_lib.checks.rank.harness import describe, plain
+from course_lib.checks.wire import Count, Place
 
 _arange, _Tensor = torch.arange, torch.Tensor
 
 
+@dataclass
+class Kind:
+    """A part of what was returned: its type, and of a tensor more. history: whether gradients flow back."""
+
+    name: str
+    dtype: str = ""
+    dimensions: Count = 0
+    history: bool = False
+
+
+@dataclass
+class Answer:
+    """What came of a call. kinds: of the parts of what was returned; after: the tensors after the call."""
+
+    value: Any = None
+    kinds: list[Kind] = field(default_factory=list)
+    after: Any = None
+    error: Place | None = None
+
+
+@dataclass
+class Answers:
+    answers: list[Answer]
+
+
 def call_with_tensors(
     objects: list, tensors: dict, groups: list, instructions: dict
-) -> tuple[dict, dict[str, Any]]:
+) -> tuple[Answers, dict[str, Any]]:
     """Call the first object once for each of instructions["calls"], each a dict of:
 
     tensors: descriptions {"shape", "first", "dtype", "transposed"}: the numbers first, first + 1, ... in
         the order of the elements; transposed: a matrix whose memory is column by column
     args: plain data that follows the list of tensors
     parameter: whether they are parameters, which require a gradient
-
-    "answers" holds for each call {"value": what was returned, "kinds": of each part [type, dtype, number of
-    dimensions, whether it has a gradient history], "after": the tensors after the call}, or {"error": [type,
-    text, place]}.
     """
-    answers: list[dict] = []
+    answers: list[Answer] = []
     for call in instructions["calls"]:
         given = [made(one, call.get("parameter", False)) for one in call["tensors"]]
         try:
             result = objects[0](given, *call["args"])
         except Exception as error:
-            answers.append({"error": describe(error)})
+            answers.append(Answer(error=describe(error)))
             continue
         parts = list(result) if isinstance(result, list | tuple) else []
         kinds = [kind(part) for part in parts]
-        answers.append({"value": plain(result), "kinds": kinds, "after": plain(given)})
-    return {"answers": answers}, {}
+        answers.append(Answer(plain(result), kinds, plain(given)))
+    return Answers(answers), {}
 
 
-def kind(part: Any) -> list:
-    """[type, dtype, number of dimensions, whether it has a gradient history]."""
+def kind(part: Any) -> Kind:
     if not isinstance(part, _Tensor):
-        return [type(part).__name__, "", 0, False]
-    return [type(part).__name__, str(part.dtype), part.dim(), part.grad_fn is not None]
+        return Kind(type(part).__name__)
+    return Kind(type(part).__name__, str(part.dtype), part.dim(), part.grad_fn is not None)
 
 
 def made(described: dict, parameter: bool) -> torch.Tensor:

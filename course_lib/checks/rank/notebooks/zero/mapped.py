@@ -5,25 +5,37 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from course_lib.checks.rank import toys, watching
-from course_lib.checks.rank.training import Session, Told, warm_up  # noqa: F401
+from course_lib.checks.rank import toys, training, watching
+from course_lib.checks.rank.training import Session, warm_up  # noqa: F401
+from course_lib.checks.wire import Count
 from course_lib.runtime.moments import ANONYMOUS, BASE
 
 _Tensor, _pointer = torch.Tensor, torch.Tensor.data_ptr
 _open, _read, _close = os.open, os.read, os.close
 
 
-def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+@dataclass
+class Told(training.Told):
+    """Beside what is told of a training run, for each step. outside: names of the states that lie in no file
+    of
+    the folder, of parameters by their number; states: how many tensors were looked at."""
+
+    outside: list[list[str]] = field(default_factory=list)
+    states: list[Count] = field(default_factory=list)
+
+
+def mapped_state(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[Told, dict[str, Any]]:
     """`objects[0](optimizer_cls, folder)` is a class of optimizers; one of them trains the model.
 
     instructions: as of `recipes`, and neighbour: whether another one, made from the same folder, trains
-    another model at the same time. Back go, beside what `Session` tells, for each step: "outside", names of
-    the states that lie in no file of the folder, of parameters by their number; "states", how many tensors
-    were looked at. After each step the rank is measured as "anonymous".
+    another model at the same time. After each step the rank is measured as "anonymous".
     """
     folder = tempfile.mkdtemp()
     watching.measured(BASE)
@@ -36,7 +48,8 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
         else None
     )
     session.started()
-    looked: dict[str, list] = {"outside": [], "states": []}
+    outside_after: list[list[str]] = []
+    states_after: list[int] = []
     for step in range(len(instructions["steps"])):
         session.accumulate(step, session.model, None)
         optimizer.step()
@@ -44,13 +57,13 @@ def mapped_state(objects: list, tensors: dict, groups: list, instructions: dict)
             other.step()
         optimizer.zero_grad()
         outside, count = states_outside(optimizer, folder)
-        looked["outside"].append(outside)
-        looked["states"].append(count)
+        outside_after.append(outside)
+        states_after.append(count)
         watching.measured(ANONYMOUS)
         session.stepped(step)  # keeps copies of parameters, which are not to be counted
     shutil.rmtree(folder, ignore_errors=True)
     values, found = session.told()
-    return values | looked, found
+    return Told(**vars(values), outside=outside_after, states=states_after), found
 
 
 class Neighbour:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import nn
 
 from course_lib.checks.rank import toys, watching
 from course_lib.checks.rank.training import Session, Told, keywords, warm_up  # noqa: F401
+from course_lib.checks.wire import Count
 from course_lib.runtime.backend import device
 
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
@@ -43,6 +45,24 @@ def storages(params: Sequence[torch.Tensor]) -> int:
     return sum(found.values())
 
 
+@dataclass
+class OfUnit:
+    """What is told of a unit, by the moments of its use.
+
+    bytes: of the memory behind the parameters; begun: operations begun; whole: whether every parameter had
+    its shape, and memory for it; shard: whether it is a parameter, and is trained; kept: bytes of a view that
+    was made before a free(), after it and after the next gather(); left: of each reduce(), how many
+    parameters still have a gradient.
+    """
+
+    bytes: dict[str, Count] = field(default_factory=dict)
+    begun: dict[str, Count] = field(default_factory=dict)
+    whole: dict[str, bool] = field(default_factory=dict)
+    shard: tuple[bool, bool] = (False, False)
+    kept: list[Count] = field(default_factory=list)
+    left: list[Count] = field(default_factory=list)
+
+
 class Driven:
     """A unit, its parameters, and what is told of them."""
 
@@ -52,15 +72,15 @@ class Driven:
         for p in self.params:
             p.requires_grad_(instructions["trained"])
         self.shapes = [tuple(p.shape) for p in self.params]
-        self.values: dict[str, Any] = {"bytes": {}, "begun": {}}
+        self.values = OfUnit()
         self.found: dict[str, Any] = {}
         self.unit = made(list(self.params), **keywords(instructions, groups))
         self.look("made")
 
     def look(self, when: str) -> None:
         """Note the memory behind the parameters, and how many operations were begun."""
-        self.values["bytes"][when] = storages(self.params)
-        self.values["begun"][when] = watching.begun_and_waited()[0]
+        self.values.bytes[when] = storages(self.params)
+        self.values.begun[when] = watching.begun_and_waited()[0]
 
     def whole(self, when: str) -> bool:
         """Every parameter has its shape and memory for it."""
@@ -68,7 +88,7 @@ class Driven:
             tuple(p.shape) == shape and p.untyped_storage().nbytes() >= p.nbytes
             for p, shape in zip(self.params, self.shapes, strict=True)
         )
-        self.values.setdefault("whole", {})[when] = there
+        self.values.whole[when] = there
         return there
 
     def gathered(self, when: str) -> None:
@@ -85,7 +105,7 @@ class Driven:
 
         Zeros where the parameters have not their shapes, as no gradient fits then, and where there is none.
         """
-        if not self.values["whole"]["second"]:
+        if not self.values.whole["second"]:
             self.found[f"mean.{number}"] = _zeros_like(_detach(self.unit.shard))
             return
         for k, p in enumerate(self.params):
@@ -94,20 +114,22 @@ class Driven:
                 p.grad = given.clone() if p.grad is None else p.grad + given
         self.unit.reduce()
         self.look(f"reduced {number}")
-        self.values.setdefault("left", []).append(sum(p.grad is not None for p in self.params))
+        self.values.left.append(sum(p.grad is not None for p in self.params))
         grad = self.unit.shard.grad
         nothing = _zeros_like(_detach(self.unit.shard))
         self.found[f"mean.{number}"] = nothing if grad is None else _clone(_detach(grad))
 
 
-def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+def unit(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[OfUnit, dict[str, Any]]:
     """A unit is made, gathered twice, freed; its shard changes; it is gathered, reduced twice, freed."""
     if "params" not in instructions:
-        return {}, {}
+        return OfUnit(), {}
     driven = Driven(objects[0], tensors, groups, instructions)
     made = driven.unit
     driven.found["shard"] = _clone(_detach(made.shard))
-    driven.values["shard"] = [isinstance(made.shard, _Parameter), made.shard.requires_grad]
+    driven.values.shard = isinstance(made.shard, _Parameter), bool(made.shard.requires_grad)
     driven.gathered("first")
     made.gather()
     driven.look("again")
@@ -115,7 +137,7 @@ def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told
     if instructions["graph"]:
         weight = driven.params[0]
         kept = _detach(weight)
-        product = _tanh(tensors["x"] @ weight).sum() if driven.values["whole"]["first"] else None
+        product = _tanh(tensors["x"] @ weight).sum() if driven.values.whole["first"] else None
     made.free()
     driven.look("freed")
     kept_bytes = [] if kept is None else [kept.untyped_storage().nbytes()]
@@ -130,7 +152,7 @@ def unit(objects: list, tensors: dict, groups: list, instructions: dict) -> Told
             back = driven.params[0].grad
         nothing = _zeros(driven.shapes[0], dtype=kept.dtype, device=kept.device)
         driven.found["back"] = nothing if back is None else _clone(_detach(back))
-    driven.values["kept"] = kept_bytes
+    driven.values.kept = kept_bytes
     if instructions["trained"]:
         for p in driven.params:
             p.grad = None  # that of the product
@@ -150,7 +172,7 @@ class Wrapped:
     def __init__(self, session: Session, made: Any):
         self.session, self.made = session, made
         self.like = {name: (tuple(p.shape), p.dtype) for name, p in session.named.items()}
-        self.fault: list[str] | None = None
+        self.fault: tuple[str, str] | None = None
         self.ran, self.left = False, 0
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
@@ -161,7 +183,7 @@ class Wrapped:
             given = state.get(name) if isinstance(state, dict) else None
             kind = self.kind(given, shape, dtype)
             if kind:
-                self.fault = self.fault or [kind, name]
+                self.fault = self.fault or (kind, name)
                 given = _zeros(shape, dtype=dtype, device=device())
             found.append((name, given))
         return found
@@ -207,10 +229,24 @@ def noted(text: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def module(objects: list, tensors: dict, groups: list, instructions: dict) -> Told:
+@dataclass
+class OfModule(Told):
+    """Beside what is told of a training run. elements: numbers that the module's parameters() have on this
+    rank;
+    state: what is wrong with full_state_dict(), (kind, name), or None; left: how many parameters still had a
+    .grad when a later forward began."""
+
+    elements: Count = 0
+    state: tuple[str, str] | None = None
+    left: Count = 0
+
+
+def module(
+    objects: list, tensors: dict, groups: list, instructions: dict
+) -> tuple[OfModule, dict[str, Any]]:
     """A module that keeps a shard of each parameter: an optimizer over its parameters, full_state_dict()."""
     if "steps" not in instructions:
-        return {}, {}
+        return OfModule(), {}
     session = Session(instructions)
     wrapped = Wrapped(session, objects[0](session.model, **keywords(instructions, groups)))
     session.named = {}  # nothing here holds on to the whole parameters
@@ -234,6 +270,6 @@ def module(objects: list, tensors: dict, groups: list, instructions: dict) -> To
     values, told = session.told()
     x, _ = toys.batch(steps[0][0], session.dtype)
     first_output(len(steps), x.to(device()))
-    values |= {"state": wrapped.fault, "left": wrapped.left}
-    values["elements"] = sum(p.numel() for p in wrapped.made.parameters())
-    return values, told | outputs
+    elements = sum(p.numel() for p in wrapped.made.parameters())
+    of_module = OfModule(**vars(values), elements=elements, state=wrapped.fault, left=wrapped.left)
+    return of_module, told | outputs

@@ -1,0 +1,78 @@
+"""Comparing tensors: equal but for rounding, the worst element, and the slip whose values were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from course_lib.checks import words
+from course_lib.checks.sentence import Sentence
+
+Tensors = Mapping[str, Tensor]
+# Of the largest element: some hundred times the rounding of an operation, and far below any mistake's share.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+LEAST = 1e-3  # is taken for the largest element where all are smaller
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A way to go wrong whose values can be computed: it must give all of `tensors`.
+
+    tensors: of a layer or a schedule, tensors(k) of the k-th rank; of a function's call, tensors().
+    """
+
+    says: str
+    tensors: Callable[..., Tensors]
+
+
+def near(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> Tensor:
+    """Elementwise: equal but for rounding, to a share of the largest finite element.
+
+    NaN is near to nothing, infinity to itself, and a whole number to itself. tolerance: the share, else by
+    the dtype of `wanted`; `least` stands for the largest element where all are smaller.
+    """
+    if not wanted.is_floating_point():
+        return found == wanted
+    finite = wanted.isfinite()
+    largest = float(wanted[finite].abs().max()) if bool(finite.any()) else 0.0
+    bound = (tolerance or TOLERANCE[wanted.dtype]) * max(largest, least)
+    return torch.where(finite, (found - wanted).abs() <= bound, found == wanted)
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEAST) -> bool:
+    """Of one shape, and `near` everywhere."""
+    return found.shape == wanted.shape and bool(near(found, wanted, tolerance, least).all())
+
+
+def fits(slip: Tensors, name: str, found: Tensors) -> bool:
+    """Whether what was found, wrong in `name`, is what the slip gives."""
+    return name in slip and all(
+        one in found and close(found[one], given) for one, given in slip.items()
+    )
+
+
+def told_by(slips: Iterable[Slip], name: str, found: Tensors, *place: int) -> str:
+    """The sentence of the first slip that gives what was found, wrong in `name`; "" where none does.
+
+    place: what the slips' `tensors` are called with.
+    """
+    return next((one.says for one in slips if fits(one.tensors(*place), name, found)), "")
+
+
+def worst(found: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
+    """The element that is most wrong: where it is, what it is, what it should be."""
+    off = torch.where(found == wanted, 0.0, (found.double() - wanted.double()).abs())
+    at = int(off.nan_to_num(float("inf"), posinf=float("inf")).flatten().argmax())
+    got, want = words.apart(float(found.flatten()[at]), float(wanted.flatten()[at]))
+    return [int(i) for i in torch.unravel_index(torch.tensor(at), wanted.shape)], got, want
+
+
+def difference(
+    general: str, found: Tensor, wanted: Tensor, what: str = "element {} is "
+) -> Sentence:
+    """`general`, and of the element that is most wrong what it is. what: how it is called, {} where it is."""
+    where, got, want = worst(found, wanted)
+    return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")

@@ -1,0 +1,122 @@
+"""What an exercise is written with.
+
+    a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: what the ranks get and hand back
+    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: what is judged of it, and said
+    words      Sentence (told whole, or without hidden values), at, error_kind, words
+    values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
+               gaps_left_alone, Exact, contributions: of sums that are known to the last bit
+    amounts    beyond; bytes_line, total_bytes_line, rounds_line, messages_line, only_messages, volume_line
+    answers    Prediction, evaluated: functions of numbers; Answer, answers: of a quiz
+    frames     functions, layers, training: calls, layers on several ranks, and training runs (modules)
+
+A recipe of an exercise's own, which runs in the ranks, stands in `checks/rank/notebooks/` and imports none of
+this: graded code can read that folder.
+"""
+
+from course_lib.checks import words
+from course_lib.checks.judge import functions, training
+from course_lib.checks.judge.amount import Beyond, beyond
+from course_lib.checks.judge.answers import UNANSWERED, Answer, answers
+from course_lib.checks.judge.build import Argument, absent, side
+from course_lib.checks.judge.case import (
+    ANY,
+    EVALUATE,
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Spec,
+    essential,
+    exercise,
+    usual,
+    wrong,
+)
+from course_lib.checks.judge.compare import Slip, close, difference, near, worst
+from course_lib.checks.judge.explain import Language, Mistake
+from course_lib.checks.judge.formulas import Formula, Prediction, evaluated, judge_prediction
+from course_lib.checks.judge.layers import lines as layers
+from course_lib.checks.judge.provenance import Provenance
+from course_lib.checks.judge.setting import Setting
+from course_lib.checks.judge.traffic import (
+    BUILT_IN,
+    Hint,
+    bytes_line,
+    messages_line,
+    only_messages,
+    rounds_line,
+    total_bytes_line,
+)
+from course_lib.checks.judge.training import volume_line
+from course_lib.checks.judge.values import (
+    Exact,
+    both,
+    contributions,
+    gaps_left_alone,
+    left_alone,
+    rounded,
+    same_bits,
+)
+from course_lib.checks.sentence import Sentence, at, error_kind
+
+__all__ = [
+    "ANY",
+    "BUILT_IN",
+    "EVALUATE",
+    "RIGHT",
+    "UNANSWERED",
+    "Answer",
+    "Argument",
+    "Beyond",
+    "Case",
+    "Draw",
+    "Exact",
+    "Finding",
+    "Formula",
+    "Hint",
+    "Language",
+    "Line",
+    "Mistake",
+    "Observed",
+    "Prediction",
+    "Provenance",
+    "RankSide",
+    "Sentence",
+    "Setting",
+    "Slip",
+    "Spec",
+    "absent",
+    "answers",
+    "at",
+    "beyond",
+    "both",
+    "bytes_line",
+    "close",
+    "contributions",
+    "difference",
+    "error_kind",
+    "essential",
+    "evaluated",
+    "exercise",
+    "functions",
+    "gaps_left_alone",
+    "judge_prediction",
+    "layers",
+    "left_alone",
+    "messages_line",
+    "near",
+    "only_messages",
+    "rounded",
+    "rounds_line",
+    "same_bits",
+    "side",
+    "total_bytes_line",
+    "training",
+    "usual",
+    "volume_line",
+    "words",
+    "worst",
+    "wrong",
+]  # fmt: skip
