@@ -1,0 +1,250 @@
+"""clip_grad_norm: one norm from the shards of all ranks, and every shard scaled alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from course_lib.checks.kit import (
+    RIGHT,
+    Case,
+    Draw,
+    Finding,
+    Line,
+    Observed,
+    RankSide,
+    Sentence,
+    Spec,
+    close,
+    difference,
+    exercise,
+    volume_line,
+    words,
+    wrong,
+)
+
+ROUNDING = 1e-4  # of the norm, and of the largest element
+MANY = 10  # times the bytes of one number: then gradients travel
+BY_OWN_NORM = (
+    "Each rank scaled by another factor: the shards of one weight no longer fit together. The norm is that "
+    "of all shards of all ranks."
+)
+REPLICAS = "The replicas hold the same shards: add over `group` alone, and count each shard once."
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """grads[rank][i]: the rank's piece of the i-th gradient, in float64, or None; replicas: of each shard."""
+
+    grads: Sequence[Sequence[Tensor | None]]
+    max_norm: float
+    replicas: int = 1
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def n(self) -> int:
+        """Ranks of a group, which together hold each gradient once."""
+        return len(self.grads) // self.replicas
+
+    def group(self, rank: int) -> list[int]:
+        return list(range(rank // self.n * self.n, (rank // self.n + 1) * self.n))
+
+    def squares(self, rank: int) -> list[float]:
+        return [float(one.square().sum()) for one in self.grads[rank] if one is not None]
+
+    @property
+    def norm(self) -> float:
+        return sum(sum(self.squares(rank)) for rank in self.group(0)) ** 0.5
+
+    def norms(self, rank: int) -> dict[str, float]:
+        """What is said of a mistake, and the norm that it gives."""
+        over = [self.squares(one) for one in self.group(rank)]
+        own, together = sum(self.squares(rank)), sum(map(sum, over))
+        return {
+            REPLICAS: (self.replicas * together) ** 0.5 if self.replicas > 1 else -1,
+            BY_OWN_NORM: own**0.5,
+            "Norms do not add up, their squares do: add the squares of all ranks, then take the root.": sum(
+                sum(one) ** 0.5 for one in over
+            ),
+            "The norms of single tensors were added on a rank: add squares.": sum(
+                sum(one**0.5 for one in squares) ** 2 for squares in over
+            ) ** 0.5,
+            "That is the mean over the ranks: every rank holds other elements, so that squares are added.": (
+                together / self.n
+            ) ** 0.5,
+            "That is the square of the norm: take its root.": together,
+            "That is the largest rank's norm: add the squares of all ranks.": max(map(sum, over)) ** 0.5,
+            "That is the largest element's magnitude: take the root of the sum of squares.": max(
+                float(one.abs().max()) for k in self.group(rank) for one in self.grads[k]
+                if one is not None and one.numel()
+            ),
+        }  # fmt: skip
+
+    def side(self, rank: int) -> RankSide:
+        inputs, shards, outputs = {}, [], {}
+        for i, gradient in enumerate(self.grads[rank]):
+            name = f"shard{i}"
+            size = 3 if gradient is None else gradient.numel()
+            inputs[name] = torch.full((size,), 7.0, dtype=self.dtype)
+            outputs[name] = Spec.of(inputs[name])
+            shards.append({"parameter": name, "grad": None if gradient is None else f"grad{i}"})
+            if gradient is not None:
+                inputs[f"grad{i}"] = gradient.to(self.dtype)
+                outputs[f"{name}.grad"] = Spec.of(inputs[f"grad{i}"])
+        kwargs = {}
+        if self.replicas > 1:  # the groups of the case: those of shards, then those of replicas
+            kwargs = {
+                "group": {"group": rank // self.n},
+                "replica_group": {"group": self.replicas + rank % self.n},
+            }
+        args = [{"list": shards}, {"value": self.max_norm}]
+        told = {"args": args, "kwargs": kwargs, "outputs": [*outputs, "result"], "plain": True}
+        return RankSide(inputs, told, outputs)
+
+    @property
+    def groups(self) -> list[list[int]]:
+        if self.replicas == 1:
+            return []
+        ranks = range(len(self.grads))
+        shards = [self.group(self.n * k) for k in range(self.replicas)]
+        return [*shards, *([r for r in ranks if r % self.n == k] for k in range(self.n))]
+
+
+def norm_line(pieces: Pieces, title: str) -> Line:
+    def judge(seen: Observed) -> Finding:
+        for rank in range(seen.world_size):
+            found = seen.values[rank].result
+            if not isinstance(found, int | float) or isinstance(found, bool):
+                return wrong(
+                    f"on rank {rank} no number was returned.",
+                    "Return the norm before scaling, as a float.",
+                )
+            if abs(found - pieces.norm) <= ROUNDING * pieces.norm:
+                continue
+            fits = (
+                says
+                for says, norm in pieces.norms(rank).items()
+                if abs(found - norm) <= ROUNDING * norm
+            )
+            got, want = words.apart(float(found), pieces.norm)
+            said = f"rank {rank} returned another norm than that of the whole gradient"
+            return wrong(Sentence(f"{said}: {got} instead of {want}.", f"{said}."), next(fits, ""))
+        return RIGHT
+
+    return Line(f"the norm: {title}", judge, 1.5)
+
+
+def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
+    factor = min(1.0, pieces.max_norm / (pieces.norm + 1e-6))
+
+    def judge(seen: Observed) -> Finding:
+        for rank, gradients in enumerate(pieces.grads):
+            for i, given in enumerate(gradients):
+                found, name = seen.tensors[rank], f"shard{i}"
+                if bool((found[name] != 7).any()):
+                    return wrong(
+                        f"on rank {rank} a shard was changed: its gradient is to be scaled.",
+                        cause="shard",
+                    )
+                if given is None or not given.numel():
+                    continue
+                gradient, wanted = found[f"{name}.grad"].double(), factor * given
+                tolerance = 1e-2 if pieces.dtype == torch.bfloat16 else ROUNDING
+                if not close(gradient, wanted, tolerance):
+                    said = difference(
+                        f"on rank {rank} the gradient of shard {i} is wrong", gradient, wanted
+                    )
+                    return wrong(
+                        said, why(rank, float((gradient * given).sum() / given.square().sum()))
+                    )
+        return RIGHT
+
+    def why(rank: int, got: float) -> str:
+        def is_it(other: float) -> bool:
+            return abs(got - other) <= 0.02 * abs(other)
+
+        if is_it(1) and factor < 1:
+            return "It was left as it was: multiply each gradient by max_norm / norm, in place."
+        if factor == 1 and is_it(pieces.max_norm / pieces.norm):
+            return "A norm below max_norm stays: the factor is min(1, max_norm / norm)."
+        if is_it(1 / factor):
+            return "It was divided by the factor."
+        if is_it(1 / pieces.norm):
+            return "It was scaled to the norm 1, not to max_norm."
+        slips = pieces.norms(rank).items()
+        return next(
+            (says for says, norm in slips if norm > 0 and is_it(pieces.max_norm / norm)), ""
+        )
+
+    return Line(f"gradients scaled: {title}", judge, weight)
+
+
+def traffic_line(pieces: Pieces) -> Line:
+    tensors = len(pieces.grads[0])
+
+    def hint(ratio: float, seen: Observed) -> str:
+        count = len(seen.operations[0])
+        if ratio < 1:
+            return "The norm of all shards needs a number from every rank."
+        if count >= tensors:
+            sent = words.counted(count, "message")
+            return f"{sent}, one for each gradient: add up on the rank, then send once."
+        if abs(ratio - 2) < 0.1:
+            return (
+                "float64 travelled: the 4 bytes of a float32 are enough."
+                if count == 1
+                else REPLICAS
+            )
+        return "Add up the squares of all gradients on the rank first: one number travels, not the gradients."
+
+    share = 2 * (pieces.n - 1) / pieces.n * 4
+    return volume_line(
+        [share] * len(pieces.grads), hint=hint, title="bytes: one number", point=MANY
+    )
+
+
+def case(
+    draw: Draw, title: str, n: int, sizes: Sequence[int], share: float, *, replicas: int = 1,
+    missing: bool = False, dtype: torch.dtype = torch.float32, traffic: bool = False, weight: float = 1.5,
+) -> Case:  # fmt: skip
+    """share: max_norm over the norm; missing: one rank has no gradient at all, another an empty shard."""
+
+    def drawn(rank: int, i: int, size: int) -> Tensor | None:
+        if missing and rank == n - 1:
+            return None
+        empty = missing and (rank, i) == (0, 0)
+        # ranks differ, so that no rank's own norm is another's
+        return (1 + rank) * draw.normal(0 if empty else size).to(dtype).double()
+
+    whole = [[drawn(rank, i, size) for i, size in enumerate(sizes)] for rank in range(n)]
+    bare = Pieces(whole * replicas, 1.0, replicas, dtype)
+    pieces = Pieces(bare.grads, round(share * bare.norm, 3), replicas, dtype)
+    lines = [norm_line(pieces, title), scaled_line(pieces, title, weight)]
+    lines += [traffic_line(pieces)] if traffic else []
+    sides = [pieces.side(rank) for rank in range(n * replicas)]
+    return Case(title, sides, lines, groups=pieces.groups)
+
+
+@exercise(
+    points=4, objects=("clip_grad_norm_",), references=("course_lib.fsdp",),
+    point="sending one number, and not the gradients",
+)  # fmt: skip
+def clip_grad_norm(draw: Draw) -> Iterator[Case]:
+    yield case(draw, "2 ranks, 5 gradients", 2, (40, 7, 1, 12, 30), 0.3, traffic=True)
+    yield case(draw, "3 ranks, a norm below max_norm", 3, (5, 8), 1.7, weight=1)
+    yield case(draw, "2 x 2 ranks, two replicas", 2, (6, 20), 0.5, replicas=2, traffic=True)
+    yield case(draw, "4 ranks, one without gradients", 4, (9, 4), 0.4, missing=True, weight=1)
+    if draw.hidden:
+        yield case(
+            draw,
+            "2 ranks, gradients in bfloat16",
+            2,
+            (3000, 50),
+            0.2,
+            dtype=torch.bfloat16,
+            weight=1,
+        )
+        yield case(draw, "1 rank", 1, (11, 2), 0.6, weight=0.5)

@@ -1,0 +1,8 @@
+"""Fully sharded data parallelism: how ZeRO-3 is made fast, and what training needs around it.
+
+clip.py   clip_grad_norm_: the norm of a gradient that no rank holds, and all its pieces scaled alike
+"""
+
+from course_lib.fsdp.clip import clip_grad_norm_
+
+__all__ = ["clip_grad_norm_"]

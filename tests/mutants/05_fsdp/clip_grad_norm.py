@@ -1,0 +1,189 @@
+# %% base: what the wrong ones change
+@torch.no_grad()
+def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
+    grads = [p.grad for p in shards if p.grad is not None]
+    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
+    dist.all_reduce(total, group=group)
+    norm = total.sqrt().item()
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    for g in grads:
+        g.mul_(factor)
+    return norm
+
+
+# %% wrong: every rank clips by the norm of what it holds
+# says: another factor: the shards of one weight no longer fit
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
+
+
+# %% wrong: the ranks' norms are added, not their squares
+# says: Norms do not add up, their squares do
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
+-    norm = total.sqrt().item()
++    total = total.sqrt()
++    dist.all_reduce(total, group=group)
++    norm = total.item()
+
+
+# %% wrong: norms of the rank's gradients are added before they are squared
+# says: norms of single tensors were added
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.float().norm() for g in grads), torch.zeros(())) ** 2
+
+
+# %% wrong: the mean over the ranks
+# says: mean over the ranks: every rank holds other elements
+# base: what the wrong ones change
+-    norm = total.sqrt().item()
++    norm = (total / dist.get_world_size(group)).sqrt().item()
+
+
+# %% wrong: the largest rank's norm
+# says: largest rank's norm: add the squares
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=group)
+
+
+# %% wrong: the root is forgotten
+# says: the square of the norm: take its root
+# base: what the wrong ones change
+-    norm = total.sqrt().item()
++    norm = total.item()
+
+
+# %% wrong: small gradients are scaled up
+# says: A norm below max_norm stays
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = max_norm / (norm + 1e-6)
+
+
+# %% wrong: replicas are counted
+# says: The replicas hold the same shards
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    dist.all_reduce(total)
+
+
+# %% wrong: replicas are counted, and divided by where nothing is to be divided
+# says: The replicas hold the same shards
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    dist.all_reduce(total, group=group)
++    if replica_group is not None:
++        dist.all_reduce(total, group=replica_group)
+
+
+# %% wrong: an all-reduce for each gradient
+# says: one for each gradient: add up on the rank
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
+-    dist.all_reduce(total, group=group)
++    squares = [torch.zeros(()) if p.grad is None else p.grad.float().square().sum() for p in shards]
++    for one in squares:
++        dist.all_reduce(one, group=group)
++    total = sum(squares)
+
+
+# %% wrong: the number travels in eight bytes
+# says: the 4 bytes of a float32 are enough
+# base: what the wrong ones change
+-    total = sum((g.float().square().sum() for g in grads), torch.zeros(()))
++    total = sum((g.double().square().sum() for g in grads), torch.zeros((), dtype=torch.float64))
+
+
+# %% wrong: the whole gradient is gathered
+# says: one number travels, not the gradients
+def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
+    grads = [p.grad for p in shards if p.grad is not None]
+    row = torch.cat([g.flatten() for g in grads]) if grads else torch.empty(0)
+    n = dist.get_world_size(group)
+    sizes = [torch.zeros(1) for _ in range(n)]
+    dist.all_gather(sizes, torch.tensor([float(len(row))]), group=group)
+    longest = int(max(sizes))
+    rows = [torch.zeros(longest) for _ in range(n)]
+    dist.all_gather(rows, torch.nn.functional.pad(row, (0, longest - len(row))), group=group)
+    norm = float(torch.cat(rows).norm())
+    for g in grads:
+        g.mul_(min(1.0, max_norm / (norm + 1e-6)))
+    return norm
+
+
+# %% wrong: PyTorch's, which knows this rank's shards alone
+# says: another factor: the shards of one weight no longer fit
+def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
+    return float(torch.nn.utils.clip_grad_norm_(shards, max_norm))
+
+
+# %% wrong: the shards are scaled, not their gradients
+# says: a shard was changed: its gradient is to be scaled
+# base: what the wrong ones change
+-    for g in grads:
+-        g.mul_(factor)
++    for p in shards:
++        p.mul_(factor)
+
+
+# %% wrong: the scaled gradients are thrown away
+# says: left as it was: multiply each gradient
+# base: what the wrong ones change
+-        g.mul_(factor)
++        g = g * factor
+
+
+# %% wrong: a norm of one, whatever is asked for
+# says: scaled to the norm 1, not to max_norm
+# base: what the wrong ones change
+-    factor = min(1.0, max_norm / (norm + 1e-6))
++    factor = min(1.0, 1 / (norm + 1e-6))
+
+
+# %% wrong: nothing is returned
+# says: Return the norm before scaling
+# base: what the wrong ones change
+-    return norm
+
+
+# %% wrong: a rank without gradients stays away
+# says: rank 3
+# base: what the wrong ones change
+-    dist.all_reduce(total, group=group)
++    if not grads:
++        return 0.0
++    dist.all_reduce(total, group=group)
+
+
+# %% wrong: a gradient that is None is used
+# says: NoneType
+# base: what the wrong ones change
+-    grads = [p.grad for p in shards if p.grad is not None]
++    grads = [p.grad for p in shards]
+
+
+# %% right: foreach operations, and a new tensor for each gradient
+def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
+    held = [p for p in shards if p.grad is not None]
+    norms = torch._foreach_norm([p.grad.float() for p in held]) if held else [torch.zeros(())]
+    square = torch.stack(list(norms)).square().sum()
+    dist.all_reduce(square, group=group)
+    norm = square.sqrt()
+    if norm > max_norm:
+        for p in held:
+            p.grad = p.grad * (max_norm / (norm + 1e-6)).to(p.grad.dtype)
+    return float(norm)
+
+
+# %% right: one flat dot, gathered and added by each rank
+def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
+    flat = [p.grad.reshape(-1).float() for p in shards if p.grad is not None]
+    row = torch.cat(flat) if flat else torch.zeros(1)
+    total = torch.dot(row, row).reshape(1)
+    dist.all_reduce(total, dist.ReduceOp.SUM, group)
+    norm = math.sqrt(total.item())
+    coefficient = min(max_norm / (norm + 1e-6), 1.0)
+    torch._foreach_mul_([p.grad for p in shards if p.grad is not None] or [torch.zeros(1)], coefficient)
+    return norm
