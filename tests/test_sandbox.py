@@ -375,6 +375,14 @@ def test_a_rank_under_a_check_has_the_calls_that_it_needs_and_no_others(place: i
     assert answered(steps, calls.X32, of=architecture) == calls.REFUSE
 
 
+def test_a_rank_takes_the_filter_that_was_made_before_the_fork(place: int) -> None:
+    """It has the rank's own number where any rank's stood, twice, and nothing else is another."""
+    whole, any_rank = calls.program_of_ranks(), calls.packed([calls.own(calls.ANY_RANK)])
+    assert whole.count(any_rank) == len(calls.KILL)
+    own = whole.replace(any_rank, calls.packed([calls.own(4711)]))
+    assert own == calls.packed(calls.program(4711))
+
+
 def test_no_process_of_a_sandbox_leaves_its_namespaces(place: int) -> None:
     architecture = calls.ARCHITECTURES[os.uname().machine][1]
     steps = calls.program_everywhere()

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
+from numpy import (
+    ctypeslib,
+)  # before the fork: NumPy itself would import it at the first use, in every rank
 from torch.distributed import Work
 
 from course_lib.ledger import rows
@@ -34,7 +36,7 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
             # By address: a tensor whose memory NumPy got from torch can never be resized any more, and
             # a copy made by torch would count where somebody counts what a program allocates.
             memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-            flat = np.ctypeslib.as_array(memory)
+            flat = ctypeslib.as_array(memory)
             step = 1 if flat.size <= SMALL else flat.size // SAMPLES | 1
             value = zlib.crc32(flat[::step].tobytes(), value)
     return value

@@ -15,7 +15,6 @@ from course_lib.runtime.places import where
 from course_lib.runtime.waiting import Snapshot, waits_for
 from course_lib.runtime.watch import Watch
 
-MADE_BY_PYTHON = "<string>"  # the file of a dataclass's methods: a place that tells nobody anything
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # what gloo and NCCL say on a rank whose peer was lost: a consequence, never the cause
 CONSEQUENCE = re.compile(
@@ -323,11 +322,11 @@ def stack_line(watch: Watch, rank: int) -> str:
     """Where a rank's Python code is, from the stack that it dumps on a signal."""
     dump = watch.pool.stack(rank)
     blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
-    frames = re.findall(r'File "([^"]+)", line (\d+) in', blocks[-1] if blocks else dump)
-    own = users_frames([[file, int(line), ""] for file, line in frames][::-1])
-    if not own or own[-1][0] == MADE_BY_PYTHON:
-        return ""
-    return line_text(f"{own[-1][0]}|{own[-1][1]}")
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\w*)', blocks[-1] if blocks else dump)
+    # a dataclass's own methods have no source to show
+    shown = [one for one in frames if one[0] != "<string>" or not one[2].startswith("__")]
+    own = users_frames([[file, int(line), name] for file, line, name in shown][::-1])
+    return line_text(f"{own[-1][0]}|{own[-1][1]}") if own else ""
 
 
 def line_text(place: str) -> str:

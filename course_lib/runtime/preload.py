@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 from course_lib.runtime import endings
 from course_lib.runtime.pages import made_large
+from course_lib.runtime.sandbox import calls
 from course_lib.runtime.sandbox.control import remove_groups, remove_own_groups
 from course_lib.runtime.sandbox.init import close_all_but, keep
 from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
@@ -42,9 +44,20 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
+    make_ready()
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every shared page in every rank
     Server(control, kernel_pid).serve()
+
+
+def make_ready() -> None:
+    """Make once what every rank would make anew after its fork: together some milliseconds of each."""
+    from course_lib.runtime.rank import DEPRECATED
+
+    for pattern in DEPRECATED:
+        re.compile(pattern, re.IGNORECASE)  # kept by `re`, where `warnings` finds it
+    with contextlib.suppress(KeyError):  # a machine whose calls are not known has no filter
+        calls.program_of_ranks()
 
 
 def import_more(modules: list[str]) -> None:

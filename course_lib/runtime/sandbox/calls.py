@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import struct
 from collections.abc import Iterable
@@ -102,6 +103,7 @@ MARKS_BY_FCNTL = (
     fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38,  # the last three: of an open file
     fcntl.F_SETLEASE, fcntl.F_NOTIFY, 1031, 1033,  # a pipe's size, a seal
 )  # fmt: skip
+ANY_RANK = 0x7FFFFFFF  # a number that no process has
 KNOWN = 462  # calls with a higher number are newer than these tables
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # place above, AUDIT_ARCH
 X32 = 0x40000000  # bit of the numbers by which x86_64 has every call a second time
@@ -121,16 +123,25 @@ def forbid_everywhere() -> None:
 
     Needs `no_new_privileges`. OSError or KeyError where the kernel has no filters, or none that are known.
     """
-    set_filter(program_everywhere())
+    set_filter(packed(program_everywhere()))
 
 
 def forbid() -> None:
     """In a rank under a check: only what a check needs does not fail from here on. Otherwise as above."""
-    set_filter(program(os.getpid()))
+    set_filter(program_of_ranks().replace(packed([own(ANY_RANK)]), packed([own(os.getpid())])))
 
 
-def set_filter(steps: Iterable[Step]) -> None:
-    packed = b"".join(struct.pack("HBBI", *step) for step in steps)
+@functools.cache
+def program_of_ranks() -> bytes:
+    """The filter of a rank ANY_RANK, packed: what forks ranks makes it once for all of them."""
+    return packed(program(ANY_RANK))
+
+
+def packed(steps: Iterable[Step]) -> bytes:
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def set_filter(packed: bytes) -> None:
     kept = ctypes.create_string_buffer(packed, len(packed))
     header = struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(kept))
     found = libc.syscall(
@@ -196,8 +207,12 @@ def program(pid: int) -> list[Step]:
     steps += when(FCNTL, [argument(1), *unless(MARKS_BY_FCNTL)])
     steps += when(LIMITS, [argument(0), (EQUAL, 0, 1, 0), *answers(ALLOW, REFUSE)])
     for numbers in KILL:
-        steps += when(numbers, [argument(0), (EQUAL, 0, 1, pid), *answers(ALLOW, REFUSE)])
+        steps += when(numbers, [argument(0), own(pid), *answers(ALLOW, REFUSE)])
     return [*steps, (AT_LEAST, 0, 1, KNOWN + 1), *answers(UNKNOWN, REFUSE)]
+
+
+def own(pid: int) -> Step:
+    return (EQUAL, 0, 1, pid)
 
 
 def beginning() -> list[Step]:
