@@ -9,7 +9,7 @@ PY := .venv/bin/python
 READY := .venv/installed.json
 SUBMISSIONS ?=
 ARGS ?=
-# All tests run in several workers, about one to a core; a choice of them in one process, unless asked for.
+# All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
 .PHONY: help setup grade check test test-all test-hosts lab bench notebooks lock doctor gpu clean
