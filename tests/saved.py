@@ -143,7 +143,7 @@ def vs_code_pasted(saved: Saved, draw: random.Random) -> None:
     """A cell that was cut and pasted there is a new one: another id, no metadata."""
     vs_code(saved, draw)
     marked = [cell for cell in saved.cells if cell["metadata"].get("nbgrader")]
-    surely = draw.choice(marked)
+    surely = draw.choice(marked) if marked else None  # none where another hand has stripped them
     for cell in saved.cells:
         if cell is surely or draw.random() < 0.3:
             cell["id"], cell["metadata"] = _jupyter_id(draw), {}
