@@ -12,6 +12,7 @@ their types.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import types
 import typing
@@ -58,6 +59,7 @@ def plain(reply: Any) -> Any:
     return reply
 
 
+@functools.cache
 def reply_type(recipe: str) -> Any:
     """What the recipe "package.module:function" replies beside tensors, as its signature has it."""
     module, _, name = recipe.partition(":")
@@ -112,10 +114,16 @@ def first_of(kinds: Sequence[Any], told: Any) -> Any:
     raise NotAsAgreed
 
 
-def decode_fields(kind: Any, told: Any) -> Any:
-    fields = {one.name: one for one in dataclasses.fields(kind)}
-    agreed(told, isinstance(told, dict) and set(told) <= set(fields))
+@functools.cache
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+
+
+def decode_fields(kind: Any, told: Any) -> Any:
+    hints = fields_of(kind)
+    agreed(told, isinstance(told, dict) and set(told) <= set(hints))
     try:
         return kind(**{name: decode(hints[name], one) for name, one in told.items()})
     except TypeError:  # a field without a default was left out
