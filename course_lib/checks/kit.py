@@ -1,4 +1,4 @@
-"""What an exercise is written with.
+"""Everything that an exercise is written with.
 
     a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: what the ranks get and hand back
     a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: what is judged of it, and said

@@ -125,7 +125,7 @@ class Observed:
         return self.case.world_size
 
     def answer(self, index: int) -> Any:
-        """What a recipe that makes calls got of its call number `index`, see `rank.harness.Answer`."""
+        """The `rank.harness.Answer` to call number `index`, of a recipe that makes calls."""
         return self.values[0].answers[index]
 
 

@@ -9,7 +9,8 @@ import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
 
 # Of `course_lib.checks`: what ranks run, and what a cell's `check` needs to say that it is judged elsewhere.
-SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "words.py", "__pycache__")
+SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py", "words.py",
+        "__pycache__")  # fmt: skip
 
 
 def reference_modules(assignment: str) -> list[str]:

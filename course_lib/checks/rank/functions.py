@@ -47,7 +47,7 @@ OFTEN = 20  # objects
 
 @dataclass
 class Told:
-    """What is told of a call.
+    """The reply about a call.
 
     error: what was raised, zeros stand for all tensors then; misfits: {name: text} of what came in another
     shape or not at all, zeros stand for it; saved: bytes that forward keeps for backward, the inputs among

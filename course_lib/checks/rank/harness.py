@@ -71,7 +71,7 @@ Recipe = Callable[[list, dict[str, torch.Tensor], list, dict], tuple[Any, dict[s
 
 @dataclass
 class Called:
-    """What came of a call. result: as plain data, where that is asked for; same_object: an argument."""
+    """The outcome of a call. result: as plain data, where that is asked for; same_object: an argument."""
 
     result: Any = None
     same_object: bool = False

@@ -30,7 +30,7 @@ def members(seen: Observed) -> list[int]:
 
 
 def told(seen: Observed, rank: int, run: Run) -> Told:
-    """What the recipe told of the run on this rank."""
+    """The recipe's reply about the run on this rank."""
     return seen.values[rank][run.name]
 
 

@@ -69,7 +69,7 @@ class Inputs:
         asked = t + e
         result, rest = self.right()
         found = {
-            "What was kept back earlier was not added: pick from tensor + error.": self.average(t),
+            "The part that was kept back earlier was not added: pick from tensor + error.": self.average(t),
             "`error` was added twice: it stands for what is still to be sent, once.": (
                 self.average(t + 2 * e)
             ),

@@ -60,7 +60,7 @@ class Pieces:
         return sum(sum(self.squares(rank)) for rank in self.group(0)) ** 0.5
 
     def norms(self, rank: int) -> dict[str, float]:
-        """What is said of a mistake, and the norm that it gives."""
+        """The sentence for each mistake, and the norm that the mistake gives."""
         over = [self.squares(one) for one in self.group(rank)]
         own, together = sum(self.squares(rank)), sum(map(sum, over))
         return {
@@ -119,7 +119,7 @@ def norm_line(pieces: Pieces, title: str) -> Line:
             found = seen.values[rank].result
             if not isinstance(found, int | float) or isinstance(found, bool):
                 return wrong(
-                    f"on rank {rank} no number was returned.",
+                    f"on rank {rank} no finite number was returned.",
                     "Return the norm before scaling, as a float.",
                 )
             if abs(found - pieces.norm) <= ROUNDING * pieces.norm:

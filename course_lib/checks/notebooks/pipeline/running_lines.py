@@ -46,7 +46,7 @@ def members(seen: Observed) -> list[int]:
 
 
 def told(run: Run, seen: Observed, stage: int) -> Told:
-    """What the recipe told of the run, on the rank of this stage."""
+    """The recipe's reply about the run, from the rank of this stage."""
     return seen.values[members(seen)[stage]][run.name]
 
 

@@ -25,7 +25,7 @@ class Kind:
 
 @dataclass
 class Answer:
-    """What came of a call. kinds: of the parts of what was returned; after: the tensors after the call."""
+    """The outcome of a call. kinds: of the parts of what was returned; after: the tensors after the call."""
 
     value: Any = None
     kinds: list[Kind] = field(default_factory=list)
