@@ -14,7 +14,7 @@ SHOWN = 40  # characters of what is no action
 
 @dataclass
 class Answer:
-    """The outcome of a call. rows: a list of actions for a rank [stage, kind, microbatch], of pairs {"pair":
+    """The outcome of a call. rows: for each rank its actions [stage, kind, microbatch], of pairs {"pair":
     [forward, backward]} and of {"other": what it is}, or {"other": type} where it is no list; None where no
     list came. other: the type of what came instead."""
 
