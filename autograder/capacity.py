@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-WORKER_BYTES = int(0.7 * 2**30)  # a worker, its preloaded process and the ranks of one check
+WORKER_BYTES = int(0.9 * 2**30)  # a worker, its two preloaded processes and the ranks of one check
 CGROUP = Path("/sys/fs/cgroup")
 
 

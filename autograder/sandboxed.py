@@ -18,7 +18,9 @@ from course_lib.runtime.sandbox.enter import harmless_environment
 from course_lib.runtime.sandbox.probe import probe
 from course_lib.runtime.sandbox.spec import APART, Sandbox
 
-MODULES = ("course_lib.checks.rank.harness", "autograder.executor")
+# Each in a preloaded process of its own: what notebooks need, such as IPython and Matplotlib, would make
+# every fork of a rank half as expensive again.
+RANKS, NOTEBOOKS = "course_lib.checks.rank.harness", "autograder.executor"
 MODES = ("auto", "require", "off")
 
 
@@ -38,7 +40,9 @@ def open_course(
     refuse_gpus()
     pool.close()
     # One hash seed: what a submission does is not to change from one grading to the next.
-    pool.preload(*MODULES, environment={**harmless_environment(), "PYTHONHASHSEED": "0"})
+    environment = {**harmless_environment(), "PYTHONHASHSEED": "0"}
+    pool.preload(RANKS, environment=environment)
+    notebooks = pool.Another(NOTEBOOKS, environment=environment)
     places.read_files = False  # ranks name files; what is in them is not for a report
     sandbox = _sandbox(limits, mode)
 
@@ -48,7 +52,7 @@ def open_course(
     return Course(
         {assignment.name: assignment for assignment in assignments},
         secret,
-        start=lambda assignment: spawner(pool.preloaded(), together(masked(assignment))),
+        start=lambda assignment: spawner(notebooks.process(), together(masked(assignment))),
         judge=lambda assignment: judge_behind(masked(assignment)),
         layers=sandbox.layers if sandbox else (),
     )

@@ -39,7 +39,7 @@ from course_lib.checks.judge.judge import judge
 from course_lib.checks.judge.masks import masked_paths
 from course_lib.runtime import pool as pools
 from course_lib.runtime import rank as rank_module
-from course_lib.runtime import wire
+from course_lib.runtime import walls, wire
 from course_lib.runtime.run import Outcome, run_ranks
 from course_lib.runtime.sandbox import (
     bounds,
@@ -648,7 +648,7 @@ def test_nothing_is_left_of_a_sandbox_whose_owner_left_without_reading(strongest
     sandbox = replace(strongest, layers=probe.ALWAYS)
     mark = f"left-behind-{secrets.token_hex(6)}"
 
-    def start(_: int) -> NoReturn:
+    def start(*_: object) -> NoReturn:
         if os.fork() == 0:
             os.setsid()
             os.execv("/bin/sh", ["/bin/sh", "-c", f"while true; do sleep 1; done; : {mark}"])
@@ -660,7 +660,7 @@ def test_nothing_is_left_of_a_sandbox_whose_owner_left_without_reading(strongest
     if keeper == 0:
         with contextlib.suppress(BaseException):
             mine.close()
-            init.keep(sandbox, its, 1, start)
+            init.keep(sandbox, its, {"fork": 1, "children": [[]]}, [], start)
         os._exit(1)
     its.close()
     wait_for(lambda: running(mark))
@@ -848,6 +848,119 @@ def test_a_sandbox_that_cannot_be_made_says_why(full: Sandbox) -> None:
 
 def test_a_kernel_without_landlock_is_told_apart() -> None:
     assert 0 <= kernel.landlock_version() < 100
+
+
+# ---- sandboxes that stand
+
+
+@pytest.fixture
+def standing(full: Sandbox) -> Iterator[Sandbox]:
+    yield replace(full, stands=True)
+    pools.end_spares()
+    walls.end_all()
+
+
+def test_ranks_find_nothing_of_those_before_them_in_a_sandbox_that_stands(
+    standing: Sandbox,
+) -> None:
+    """Neither a daemon that left its session nor files, shared memory, sockets or a later niceness."""
+    mark = f"left-behind-{secrets.token_hex(6)}"
+
+    def leave() -> str:
+        if os.fork() == 0:
+            os.setsid()
+            os.execv("/bin/sh", ["/bin/sh", "-c", f"while true; do sleep 1; done; : {mark}"])
+        Path("/tmp/left").write_text("here")
+        Path("/dev/shm/left").write_text("here")
+        heard = socket.socket(socket.AF_UNIX)
+        heard.bind("\0left")
+        heard.detach()
+        dist.barrier()
+        return os.readlink("/proc/self/ns/net")
+
+    def look() -> tuple[str, list[str], bool, int, int]:
+        files = [*os.listdir("/tmp"), *os.listdir("/dev/shm")]
+        others = len([name for name in os.listdir("/proc") if name.isdecimal()])
+        try:
+            socket.socket(socket.AF_UNIX).connect("\0left")
+            heard = True
+        except ConnectionRefusedError:
+            heard = False
+        network = os.readlink("/proc/self/ns/net")
+        return network, files, heard, os.getpriority(os.PRIO_PROCESS, 0), others
+
+    first = inside(standing, leave, spare=False)
+    network, files, heard, niceness, others = result(inside(standing, look, spare=False))
+    assert network == result(first), "the same sandbox"
+    assert (files, heard, niceness) == (["home"], False, os.getpriority(os.PRIO_PROCESS, 0))
+    assert others == result(inside(replace(standing, stands=False), look, spare=False))[-1]
+    assert not running(mark)
+
+
+def test_the_next_ranks_wait_in_another_sandbox(standing: Sandbox) -> None:
+    """While those of a case run: what these send is counted, and nobody sees them."""
+
+    def network(n: int = 0) -> str:
+        for _ in range(n):
+            dist.all_reduce(torch.ones(1000))
+        return os.readlink("/proc/self/ns/net")
+
+    counted = [
+        inside(standing, network, 3, world_size=2, ahead=ahead, spare=False)
+        for ahead in (2, 2, 2, None)
+    ]
+    one, two, three, four = map(result, counted)
+    assert one == three != two == four
+    sent = [outcome.wire_bytes for outcome in counted]
+    assert None not in sent and max(sent) - min(sent) < 2000, sent
+
+
+@pytest.mark.parametrize("end", ["memory", "keeper", "rank"])
+def test_after_a_standing_sandbox_has_ended_there_is_another(standing: Sandbox, end: str) -> None:
+    small = replace(standing, memory=64 << 20)
+
+    def body() -> None:
+        if end == "memory":
+            file = os.memfd_create("one")
+            for _ in range(400):
+                os.write(file, bytes(1 << 20))
+            time.sleep(60)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if end == "keeper":
+        assert result(inside(small, dist.get_rank, spare=False)) == 0
+        (one,) = walls._standing
+        os.kill(one.children.started()["keeper"], signal.SIGKILL)
+        time.sleep(0.5)
+    else:
+        outcome = inside(small, body, world_size=2, spare=False)
+        assert outcome.failure is not None
+        assert outcome.limit == ("memory" if end == "memory" else "")
+    for _ in range(2):
+        assert result(inside(small, dist.get_rank, spare=False)) == 0
+
+
+def test_a_check_leaves_no_sandbox_standing(full: Sandbox, seed: int) -> None:
+    def ring_shift(tensor, group=None):
+        return tensor
+
+    pools.end_spares()
+    report = judge("00_first_ranks/ring_shift", wire.dumps((ring_shift,)), seed, sandbox=full)
+    assert report["score"] < 1
+    assert not walls._standing
+    below = processes_below(pools.preloaded().process.pid)
+    assert wait_until(lambda: not [pid for pid in below if alive(pid)][1:]), below
+
+
+@pytest.mark.parametrize("layer", [spec.PID, spec.MOUNT, spec.NETWORK, spec.APART])
+def test_what_could_outlive_ranks_gives_each_their_own_sandbox(
+    standing: Sandbox, layer: str
+) -> None:
+    less = standing.without(layer)
+    assert walls.take(pools.preloaded(), less, 2) is None
+    assert walls.take(pools.preloaded(), replace(standing, stands=False), 2) is None
+    assert walls.take(pools.preloaded(), standing, walls.ROOM + 1) is None
+    assert walls.take(pools.preloaded(), standing, walls.ROOM) is not None
 
 
 # ---- control groups

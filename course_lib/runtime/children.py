@@ -34,10 +34,16 @@ class Children:
     count = 0
 
     def __init__(
-        self, preloaded: Preloaded, entries: Sequence[Entry], sandbox: Sandbox | None = None
+        self,
+        preloaded: Preloaded,
+        entries: Sequence[Entry],
+        sandbox: Sandbox | None = None,
+        place: int = 0,
+        room: int = 0,
     ):
-        Children.count += 1
-        self.id, self.preloaded, self.sandbox = Children.count, preloaded, sandbox
+        """place: the number of a sandbox that stands (see `walls`), with room for so many; 0: their own."""
+        self.id, self.preloaded, self.sandbox = Children.number(), preloaded, sandbox
+        self.place = place
         self.exits: dict[int, int] = {}
         self.limit = ""  # "memory" or "processes": they were ended since they took too much of it
         self._forked: dict | None = None
@@ -57,6 +63,8 @@ class Children:
         order = {
             "fork": self.id,
             "children": children,
+            "place": place or self.id,
+            "room": room,
             "sandbox": sandbox.to_json() if sandbox else None,
         }
         preloaded.groups[self.id] = self
@@ -64,6 +72,17 @@ class Children:
             socket.send_fds(preloaded.socket, [json.dumps(order).encode()], given)
         except OSError:
             raise LaunchError(preloaded.obituary()) from None
+
+    @classmethod
+    def number(cls) -> int:
+        """One that nobody else has, of children or of a sandbox that stands."""
+        cls.count += 1
+        return cls.count
+
+    @property
+    def broken(self) -> bool:
+        """Whether their sandbox has ended, or will."""
+        return self._over or bool(self.limit) or "failed" in (self._forked or {})
 
     def take(self, message: dict) -> None:
         """Something that the preloaded process told of these children."""
@@ -111,7 +130,7 @@ class Children:
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to one child; nothing happens when it has ended."""
         if self.sandbox is not None:
-            self._ask({"signal": [self.id, number, signum]})
+            self.preloaded.ask({"signal": [self.id, number, signum]})
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[number], signum)
@@ -124,7 +143,7 @@ class Children:
         if self.sandbox is None or not self.sandbox.isolates_network or self._over:
             return None
         self._loopback = None
-        self._ask({"loopback": self.id})
+        self.preloaded.ask({"loopback": self.id})
         deadline = time.monotonic() + wait
         while self._loopback is None and not self._over:
             if not self.preloaded.read(max(0.0, deadline - time.monotonic())):
@@ -134,23 +153,19 @@ class Children:
     def measure(self, number: int) -> None:
         """Have one child's memory measured, from outside of it: `measured` has it soon, or it has ended."""
         if self.sandbox is not None:
-            self._ask({"measure": [self.id, number]})
+            self.preloaded.ask({"measure": [self.id, number]})
             return
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             self.measured[number] = held_with_children(self.pids[number])
-
-    def _ask(self, request: dict) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # the preloaded process is gone, and the children with it
-            self.preloaded.socket.send(json.dumps(request).encode())
 
     def end(self) -> None:
         """Kill them and all that they started; returns when the order is given."""
         if self.ended:
             return
         self.ended = True
-        if self.preloaded.alive():
+        if self.place:
+            self.preloaded.ask({"end": self.id})
+        elif self.preloaded.alive():
             with contextlib.suppress(LaunchError):
                 forked = self.started()
                 if self.sandbox is None:
@@ -159,5 +174,5 @@ class Children:
                 elif self.sandbox.has(PID):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(forked["keeper"], signal.SIGKILL)
-            self._ask({"end": self.id})
+            self.preloaded.ask({"end": self.id})
         self.preloaded.groups.pop(self.id, None)

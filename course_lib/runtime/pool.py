@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from course_lib.ledger import rows
-from course_lib.runtime import wire
+from course_lib.runtime import walls, wire
 from course_lib.runtime.backend import ALONE
 from course_lib.runtime.preloaded import Adopted, Preloaded
 from course_lib.runtime.sandbox.spec import Sandbox
@@ -78,7 +78,11 @@ class Pool:
             entry = SINGLE if backend == ALONE else RANK
             entries.append((entry, order, [store, board, *ends, *log, stack]))
         try:
-            self.children = preloaded.spawn(entries, sandbox)
+            around = walls.take(preloaded, sandbox, world_size) if backend == "gloo" else None
+            place, room = (around.place, walls.ROOM) if around else (0, 0)
+            self.children = preloaded.spawn(entries, sandbox, place, room)
+            if around is not None:
+                around.children = self.children
         finally:
             for fd in handed_over:
                 os.close(fd)
@@ -120,6 +124,7 @@ class Pool:
 
 _preloaded: Preloaded | None = None
 _spares: dict[Key, Pool] = {}
+_others: dict[Another, Preloaded] = {}
 _modules: tuple[str, ...] = ()
 _environment: dict[str, str] | None = None
 
@@ -147,6 +152,21 @@ def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
     global _modules, _environment
     _modules, _environment = modules, environment
     preloaded()
+
+
+class Another:
+    """A preloaded process that forks no ranks for `pool`, but others for whoever asks; `close` ends it."""
+
+    def __init__(self, *modules: str, environment: dict[str, str] | None = None):
+        self.modules, self.environment = modules, environment
+        self.process()
+
+    def process(self) -> Preloaded:
+        """Started anew when it has ended."""
+        found = _others.get(self)
+        if found is None or not found.alive():
+            found = _others[self] = Preloaded(self.modules, self.environment)
+        return found
 
 
 def pool(
@@ -230,6 +250,11 @@ def close() -> None:
     global _preloaded
     if _preloaded is not None and _preloaded.owner == os.getpid():
         end_spares()
+        walls.end_all()
         _preloaded.close()
+    while _others:
+        _, process = _others.popitem()
+        if process.owner == os.getpid():
+            process.close()
     _spares.clear()
     _preloaded = None

@@ -77,7 +77,9 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ, ("request",))
         self.groups: dict[int, int] = {}  # without a sandbox: number of the group -> process group
-        self.links: dict[int, socket.socket] = {}  # in a sandbox: number of the group -> its init
+        # in a sandbox: number of the group -> number of the sandbox and its keeper
+        self.places: dict[int, tuple[int, int]] = {}
+        self.links: dict[int, tuple[socket.socket, int]] = {}  # of the sandbox -> init and keeper
         self.bounded: set[int] = set()  # keepers that have a control group
         self.emptied: set[int] = set()  # keepers that ended, whose group is still there
         self.looked_at: dict[int, tuple] = {}  # processes without a handle
@@ -108,7 +110,7 @@ class Server:
             with contextlib.suppress(ProcessLookupError):  # this one ended before
                 os.killpg(group, signal.SIGKILL)
         if self.bounded or self.emptied:
-            for link in self.links.values():
+            for link, _ in self.links.values():
                 link.close()
             remove_own_groups(ENDING)
         os._exit(0)  # sandboxes end with their link
@@ -163,13 +165,18 @@ class Server:
             self.left_to_do = made_large()
         elif "end" in order:
             self.groups.pop(order["end"], None)
-            self.close_link(order["end"])
+            place, _ = self.places.pop(order["end"], (0, 0))
+            if place == order["end"]:  # its own sandbox
+                self.close_link(place)
+            else:
+                self.pass_on(place, {"clear": True})
+        elif "leave" in order:
+            self.close_link(order["leave"])
         else:
             ((what, about),) = order.items()
             group, *rest = about if isinstance(about, list) else [about]
-            if group in self.links:
-                with contextlib.suppress(OSError):  # its init has just ended: its keeper tells
-                    self.links[group].send(json.dumps({what: rest}).encode())
+            if group in self.places:
+                self.pass_on(self.places[group][0], {what: rest})
         for fd in fds:
             os.close(fd)
 
@@ -196,55 +203,71 @@ class Server:
     # ---- in a sandbox: a keeper, its init, and the children below that
 
     def fork_sandboxed(self, order: dict, fds: list[int]) -> None:
+        """In the sandbox that the order names, if that one stands already; else in a new one."""
+        place, group = order["place"], order["fork"]
+        if place in self.links:
+            self.places[group] = place, self.links[place][1]
+            self.pass_on(place, order, fds)
+        else:
+            self.places[group] = place, self.make_sandbox(place, order, fds)
+
+    def pass_on(self, place: int, order: dict, fds: list[int] | None = None) -> None:
+        if place in self.links:
+            with contextlib.suppress(OSError):  # its init has just ended: its keeper tells
+                socket.send_fds(self.links[place][0], [json.dumps(order).encode()], fds or [])
+
+    def make_sandbox(self, place: int, order: dict, fds: list[int]) -> int:
+        """Returns its keeper."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent, group = os.getpid(), order["fork"]
-        sandbox = Sandbox.from_json(order["sandbox"])
+        parent, sandbox = os.getpid(), Sandbox.from_json(order["sandbox"])
         pid = os.fork()
         if pid == 0:
             try:
                 die_with(parent)
                 close_all_but([*fds, there.fileno()])
-                count = len(order["children"])
-                keep(sandbox, there, count, lambda number: run_entry(order, number, fds))
+                keep(sandbox, there, order, fds, run_entry)
             finally:
                 os._exit(70)
         there.close()
         if sandbox.has(CONTROL_GROUPS):
             self.bounded.add(pid)
-        self.links[group] = here
-        self.selector.register(here, selectors.EVENT_READ, ("link", group, pid))
-        self.watch(pid, "keeper", group, pid)
+        self.links[place] = here, pid
+        self.selector.register(here, selectors.EVENT_READ, ("link", place, pid))
+        self.watch(pid, "keeper", place, pid)
+        return pid
 
-    def relay(self, group: int, keeper: int) -> bool:
+    def relay(self, place: int, keeper: int) -> bool:
         """Pass on what a sandbox's init says; False at the end of the link."""
-        link = self.links.get(group)
-        if link is None:
+        link, its = self.links.get(place, (None, 0))
+        if link is None or its != keeper:  # there is another sandbox now in this one's place
             return False
         try:
             data = link.recv(1 << 16)
         except OSError:
             data = b""
         if not data:
-            self.close_link(group)
+            self.close_link(place)
             return False
         message = json.loads(data)
         if "up" in message:
-            message = {"pids": message["up"], "keeper": keeper}
-        self.tell({"of": group, **message})
+            message |= {"pids": message.pop("up"), "keeper": keeper}
+        self.tell(message)
         return True
 
-    def close_link(self, group: int) -> None:
+    def close_link(self, place: int) -> None:
         """The init ends when it finds its link closed."""
-        link = self.links.pop(group, None)
+        link, _ = self.links.pop(place, (None, 0))
         if link is not None:
             self.selector.unregister(link)
             link.close()
 
-    def end_of_keeper(self, group: int, pid: int) -> None:
+    def end_of_keeper(self, place: int, pid: int) -> None:
         os.waitpid(pid, 0)
-        while self.relay(group, pid):
+        while self.relay(place, pid):
             continue  # what init said before it ended
-        self.tell({"of": group, "over": True})
+        for group in [group for group, where in self.places.items() if where == (place, pid)]:
+            del self.places[group]
+            self.tell({"of": group, "over": True})
         if pid in self.bounded:
             self.bounded.remove(pid)
             self.emptied.add(pid)

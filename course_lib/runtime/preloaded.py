@@ -64,19 +64,30 @@ class Preloaded:
         changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
         return {**changed, **{k: None for k in before if k not in now and k not in ours}}
 
-    def spawn(self, entries: Sequence[Entry], sandbox: Sandbox | None = None) -> Children:
+    def spawn(
+        self,
+        entries: Sequence[Entry],
+        sandbox: Sandbox | None = None,
+        place: int = 0,
+        room: int = 0,
+    ) -> Children:
         """Fork one process for each entry; see `Children`."""
-        return Children(self, entries, sandbox)
+        return Children(self, entries, sandbox, place, room)
+
+    def leave(self, place: int) -> None:
+        """End a sandbox that stands (see `walls`)."""
+        self.ask({"leave": place})
+
+    def ask(self, request: dict) -> None:
+        with contextlib.suppress(OSError):  # it is gone, and its children with it
+            self.socket.send(json.dumps(request).encode())
 
     def also_import(self, modules: Sequence[str]) -> None:
         """Import these before the next fork, unless that was asked for before; returns at once."""
         more = [name for name in modules if name not in self.imported]
         if more:
             self.imported.update(more)
-            with contextlib.suppress(
-                OSError
-            ):  # it has ended; the next launch tells, or starts anew
-                self.socket.send(json.dumps({"import": more}).encode())
+            self.ask({"import": more})  # if it has ended, the next launch tells, or starts anew
 
     def read(self, wait: float | None = 0) -> bool:
         """Take in what the process has told; False when nothing came within `wait` seconds."""

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from course_lib.checks import words
@@ -25,7 +25,7 @@ from course_lib.checks.report import WAITS, Report, refusal
 from course_lib.checks.sentence import at
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
-from course_lib.runtime import pool, wire
+from course_lib.runtime import pool, walls, wire
 from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
 from course_lib.runtime.moments import START
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
@@ -80,7 +80,8 @@ def judge(
     """
     exercise = find(name)
     hidden = cases == "hidden"
-    session = Session(exercise, payload, hidden, sandbox, time.monotonic() + seconds)
+    standing = sandbox and replace(sandbox, stands=True)
+    session = Session(exercise, payload, hidden, standing, time.monotonic() + seconds)
     judged: list[Judged] = []
     try:
         with warnings.catch_warnings():
@@ -93,6 +94,7 @@ def judge(
                     return not_written(session, name, cases).to_json()
     finally:
         pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
+        walls.end_all()
     report = conclude(name, exercise, judged, seed, cases)
     report.limit, report.by_chance = session.limit, session.by_chance
     return report.to_json()

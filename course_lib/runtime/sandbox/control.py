@@ -98,8 +98,14 @@ class Watch:
             if os.path.exists(path):
                 what = FILES[os.path.basename(path)]
                 self.files[what] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.most, self.refused, self.looked = processes, 0, time.monotonic()
-        self.since = self.looked  # from here on each look saw the bound on processes reached
+        self.most, self.refused, self.ended = processes, 0, 0
+        # since: from then on each look saw the bound on processes reached
+        self.looked = self.since = time.monotonic()
+
+    def forget(self) -> None:
+        """What was reached by now was reached by processes that are gone."""
+        self.ended, self.refused = self.count("memory", "oom_kill"), self.count("pids", "max")
+        self.looked = self.since = time.monotonic()
 
     @property
     def fds(self) -> list[int]:
@@ -111,7 +117,7 @@ class Watch:
         A process that was refused is its author's to handle, and makes an error that says so. Only who
         stays at the bound, or runs against it again and again, for a second is stopped.
         """
-        if self.count("memory", "oom_kill"):
+        if self.count("memory", "oom_kill") > self.ended:
             return "memory"
         now = time.monotonic()
         if now - self.looked < LOOK:

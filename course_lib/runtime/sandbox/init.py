@@ -1,8 +1,9 @@
 """Process 1 of a sandbox: forks its children, tells how they end, and takes everything with it.
 
-It runs nothing but this library, and holds rights that the children have not, so that they can
-neither stop nor trace it. When it ends, the kernel ends every process of the pid namespace; where
-there is no such namespace, it ends its descendants itself, also those that left their session.
+A sandbox that stands (see `runtime.walls`) gets children again after the last ones were ended. Process 1 runs
+nothing but this library, and holds rights that the children have not, so that they can neither stop nor trace
+it. When it ends, the kernel ends every process of the pid namespace; where there is no such namespace, it
+ends its descendants itself, also those that left their session.
 """
 
 from __future__ import annotations
@@ -29,27 +30,32 @@ AHEAD = (
 )  # niceness, where that is allowed: hundreds of processes that never rest must not drown it
 HEADER, HEADER_6 = 52, 72  # bytes of a packet: IP's, of version 4 or 6, and TCP's with a time stamp
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MOST_FDS = 253  # that one message can carry
 
-Start = Callable[[int], NoReturn]  # becomes child number k, in the child
+# becomes child number k of an order with these descriptors, in the child
+Run = Callable[[dict, int, list[int]], NoReturn]
 
 
-def keep(sandbox: Sandbox, link: socket.socket, count: int, start: Start) -> NoReturn:
-    """In a fresh fork of the preloaded process: be the keeper of one sandbox until it ends."""
+def keep(sandbox: Sandbox, link: socket.socket, order: dict, fds: list[int], run: Run) -> NoReturn:
+    """In a fresh fork of the preloaded process: be the keeper of one sandbox until it ends.
+
+    order: of the first children, with the descriptors that they get.
+    """
     try:
-        watch = control.enter(sandbox, count)
+        watch = control.enter(sandbox, max(len(order["children"]), order.get("room", 0)))
         enter.leave_host(sandbox)
         if not sandbox.has(spec.PID):
             # nobody ends the descendants but this process: it must outlive its parent for that
             kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)
-            Init(sandbox, link, count, start, watch).serve()
+            Init(sandbox, link, order, fds, run, watch).serve()
         init = os.fork()
         if init == 0:
             die_with_parent()
-            Init(sandbox, link, count, start, watch).serve()
+            Init(sandbox, link, order, fds, run, watch).serve()
         close_all_but([])
         os.waitpid(init, 0)
     except BaseException as error:
-        report_failure(link, error)
+        report_failure(link, order["fork"], error)
         if not sandbox.has(spec.PID):
             end_descendants()
     os._exit(0)
@@ -64,11 +70,11 @@ def close_all_but(fds: list[int]) -> None:
     os.closerange(low, max(low, os.sysconf("SC_OPEN_MAX")))
 
 
-def report_failure(link: socket.socket, error: BaseException) -> None:
+def report_failure(link: socket.socket, group: int, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))[-4000:]
     failed = f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):  # whom it concerned is gone
-        link.send(json.dumps({"failed": failed, "at": text}).encode())
+        link.send(json.dumps({"of": group, "failed": failed, "at": text}).encode())
 
 
 def die_with_parent() -> None:
@@ -76,15 +82,16 @@ def die_with_parent() -> None:
 
 
 class Init:
-    """The loop of process 1."""
+    """The loop of process 1. group: the number of the children that there are now."""
 
     def __init__(
-        self, sandbox: Sandbox, link: socket.socket, count: int, start: Start,
+        self, sandbox: Sandbox, link: socket.socket, order: dict, fds: list[int], run: Run,
         watch: control.Watch | None = None,
     ):  # fmt: skip
-        self.sandbox, self.link, self.watch = sandbox, link, watch
+        self.sandbox, self.link, self.run, self.watch = sandbox, link, run, watch
         self.children: dict[int, int] = {}  # pid here -> number
-        self.ended = False
+        self.group, self.ended = 0, False
+        self.niceness = os.getpriority(os.PRIO_PROCESS, 0)
         enter.build(sandbox)
         self.folder = "" if sandbox.has(spec.MOUNT) else os.getcwd()
         if not sandbox.has(spec.PID):
@@ -92,38 +99,43 @@ class Init:
         self.woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        baseline = private_bytes(os.getpid())
-        for number in range(count):
-            pid = os.fork()
-            if pid == 0:
-                self.become(number, start)
-            self.children[pid] = number
+        self.limit = sandbox.memory + private_bytes(os.getpid())
+        self.fork(order, fds)
         kept = [link.fileno(), self.woken, wake, *(watch.fds if watch else [])]
         close_all_but(kept)  # a child's end is to be its alone
-        self.limit = sandbox.memory + baseline
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, AHEAD)
+
+    def fork(self, order: dict, fds: list[int]) -> None:
+        """Fork a child for each entry of the order."""
+        self.group = order["fork"]
+        for number in range(len(order["children"])):
+            pid = os.fork()
+            if pid == 0:
+                self.become(number, order, fds)
+            self.children[pid] = number
         self.tell({"up": list(self.children)})
 
-    def become(self, number: int, start: Start) -> NoReturn:
+    def become(self, number: int, order: dict, fds: list[int]) -> NoReturn:
         """In child `number`: give up everything, then start."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
             die_with_parent()
             os.setsid()
             if self.watch is not None:
                 control.give_way()
             enter.give_up_rights(self.sandbox, number)
             die_with_parent()  # changing the user ended it
-            start(number)
+            self.run(order, number, fds)
         except BaseException:
             traceback.print_exc()
         os._exit(70)
 
     def tell(self, message: dict) -> None:
         try:
-            self.link.send(json.dumps(message).encode())
+            self.link.send(json.dumps({"of": self.group, **message}).encode())
         except OSError:
             self.end()
 
@@ -134,22 +146,29 @@ class Init:
                 os.read(self.woken, 4096)
             self.reap()
             if self.link in ready:
-                data = self.receive()
+                data, fds = self.receive()
                 if not data:
                     self.end()
-                self.obey(json.loads(data))
+                self.obey(json.loads(data), fds)
+                for fd in fds:
+                    os.close(fd)
             self.ask_kernel()
             self.watch_memory()
 
-    def receive(self) -> bytes:
+    def receive(self) -> tuple[bytes, list[int]]:
         """An order; b"" when nobody is there any more, also if that one left with words of ours unread."""
         try:
-            return self.link.recv(1 << 16)
+            data, fds, _, _ = socket.recv_fds(self.link, 1 << 20, MOST_FDS)
         except ConnectionResetError:
-            return b""
+            return b"", []
+        return data, fds
 
-    def obey(self, order: dict) -> None:
-        if "signal" in order:
+    def obey(self, order: dict, fds: list[int]) -> None:
+        if "fork" in order:
+            self.fork(order, fds)
+        elif "clear" in order:
+            self.clear()
+        elif "signal" in order:
             number, signum = order["signal"]
             pid = next((pid for pid, n in self.children.items() if n == number), None)
             if pid is not None:
@@ -199,6 +218,18 @@ class Init:
             self.tell({"limit": "memory", "held": total})
             for pid in pids:
                 kill(pid)
+
+    def clear(self) -> None:
+        """End every process of the pid namespace but this one; nothing that they did is told any more."""
+        self.children.clear()
+        self.group = 0
+        with contextlib.suppress(ChildProcessError):  # nobody is left: orphans fall to process 1
+            while True:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+                os.waitpid(-1, 0)
+        if self.watch is not None:
+            self.watch.forget()
 
     def inhabitants(self) -> list[int]:
         if self.sandbox.has(spec.PID):

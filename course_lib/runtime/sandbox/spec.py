@@ -53,7 +53,8 @@ class Sandbox:
     user: the user id without rights that root becomes; None where the grader is not root.
     memory: bytes of all processes together, above what they share with the preloaded process.
     disk: bytes of the private folder (of each rank's, where ranks are kept apart). The rest are limits
-    of one process, but for `processes`.
+    of one process, but for `processes`. stands: whether it is kept for the ranks that come after (see
+    `runtime.walls`): until whoever asked for it ends it.
     """
 
     layers: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class Sandbox:
     processes: int = 256
     descriptors: int = 1024
     disk: int = 512 << 20
+    stands: bool = False
 
     def to_json(self) -> dict:
         return asdict(self)

@@ -1,0 +1,67 @@
+"""Sandboxes that stand while an exercise is judged: the ranks of one case after those of another.
+
+Making a sandbox, and taking it down, costs as much as three ranks. Between two cases every process of it is
+ended but its own, and with them go their folders, shared memory, sockets and namespaces: the ranks of a case
+find nothing of those before them. While the ranks of a case run, those of the next one are forked in another
+sandbox, so there are two at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from course_lib.runtime.children import Children
+from course_lib.runtime.preloaded import Preloaded
+from course_lib.runtime.sandbox.spec import APART, IPC, MOUNT, NETWORK, PID, Sandbox
+
+# Without one of these, something of a rank could outlive it in the sandbox.
+NEEDED = (MOUNT, PID, NETWORK, IPC, APART)
+ROOM = 8  # children that each of them has room for
+
+
+@dataclass
+class Walls:
+    """One of them. imported: what the preloaded process had imported when it was made."""
+
+    process: Preloaded
+    sandbox: Sandbox
+    place: int
+    imported: frozenset[str]
+    children: Children | None = None
+
+    def free(self) -> bool:
+        return self.children is None or self.children.ended
+
+    def fit(self, process: Preloaded, sandbox: Sandbox) -> bool:
+        return (
+            self.process is process
+            and self.sandbox == sandbox
+            and self.imported == process.imported
+            and not (self.children is not None and self.children.broken)
+        )
+
+    def end(self) -> None:
+        self.process.leave(self.place)
+
+
+_standing: list[Walls] = []
+
+
+def take(process: Preloaded, sandbox: Sandbox | None, world_size: int) -> Walls | None:
+    """Walls for so many ranks, which may stand already; None where each has to have a sandbox of its own."""
+    if sandbox is None or not (sandbox.stands and sandbox.has(*NEEDED) and world_size <= ROOM):
+        return None
+    for walls in [walls for walls in _standing if walls.free()]:
+        if walls.fit(process, sandbox):
+            return walls
+        _standing.remove(walls)
+        walls.end()
+    _standing.append(Walls(process, sandbox, Children.number(), frozenset(process.imported)))
+    return _standing[-1]
+
+
+def end_all() -> None:
+    """End those in which no ranks are."""
+    for walls in [walls for walls in _standing if walls.free()]:
+        _standing.remove(walls)
+        walls.end()
