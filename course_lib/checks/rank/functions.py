@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,13 +111,16 @@ class Call:
 
     def go(self) -> None:
         outside = self.from_outside() if self.given.get("measured") else {}
-        known = [*self.inputs.values(), *self.gradients.values()]
-        peak = Peak(known, self.patience, f"{self.name}.forward")
+        peak = self.watching() if self.given.get("measured") else None
         outputs = self.named(self.forward(peak))
         self.found |= {name: _keep(one) for name, one in outputs.items()}
         if self.gradients:
             self.backward(outputs, peak)
         self.found |= outside
+
+    def watching(self) -> Peak:
+        known = [*self.inputs.values(), *self.gradients.values()]
+        return Peak(known, self.patience, f"{self.name}.forward")
 
     def named(self, made: Any) -> dict[str, Any]:
         """The outputs by their names; none where there are not as many as agreed."""
@@ -153,10 +157,11 @@ class Call:
         found = {name: _keep(one) for name, one in outputs.items()}
         return found | {f"grad.{name}": one.grad for name, one in inputs.items() if ends}
 
-    def forward(self, peak: Peak) -> Any:
+    def forward(self, peak: Peak | None) -> Any:
+        """peak: what looks on, where something does."""
         kwargs = self.given.get("kwargs", {})
-        if not self.given.get("measured"):
-            with peak:
+        if peak is None or not self.given.get("measured"):
+            with peak or nullcontext():
                 return self.function(*self.inputs.values(), **kwargs)
         before = alive()
         with Saved() as saved, peak:
@@ -168,14 +173,15 @@ class Call:
         self.values.flops["forward"] = peak.flops
         return made
 
-    def backward(self, outputs: dict[str, Any], peak: Peak) -> None:
+    def backward(self, outputs: dict[str, Any], peak: Peak | None) -> None:
         """From the outputs' gradients to those of the inputs."""
         if not (ends := self.ends(outputs)):
             return
-        peak.start_again(f"{self.name}.backward")
-        with peak:
+        if peak is not None:
+            peak.start_again(f"{self.name}.backward")
+        with peak or nullcontext():
             _backward(ends, inputs=list(self.inputs.values()))
-        if self.given.get("measured"):
+        if peak is not None and self.given.get("measured"):
             self.values.backward = peak.highest
             self.values.flops["backward"] = peak.flops
         self.found |= {f"grad.{name}": one.grad for name, one in self.inputs.items()}

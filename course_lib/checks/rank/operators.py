@@ -10,7 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 
-_Library, _names = torch.library.Library, torch._C._dispatch_get_all_op_names
+_Library = torch.library.Library
+PREFIX = "aten::"
+# Asked for once, by the process that forks the ranks: it takes milliseconds.
+KNOWN = [
+    name.removeprefix(PREFIX)
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith(PREFIX)
+]
 SILENTLY = (  # PyTorch 2.6 warns of every kernel that is replaced
     {"allow_override": True}
     if "allow_override" in inspect.signature(_Library.impl).parameters
@@ -40,9 +47,8 @@ def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
 def named(refused: Iterable[Iterable[str]]) -> dict[str, str]:
     """What the error says, by the operator's name: each stands there once, however many parts are in it."""
     found: dict[str, str] = {}
-    known = [name.removeprefix("aten::") for name in _names() if name.startswith("aten::")]
     for part, says in refused:
-        found |= {name: says for name in known if part in name and name not in found}
+        found |= {name: says for name in KNOWN if part in name and name not in found}
     return found
 
 
