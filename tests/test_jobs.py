@@ -149,7 +149,7 @@ def test_workers_end_with_a_grader_that_is_killed(assert_no_orphans: Callable[..
 
 def test_the_number_of_workers_follows_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cores", lambda: 8)
-    monkeypatch.setattr(capacity, "available_memory", lambda: int(2.2 * 2**30))
+    monkeypatch.setattr(capacity, "available_memory", lambda: int(3.2 * capacity.WORKER_BYTES))
     assert capacity.default_jobs() == 3
     monkeypatch.setattr(capacity, "available_memory", lambda: 1000)
     assert capacity.default_jobs() == 1

@@ -6,13 +6,17 @@ out to change what is measured; a built-in collective would pass for messages. N
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autograder.mutants import Mutant, read_mutants
+from course_lib.checks.judge import judge as judging
+from course_lib.checks.judge.case import Exercise
 from course_lib.checks.judge.find import find
 from course_lib.checks.judge.judge import judge
 from course_lib.runtime import pool as pools
@@ -23,6 +27,9 @@ from tests.test_witness import typed
 
 FOUND = [(file, cell) for file in sorted((Path(__file__).parent / "outside").glob("*/*.py"))
          for cell in read_mutants(file)]  # fmt: skip
+# These import for a second in every rank of every case. But for COURSE_ALL_TESTS it is only where memory is
+# measured.
+SLOW = {"a replica that names large libraries, and unloads them"}
 ZERO, RING = "04_zero/zero1_optimizer", "02_collectives/ring_all_reduce"
 
 REPLICA = """
@@ -225,12 +232,20 @@ def test_a_replica_is_none_the_smaller_for_what_it_hides(
 
 @pytest.mark.parametrize(("file", "cell"), FOUND, ids=lambda one: getattr(one, "title", None))
 def test_what_a_hostile_reader_found_earns_no_more_than_is_due(
-    file: Path, cell: Mutant, sandbox: Sandbox, seed: int
+    file: Path, cell: Mutant, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They knew the code, and used no word that is listed for eyes."""
     exercise = f"{file.parent.name}/{file.stem}"
+    if cell.title in SLOW and not os.environ.get("COURSE_ALL_TESTS"):
+        monkeypatch.setattr(judging, "find", lambda name: where_measured(find(name)))
     report = graded(exercise, cell.text, sandbox, seed)
     assert report["score"] <= (0.0 if exercise == RING else 0.5), report
+
+
+def where_measured(exercise: Exercise) -> Exercise:
+    return replace(
+        exercise, cases=lambda draw: (one for one in exercise.cases(draw) if one.moments)
+    )
 
 
 # Each time gloo's all-reduce brings the values, on the connections and with the bytes of a ring.
