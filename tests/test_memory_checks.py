@@ -6,6 +6,7 @@ for them; they themselves have their turn on a machine that is kept busy.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,15 @@ from tests.sweep import busy, drawn_seeds, sweep
 from tests.test_mutants import judged
 
 KIB = 1024
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> Iterator[None]:
+    """As in a rank: tensors are looked for among objects that came after those of libraries."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Holder:
