@@ -13,6 +13,7 @@ from typing import TypeAlias
 from course_lib.ledger import rows
 from course_lib.runtime import walls, wire
 from course_lib.runtime.backend import ALONE
+from course_lib.runtime.load import slowdown
 from course_lib.runtime.preloaded import Adopted, Preloaded
 from course_lib.runtime.sandbox.spec import Sandbox
 
@@ -95,10 +96,13 @@ class Pool:
         return self.children.exit_code(rank)
 
     def stack(self, rank: int, wait: float = 0.5) -> str:
-        """The rank's Python stack, also while C code runs; "" when it does not answer."""
+        """The rank's Python stack, also while C code runs; "" when it does not answer.
+
+        wait: seconds, and more of them on a busy machine.
+        """
         before = os.fstat(self.stacks[rank]).st_size
         self.children.signal(rank, signal.SIGUSR1)
-        deadline, size = time.monotonic() + wait, before
+        deadline, size = time.monotonic() + wait * slowdown(), before
         while time.monotonic() < deadline:
             time.sleep(0.005)
             now = os.fstat(self.stacks[rank]).st_size
