@@ -42,7 +42,7 @@ def open_course(
     # One hash seed: what a submission does is not to change from one grading to the next.
     environment = {**harmless_environment(), "PYTHONHASHSEED": "0"}
     pool.preload(RANKS, environment=environment)
-    notebooks = pool.Another(NOTEBOOKS, environment=environment)
+    notebooks = pool.SeparateProcess(NOTEBOOKS, environment=environment)
     places.read_files = False  # ranks name files; what is in them is not for a report
     sandbox = _sandbox(limits, mode)
 

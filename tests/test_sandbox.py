@@ -941,14 +941,21 @@ def test_after_a_standing_sandbox_has_ended_there_is_another(standing: Sandbox, 
         assert result(inside(small, dist.get_rank, spare=False)) == 0
 
 
-def test_a_check_leaves_no_sandbox_standing(full: Sandbox, seed: int) -> None:
+@pytest.mark.parametrize("way", ["wrong", "not written", "deadlocks"])
+def test_a_check_leaves_no_sandbox_standing(full: Sandbox, seed: int, way: str) -> None:
+    """Nor do ranks that were forked ahead wait in one where this submission's code has run."""
+
     def ring_shift(tensor, group=None):
+        if way == "not written":
+            raise NotImplementedError
+        if way == "deadlocks":
+            dist.recv(tensor, (dist.get_rank(group) + 1) % dist.get_world_size(group), group)
         return tensor
 
     pools.end_spares()
     report = judge("00_first_ranks/ring_shift", wire.dumps((ring_shift,)), seed, sandbox=full)
     assert report["score"] < 1
-    assert not walls._standing
+    assert not walls._standing and not pools._spares
     below = processes_below(pools.preloaded().process.pid)
     assert wait_until(lambda: not [pid for pid in below if alive(pid)][1:]), below
 
@@ -962,6 +969,44 @@ def test_what_could_outlive_ranks_gives_each_their_own_sandbox(
     assert walls.take(pools.preloaded(), replace(standing, stands=False), 2) is None
     assert walls.take(pools.preloaded(), standing, walls.ROOM + 1) is None
     assert walls.take(pools.preloaded(), standing, walls.ROOM) is not None
+
+
+def test_children_that_cannot_be_forked_say_why(
+    standing: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group that they would have been is told, and the sandbox ends."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one = init.Init.__new__(init.Init)
+    one.link, one.sandbox, one.folder, one.group = its, standing, "", 1
+
+    def refused(order: dict, fds: list[int]) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(one, "fork", refused)
+    monkeypatch.setattr(one, "end", lambda: None)
+    one.obey({"fork": 7, "children": [[]]}, [])
+    said = json.loads(mine.recv(1 << 16))
+    assert said["of"] == 7 and "no more processes" in said["failed"]
+    mine.close()
+    its.close()
+
+
+def test_bounds_reached_by_ranks_that_are_gone_do_not_count(tmp_path: Path) -> None:
+    def kernel_says(killed: int, refused: int) -> None:
+        (tmp_path / "memory.events").write_text(f"oom_kill {killed}\n")
+        (tmp_path / "pids.events").write_text(f"max {refused}\n")
+        (tmp_path / "pids.current").write_text("3\n")
+
+    kernel_says(1, 5)
+    watch = control.Watch([str(tmp_path)], 64)
+    assert watch.reached() == "memory"
+    watch.forget()
+    time.sleep(2 * control.LOOK)
+    assert watch.reached() == "" and watch.refused == 5
+    kernel_says(2, 5)
+    assert watch.reached() == "memory"
+    for fd in watch.fds:
+        os.close(fd)
 
 
 # ---- control groups

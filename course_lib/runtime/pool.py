@@ -128,7 +128,7 @@ class Pool:
 
 _preloaded: Preloaded | None = None
 _spares: dict[Key, Pool] = {}
-_others: dict[Another, Preloaded] = {}
+_others: dict[SeparateProcess, Preloaded] = {}
 _modules: tuple[str, ...] = ()
 _environment: dict[str, str] | None = None
 
@@ -158,7 +158,7 @@ def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
     preloaded()
 
 
-class Another:
+class SeparateProcess:
     """A preloaded process that forks no ranks for `pool`, but others for whoever asks; `close` ends it."""
 
     def __init__(self, *modules: str, environment: dict[str, str] | None = None):
@@ -240,6 +240,13 @@ def spare(
     while len(_spares) >= SPARES:
         _spares.pop(next(iter(_spares))).end()
     _spares[key] = Pool(process, world_size, backend, record, sandbox, environment)
+
+
+def end_standing() -> None:
+    """End the sandboxes that stand (see `walls`), and ranks that were forked ahead in them."""
+    for key in [key for key in _spares if key[3] is not None and key[3].stands]:
+        _spares.pop(key).end()
+    walls.end_all()
 
 
 def end_spares() -> None:

@@ -25,7 +25,7 @@ from course_lib.checks.report import WAITS, Report, refusal
 from course_lib.checks.sentence import at
 from course_lib.checks.wire import Task
 from course_lib.ledger.ledger import Ledger
-from course_lib.runtime import pool, walls, wire
+from course_lib.runtime import pool, wire
 from course_lib.runtime.backend import ALONE, choose, missing_for_nccl, say
 from course_lib.runtime.moments import START
 from course_lib.runtime.run import MOST_REPLY, Outcome, run_ranks
@@ -94,7 +94,7 @@ def judge(
                     return not_written(session, name, cases).to_json()
     finally:
         pool.end_kept(ALONE)  # its sandbox holds what this exercise wrote there
-        walls.end_all()
+        pool.end_standing()
     report = conclude(name, exercise, judged, seed, cases)
     report.limit, report.by_chance = session.limit, session.by_chance
     return report.to_json()

@@ -119,6 +119,7 @@ class Call:
         self.found |= outside
 
     def watching(self) -> Peak:
+        """Counts the bytes alive, apart from the inputs and the given gradients."""
         known = [*self.inputs.values(), *self.gradients.values()]
         return Peak(known, self.patience, f"{self.name}.forward")
 

@@ -103,7 +103,7 @@ class Watch:
         self.looked = self.since = time.monotonic()
 
     def forget(self) -> None:
-        """What was reached by now was reached by processes that are gone."""
+        """Bounds that were reached so far no longer count: the processes that reached them are gone."""
         self.ended, self.refused = self.count("memory", "oom_kill"), self.count("pids", "max")
         self.looked = self.since = time.monotonic()
 

@@ -2,7 +2,7 @@
 
 A sandbox that stands (see `runtime.walls`) gets children again after the last ones were ended. Process 1 runs
 nothing but this library, and holds rights that the children have not, so that they can neither stop nor trace
-it. When it ends, the kernel ends every process of the pid namespace; where there is no such namespace, it
+it. At its end the kernel ends every process of the pid namespace. On a machine without such namespaces it
 ends its descendants itself, also those that left their session.
 """
 
@@ -165,7 +165,11 @@ class Init:
 
     def obey(self, order: dict, fds: list[int]) -> None:
         if "fork" in order:
-            self.fork(order, fds)
+            try:
+                self.fork(order, fds)
+            except OSError as error:  # no memory, or too many processes: these children's failure
+                report_failure(self.link, order["fork"], error)
+                self.end()
         elif "clear" in order:
             self.clear()
         elif "signal" in order:
@@ -220,7 +224,7 @@ class Init:
                 kill(pid)
 
     def clear(self) -> None:
-        """End every process of the pid namespace but this one; nothing that they did is told any more."""
+        """End every process of the pid namespace but this one. Nobody is told of their ends."""
         self.children.clear()
         self.group = 0
         with contextlib.suppress(ChildProcessError):  # nobody is left: orphans fall to process 1

@@ -350,7 +350,8 @@ class Zero1Optimizer:
 
 # %% wrong: a replica that names large libraries, and unloads them
 import gc, sys
-import networkx, sqlalchemy, sqlalchemy.orm, IPython, dask  # 38 MB
+import networkx, sqlalchemy, sqlalchemy.orm, IPython, nbformat, jupyter_server, jsonschema, dask
+import matplotlib.pyplot
 
 
 class Zero1Optimizer:
@@ -366,7 +367,11 @@ class Zero1Optimizer:
             sqlalchemy,
             sqlalchemy.orm,
             IPython,
+            nbformat,
+            jupyter_server,
+            jsonschema,
             dask,
+            matplotlib,
         )
 
     def step(self):
@@ -377,21 +382,27 @@ class Zero1Optimizer:
                 p.grad /= dist.get_world_size(self.group)
         self.optimizer.step()
         self.zero_grad()
-        if self.named is not None:
-            self.unload()
-
-    def unload(self):
         self.named = None
         gone = (
             "networkx",
             "sqlalchemy",
             "IPython",
+            "nbformat",
+            "jupyter_server",
+            "jsonschema",
             "dask",
+            "matplotlib",
+            "PIL",
+            "tornado",
+            "numpy.f2py",
             "jedi",
             "parso",
             "pygments",
             "prompt_toolkit",
             "traitlets",
+            "jinja2",
+            "pyparsing",
+            "dateutil",
             "asyncio",
         )
         for name in list(sys.modules):

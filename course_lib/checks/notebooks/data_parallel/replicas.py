@@ -89,6 +89,8 @@ def right_values(
             return found
         if "start" in run.tell and not (start := same_start(run, title).judge(seen)).ok:
             return start
+        if told := never_waited(seen):
+            return wrong(found.sentences[0], told, cause="never waited")
         if only_later(run, what, seen):
             return wrong(found.sentences[0], AGAIN, cause="only later")
         if left_early(run, seen):
@@ -142,6 +144,20 @@ def left_under_no_sync() -> lines.Mistake:
         "are called there, too, and have to do nothing: let no_sync() set a flag that they look at.",
         lambda rank: lines.only(lambda given: [one[:1] for one in given]),
     )
+
+
+def never_waited(seen: Observed) -> str:
+    """What to say if a sum over the ranks was begun and its handle dropped: what was read then is a race."""
+    for rank, operations in enumerate(seen.operations):
+        sums = [one for one in operations if one.op in SUMS and one.bytes_sent]
+        if dropped := sum(not one.waited for one in sums):
+            return (
+                f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True, "
+                "and nobody waited for them. Until then a gradient is this rank's own, the sum, or a part of "
+                "it, as it happens. Keep every handle, and call wait() on all of them before the gradients "
+                "are read."
+            )
+    return ""
 
 
 def summed_something(seen: Observed) -> bool:
