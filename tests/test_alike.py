@@ -15,6 +15,7 @@ from autograder.mutants import MUTANTS, read_mutants
 from autograder.report.alike import (
     LEAST,
     SHARE,
+    Answers,
     Likeness,
     Originals,
     answers,
@@ -27,6 +28,7 @@ from autograder.report.fingerprints import shape
 from autograder.sample_class import CHANGES, EXTRA, PERFECT, instead, make_sample_class
 
 ASSIGNMENTS = assignments()
+FEW = 2  # exercises of an assignment of which none need be large
 
 
 def read(folder: Path, assignment: str):
@@ -97,12 +99,13 @@ def test_a_renamed_copy_of_the_reference_is_found(
     texts = answers(read(SOLUTIONS, assignment))
     copied = {name: renamed(text, seed) for name, text in texts.items()}
     found = {one.exercise for one in compare({"copier": copied}, against[assignment])}
-    large = {
-        name
-        for name, text in texts.items()
-        if len(shape(text, against[assignment].given).prints) >= LEAST
-    }
-    assert found == large and large
+    assert found == large(texts, against[assignment])
+    assert found or len(texts) <= FEW
+
+
+def large(texts: Answers, own: Originals) -> set[str]:
+    """The exercises whose answers are long enough to be compared."""
+    return {name for name, text in texts.items() if len(shape(text, own.given).prints) >= LEAST}
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
@@ -119,7 +122,7 @@ def test_right_solutions_of_ones_own_are_not_accused(
         for one in read_mutants(file)
         if one.right
     }
-    assert len(submitted) > 10
+    assert len(submitted) >= 2 * len(list((MUTANTS / assignment).glob("*.py"))) > 0
     for one in compare(submitted, against[assignment]):
         assert not one.reference, one
         assert len({student.partition(": ")[0] for student in one.students}) == 1, one
@@ -167,7 +170,9 @@ def test_the_sample_class_is_named_for_the_reference_that_it_is_made_from(
         )
         assert all(one.reference for one in found)
         named = {one.students for one in found}
-        assert named & {(PERFECT,), (EXTRA,)} and ("sample-blank",) not in named
+        compared = large(answers(read(SOLUTIONS, name)), against[name])
+        assert bool(named & {(PERFECT,), (EXTRA,)}) == bool(compared)
+        assert ("sample-blank",) not in named
 
 
 NOTHING = Originals({}, frozenset())
