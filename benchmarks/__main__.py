@@ -1,4 +1,6 @@
-"""`make bench`: run all measurements, print the table; `--write` puts it into the README.
+"""`make bench`: run all measurements, print the table; `--write` puts it into docs/benchmarks.md.
+
+Rows that the README shows are written there, too.
 
 Name parts to run some alone: `python -m benchmarks launching recording`.
 """
@@ -10,7 +12,7 @@ import importlib
 import re
 from pathlib import Path
 
-from benchmarks.table import Row, markdown
+from benchmarks.table import Row, markdown, with_rows
 
 PARTS = (
     "launching",
@@ -26,14 +28,17 @@ PARTS = (
     "checks",
 )
 LONG = ("grading",)  # only when it is named: half an hour
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join((*PARTS, *LONG)))
-    parser.add_argument("--write", action="store_true", help="write the table into README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table into docs/benchmarks.md"
+    )
     chosen = parser.parse_args()
     unknown = set(chosen.parts) - {*PARTS, *LONG}
     if unknown:
@@ -51,11 +56,12 @@ def main() -> None:
     table = markdown(rows)
     print(f"\n{table}")
     if chosen.write:
-        text = README.read_text()
+        text = PAGE.read_text()
         pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
         if not pattern.search(text):
-            raise SystemExit(f"README.md has no {BEGIN} ... {END}")
-        README.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
+            raise SystemExit(f"{PAGE.name} has no {BEGIN} ... {END}")
+        PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text))
+        README.write_text(with_rows(README.read_text(), rows))
 
 
 if __name__ == "__main__":

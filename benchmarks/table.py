@@ -50,19 +50,29 @@ def number(value: float, unit: str) -> str:
     return f"1/{1 / value:.0f}" if value < 0.1 else f"{value:.2f}"
 
 
+def cells(row: Row) -> str:
+    """The row as it stands in a table."""
+    mark = "" if row.good else " (missed)"
+    detail = f" ({row.detail})" if row.detail else ""
+    measured = f"{number(row.value, row.unit)}{mark}{detail}"
+    return f"| {row.what} | {row.against} | {measured} | {number(row.reach, row.unit)} |"
+
+
+def with_rows(text: str, rows: Sequence[Row]) -> str:
+    """A page's text, whose rows of the same two first cells are replaced by these."""
+    lines = text.split("\n")
+    for row in rows:
+        begin = f"| {row.what} | {row.against} |"
+        lines = [cells(row) if line.startswith(begin) else line for line in lines]
+    return "\n".join(lines)
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """The table as it stands in the README."""
+    """The table as it stands in docs/benchmarks.md."""
     lines = [
         f"Measured on {machine()}.",
         "",
         "| what | against | measured | reach |",
         "|---|---|---|---|",
     ]
-    for row in rows:
-        mark = "" if row.good else " (missed)"
-        detail = f" ({row.detail})" if row.detail else ""
-        lines.append(
-            f"| {row.what} | {row.against} | {number(row.value, row.unit)}{mark}{detail} "
-            f"| {number(row.reach, row.unit)} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(cells, rows)])
