@@ -411,7 +411,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: handles are dropped
-# says: nobody waited for them
+# says: never waited for them
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()

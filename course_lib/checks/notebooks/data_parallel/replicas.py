@@ -152,8 +152,8 @@ def never_waited(seen: Observed) -> str:
         sums = [one for one in operations if one.op in SUMS and one.bytes_sent]
         if dropped := sum(not one.waited for one in sums):
             return (
-                f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True, "
-                "and nobody waited for them. Until then a gradient is this rank's own, the sum, or a part of "
+                f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True "
+                "and never waited for them. Until then a gradient is this rank's own, the sum, or a part of "
                 "it, as it happens. Keep every handle, and call wait() on all of them before the gradients "
                 "are read."
             )
