@@ -1,0 +1,167 @@
+"""The frame of every wrapper: equal replicas, no_sync, the options of a step, and what is refused.
+
+How the gradients travel is in `naive.py` and `bucketed.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Group = dist.ProcessGroup | None
+
+UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+
+
+class Replicas(nn.Module):
+    """A wrapper of `module`, of which every rank of `group` has a replica.
+
+    module: is wrapped, not copied; it stays at `.module`. At construction its parameters and buffers
+    become those of the group's first rank. Buffers are not touched again: running statistics of a batch
+    normalisation are each rank's own.
+    find_unused_parameters: asks all ranks, in one small all-reduce, which parameters had a gradient
+    anywhere; those that had none keep None, and an optimizer passes them by. Without it their gradient
+    becomes 0: the right mean, but weight decay and momentum then move them.
+
+    Raises TypeError if module is not an nn.Module; ValueError if it is wrapped already, has no parameter
+    that requires a gradient or a tensor without storage, or if this rank is not in the group.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, find_unused_parameters: bool):
+        super().__init__()
+        check_module(module)
+        self.module, self.group = module, group
+        self.find_unused_parameters = find_unused_parameters
+        self.synchronises = True
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only add to `.grad`; the next one outside sends the total."""
+        before, self.synchronises = self.synchronises, False
+        try:
+            yield
+        finally:
+            self.synchronises = before
+
+    # ---- the options of `finish_gradient_synchronization`
+
+    def _used(self, present: Mapping[nn.Parameter, bool]) -> list[nn.Parameter]:
+        """The parameters to which the step gives a gradient.
+
+        present: for each parameter whether this rank has a gradient for it. All are used, but with
+        find_unused_parameters only those for which some rank has one: one byte each, in one all-reduce.
+        """
+        used = list(present.values())
+        if self.find_unused_parameters:
+            flags = torch.tensor(used, dtype=torch.uint8, device=next(iter(present)).device)
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
+            used = flags.bool().tolist()
+        else:
+            used = [True] * len(used)
+        return [p for p, here in zip(present, used, strict=True) if here and p.requires_grad]
+
+    def _divisor(self, count: float | None) -> float:
+        """The divisor of the sum over the ranks: their number, or the count of all of them."""
+        if count is None:
+            return dist.get_world_size(self.group)
+        device = next(p.device for p in self.module.parameters() if p.requires_grad)
+        total = torch.tensor(float(count), dtype=torch.float64, device=device)
+        dist.all_reduce(total, group=self.group)
+        if total == 0:
+            raise RuntimeError("count is 0 on every rank: there is no sample to take the mean over")
+        return total.item()
+
+    def _check_finish(self, count: float | None, has_gradients: bool) -> None:
+        if not self.synchronises:
+            raise RuntimeError(
+                "finishing inside no_sync(): run the last microbatch, and finish, outside"
+            )
+        if count is not None and not count >= 0:
+            raise ValueError(f"count={count!r}: this rank's loss sums up 0 samples or more")
+        if not has_gradients and count != 0:
+            raise RuntimeError(
+                "no parameter has a new gradient: call backward() on the loss before "
+                "finish_gradient_synchronization(). A rank without samples passes count=0."
+            )
+
+
+@torch.no_grad()
+def broadcast_state(module: nn.Module, group: Group) -> None:
+    """Make parameters and buffers, also frozen ones, those of the group's first rank."""
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group that it passed")
+    first = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)[0]
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.numel():
+            row = tensor.detach().contiguous()
+            dist.broadcast(row, src=first, group=group)
+            if row.data_ptr() != tensor.data_ptr():
+                tensor.copy_(row)
+
+
+def all_reduce(tensor: torch.Tensor, group: Group) -> None:
+    """dist.all_reduce for any tensor: gloo reads a view with gaps as if it had none."""
+    if tensor.numel():
+        row = tensor.contiguous()
+        dist.all_reduce(row, group=group)
+        if row is not tensor:
+            tensor.copy_(row)
+
+
+def dense_gradient(module: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
+    """The parameter's gradient; if there is none, it becomes zeros.
+
+    Raises ValueError for a sparse one.
+    """
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.grad.layout != torch.strided:
+        name = next(name for name, p in module.named_parameters() if p is parameter)
+        raise ValueError(
+            f"the gradient of {name} is {parameter.grad.layout}; only dense gradients can be added up by an "
+            "all-reduce: make its embedding with sparse=False"
+        )
+    return parameter.grad
+
+
+# ---- arguments that are refused
+
+
+def check_module(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module is a {type(module).__name__}; a torch.nn.Module is expected")
+    for inner in module.modules():
+        ours = hasattr(inner, "finish_gradient_synchronization")
+        if ours or isinstance(inner, nn.parallel.DistributedDataParallel):
+            raise ValueError(f"module is wrapped by {type(inner).__name__} already: wrap it once")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta or isinstance(tensor, UNINITIALIZED):
+            raise ValueError(
+                f"{name} has no storage yet (meta or lazy): give it one before wrapping"
+            )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("module has no parameter that requires a gradient: use it as it is")
+
+
+def check_buckets(module: nn.Module, bucket_bytes: int, hooked: Container[nn.Module]) -> None:
+    check_module(module)
+    if any(inner in hooked for inner in module.modules()):
+        raise ValueError("hooks of an earlier wrapper still take its gradients: wrap a module once")
+    if not bucket_bytes >= 1:
+        raise ValueError(f"bucket_bytes={bucket_bytes!r}: a bucket holds at least 1 byte")
+
+
+def check_frozen(module: nn.Module, known: Container[nn.Parameter]) -> None:
+    """All that require a gradient now must have done so when the module was wrapped."""
+    for name, p in module.named_parameters():
+        if p.requires_grad and p not in known:
+            raise RuntimeError(
+                f"{name} was missing or frozen when the module was wrapped: wrap later"
+            )
