@@ -1,13 +1,23 @@
 """ZeRO: which of the N copies of everything did we need?
 
-    shards.py     flat padded shards; memory_per_rank, flatten_and_shard
     stage1.py     Zero1Optimizer: optimizer state sharded
     stage2.py     Zero2Optimizer: gradients too
     stage3.py     Zero3Module: parameters too
-    units.py      what Zero3Module gathers at a time
-    offload.py    where shards lie: device, host memory, mapped files
-    saving.py     state that N ranks save and M ranks load
+    units.py      Unit: what Zero3Module gathers, frees and reduces at a time
+
+Below these:
+
+    shards.py     flat padded shards; memory_per_rank, flatten_and_shard, Layout
+    gradients.py  gradients in a row, and this rank's shard of their mean
+    bucket.py     Bucket: parameters in a row, and the shards that the optimizer knows
     transport.py  the reduce-scatter and the all-gather under all of them
+    backward.py   when a backward begins and ends
+    offload.py    where shards lie: device, host memory, mapped files
+
+Beside them:
+
+    sharded_optimizer.py, sharded_module.py   arguments, hooks, options, saving
+    saving.py     state that N ranks save and M ranks load
     arguments.py  what a sharded optimizer can be made of
 
 The folder imports torch only and can be copied out as it is. The mean over the ranks is part of the

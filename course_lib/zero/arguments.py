@@ -11,11 +11,13 @@ import torch
 ParamGroup = dict[str, Any]
 
 
-def param_groups(params: Iterable[Any]) -> list[ParamGroup]:
+def param_groups(
+    params: Iterable[Any], optimizer_cls: type[torch.optim.Optimizer], defaults: dict[str, Any]
+) -> list[ParamGroup]:
     """`params` as torch.optim takes them (tensors, (name, tensor) pairs, or groups), as groups.
 
-    Raises ValueError when there is none, one appears twice, or two share memory; TypeError for anything
-    that is no tensor.
+    Raises ValueError if none requires a gradient, one appears twice, two share memory, or the optimizer
+    is not elementwise; TypeError for arguments of another kind.
     """
     if isinstance(params, torch.Tensor):
         raise TypeError(
@@ -27,7 +29,7 @@ def param_groups(params: Iterable[Any]) -> list[ParamGroup]:
     for group in dicts:
         members = group["params"]
         members = [members] if isinstance(members, torch.Tensor) else list(members)
-        tensors = [one[1] if isinstance(one, tuple) else one for one in members]
+        tensors = [member[1] if isinstance(member, tuple) else member for member in members]
         groups.append({**group, "params": tensors})
     every = [param for group in groups for param in group["params"]]
     for param in every:
@@ -41,6 +43,7 @@ def param_groups(params: Iterable[Any]) -> list[ParamGroup]:
             else "params is empty: pass module.parameters() (a generator can be read only once)"
         )
     check_distinct(trainable)
+    check_elementwise(optimizer_cls, defaults, trainable[0].device)
     return groups
 
 
@@ -76,7 +79,7 @@ def check_elementwise(
     of an element depends on others (the norm of a layer, a row's mean, a history of whole gradients) and
     would depend on where the shards begin.
 
-    Raises TypeError for what is no optimizer class, ValueError for one that is not elementwise.
+    Raises TypeError if it is not an optimizer class, ValueError if it is not elementwise.
     """
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
         raise TypeError(

@@ -86,7 +86,10 @@ class MappedFile(Home):
         return tensor.dim() == 0 or tensor.untyped_storage().filename is not None
 
 
-def home(offload: str | os.PathLike[str] | Home | None) -> Home:
+Place = str | os.PathLike[str] | Home | None  # of an argument `offload`
+
+
+def home(offload: Place) -> Home:
     """The memory that an argument `offload` names; TypeError for anything else."""
     if offload is None:
         return Home()

@@ -95,7 +95,7 @@ def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
 class Span:
     """The part of one parameter that lies in a rank's shard: elements start to stop of the parameter.
 
-    `low` and `high` say where they lie in the shard. All are 0 when the shard holds none of it.
+    `low` and `high` say where they lie in the shard. All are 0 if the shard holds none of it.
     """
 
     start: int
@@ -104,38 +104,26 @@ class Span:
     high: int
 
 
-class Bucket:
-    """Parameters of one dtype and device in one flat buffer, of which this rank owns a shard.
+class Layout:
+    """Where parameters lie in a row of n shards, of which this rank owns one.
 
-    params: become views of `flat`.  flat: (n * shard_numel,).  own: this rank's part of flat, a view.
-    spans: where each parameter's part of the own shard lies.
-    gradient: the full gradient in the same layout, while there is one.
+    offsets: where each parameter begins in the row.  numel: their elements, without padding.
+    shard_numel: elements of a shard.  begin: where this rank's shard begins in the row.
+    spans: each parameter's part of this rank's shard.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], rank: int, n: int):
-        self.params = list(params)
-        self.offsets = offsets(self.params)
-        self.numel = sum(param.numel() for param in self.params)
+    def __init__(self, params: Sequence[torch.Tensor], rank: int, n: int):
+        self.shapes = [param.shape for param in params]
+        self.offsets = offsets(params)
+        self.numel = sum(param.numel() for param in params)
         self.shard_numel = padded(self.numel, n) // n
         self.begin = rank * self.shard_numel
-        self.shapes = [param.shape for param in self.params]
-        self.flat = torch.zeros(
-            n * self.shard_numel, dtype=self.params[0].dtype, device=self.params[0].device
-        )
-        with torch.no_grad():
-            for param, view in zip(self.params, self.views(self.flat), strict=True):
-                view.copy_(param)
-                param.data = view
-        self.own = self.flat[self.begin : self.begin + self.shard_numel]
-        self.spans = [self._span(i) for i in range(len(self.params))]
-        self.gradient: torch.Tensor | None = None
-        self._gradient_views: list[torch.Tensor] = []
-        self.arrived = [False] * len(self.params)
+        self.spans = [self._span(i) for i in range(len(params))]
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Each parameter's part of a full buffer, in the parameter's shape."""
+    def views(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of a whole row, in the parameter's shape."""
         return [
-            flat[begin : begin + shape.numel()].view(shape)
+            row[begin : begin + shape.numel()].view(shape)
             for begin, shape in zip(self.offsets, self.shapes, strict=True)
         ]
 
@@ -150,71 +138,3 @@ class Bucket:
         if high <= low:
             return Span(0, 0, 0, 0)
         return Span(low - begin, high - begin, low - self.begin, high - self.begin)
-
-    # ---- the full gradient
-
-    def put(self, i: int, add: bool) -> torch.Tensor:
-        """Copy the i-th parameter's .grad into the flat gradient; returns its view there.
-
-        add: to what had arrived before; else .grad is all of it.
-        """
-        view, grad = self._gradient_view(i), self.params[i].grad
-        if grad is None:
-            raise RuntimeError("a parameter's gradient was removed by another hook of its own")
-        if grad.layout != torch.strided:
-            raise ValueError(
-                f"a gradient is {grad.layout}; shards are dense: use sparse=False in the embedding"
-            )
-        if grad.data_ptr() != view.data_ptr():
-            # + 0.0 turns -0.0 into 0.0, which leaves -0.0 to say "no gradient": see `fill_absent`.
-            torch.add(grad, view if add and self.arrived[i] else 0.0, out=view)
-        self.arrived[i] = True
-        return view
-
-    def fill_absent(self) -> torch.Tensor:
-        """The whole flat gradient, parameters without one filled with -0.0.
-
-        A parameter that no rank used must be skipped by the optimizer, as in one process, not be decayed
-        with a gradient of zero. Its owner learns it without a further message: -0.0 + -0.0 is -0.0, and
-        any gradient added to it, 0.0 also, gives something else (IEEE 754, section 6.3).
-        """
-        for i, here in enumerate(self.arrived):
-            if not here:
-                self._gradient_view(i).fill_(-0.0)
-        if self.gradient is None:
-            raise RuntimeError("a bucket without parameters has no gradient")
-        return self.gradient
-
-    def take_gradient(self) -> tuple[torch.Tensor, list[bool]]:
-        """As `fill_absent`, with which had arrived; the bucket forgets both."""
-        taken = self.fill_absent(), self.arrived
-        self.forget_gradient()
-        return taken
-
-    def present(self, shard: torch.Tensor, arrived: Sequence[bool]) -> list[bool]:
-        """Of which parameters this shard of the summed gradient holds a gradient of some rank.
-
-        arrived: which had one on this rank.
-        """
-        return [
-            bool(piece.numel()) and (here or not _all_negative_zero(piece))
-            for piece, here in zip(self.pieces(shard), arrived, strict=True)
-        ]
-
-    def forget_gradient(self) -> None:
-        """No gradient has arrived, and there is no memory for one."""
-        self.arrived = [False] * len(self.params)
-        self.gradient, self._gradient_views = None, []
-
-    def _gradient_view(self, i: int) -> torch.Tensor:
-        if self.gradient is None:
-            self.gradient = torch.empty(
-                self.flat.numel(), dtype=self.flat.dtype, device=self.flat.device
-            )
-            self.gradient[self.numel :].zero_()
-            self._gradient_views = self.views(self.gradient)
-        return self._gradient_views[i]
-
-
-def _all_negative_zero(piece: torch.Tensor) -> bool:
-    return bool(((piece == 0) & torch.signbit(piece)).all())

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from .shards import Bucket
+from .backward import Backward
+from .bucket import Bucket, neighbours
 from .stage1 import Zero1Optimizer
 
 
@@ -28,7 +30,6 @@ class Zero2Optimizer(Zero1Optimizer):
     """As Zero1Optimizer, with gradients sharded too.
 
     bucket_bytes: a bucket is full when it holds that much. Small ones save memory, large ones messages.
-    The other arguments, what is right and what is refused: as in Zero1Optimizer.
 
     Backward leaves `.grad` of the parameters None: the averaged gradient is in shards, in the optimizer.
     `zero_grad()` of the optimizer clears it; that of the module cannot. Buckets are sent in one order on
@@ -47,26 +48,57 @@ class Zero2Optimizer(Zero1Optimizer):
         if not bucket_bytes > 0:
             raise ValueError(f"bucket_bytes is a positive number of bytes, not {bucket_bytes!r}")
         self.bucket_bytes = bucket_bytes
-        self._next = 0  # the bucket whose turn it is in this backward
-        self._task = -1  # the backward that is under way, as autograd numbers them
-        self._waiting: list[tuple[Bucket, list[bool], Callable[[], torch.Tensor]]] = []
-        self._kept: dict[Bucket, tuple[torch.Tensor, list[bool]]] = {}
+        self._backward = Backward(". Or did the last one fail? Call zero_grad()")
+        self._turn = 0  # the bucket that leaves next in this backward
+        self._under_way: list[Callable[[], None]] = []
         super().__init__(params, optimizer_cls, **arguments)
-        self.buckets.reverse()
-        self._masters.reverse()
+        self.buckets.reverse()  # as backward runs
 
-    def _make_buckets(self, params: Sequence[torch.nn.Parameter]) -> list[Bucket]:
-        """Runs of parameters of one dtype and device, up to bucket_bytes each, in order."""
-        runs: list[list[torch.nn.Parameter]] = []
-        kind, room = None, 0
-        for param in params:
-            nbytes = param.numel() * param.element_size()
-            if (param.dtype, param.device) != kind or nbytes > room:
-                runs.append([])
-                kind, room = (param.dtype, param.device), self.bucket_bytes
-            runs[-1].append(param)
-            room -= nbytes
-        return [Bucket(run, self.transport.rank, self.transport.n) for run in runs]
+    def _in_buckets(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+        return neighbours(params, self.bucket_bytes)
+
+    def _arrived(self, bucket: Bucket, i: int) -> None:
+        if self._backward.joined(self._send_the_rest):
+            self._turn = 0
+        check_unsent(bucket, self.buckets[: self._turn])
+        bucket.add(i)
+        while self._turn < len(self.buckets) and all(self.buckets[self._turn].arrived):
+            self._send()
+
+    def _send(self) -> None:
+        self._collect()  # so that no more than two full buckets exist
+        bucket = self.buckets[self._turn]
+        whole, arrived = bucket.take_gradient()
+        wait = self.transport.start_reduce_scatter_mean(whole)  # (n * shard,) -> (shard,)
+        self._under_way.append(lambda: bucket.keep(wait(), arrived))
+        self._turn += 1
+
+    def _collect(self) -> None:
+        """Wait for the bucket under way, which keeps this rank's shard of the mean."""
+        while self._under_way:
+            self._under_way.pop()()
+
+    def _send_the_rest(self) -> None:
+        """After backward: buckets of which a parameter got no gradient are sent as they are."""
+        while self._turn < len(self.buckets):
+            self._send()
+        self._collect()
+        self._backward.over()
+
+    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
+        """As backward has left it in the bucket; none if there was no backward since `zero_grad`."""
+        return bucket.kept or (bucket.own, [False] * len(bucket.params))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradient shards; with set_to_none=False they stay, as zeros.
+
+        Also forgets what a backward that failed has left behind.
+        """
+        self._backward.over()
+        self._under_way.clear()
+        for bucket in self.buckets:
+            bucket.forget_gradient()
+            bucket.forget_kept(set_to_none)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -77,89 +109,10 @@ class Zero2Optimizer(Zero1Optimizer):
         )
         yield
 
-    # ---- during backward
 
-    def _arrived(self, bucket: Bucket, i: int) -> None:
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._begin(task)
-        if self._is_sent(bucket):
-            raise RuntimeError(
-                "a parameter's gradient arrived twice in one backward, after its bucket had been sent: use "
-                "torch.utils.checkpoint with use_reentrant=False"
-            )
-        bucket.put(i, add=True)
-        bucket.params[i].grad = None
-        while self._next < len(self.buckets) and all(self.buckets[self._next].arrived):
-            self._send()
-
-    def _begin(self, task: int) -> None:
-        """The first gradient of a backward."""
-        if self._task != -1:
-            raise RuntimeError(
-                "a backward began before the last one had ended. Inside another one, by checkpoints? Use "
-                "torch.utils.checkpoint with use_reentrant=False. Or did the last one fail? Call zero_grad()"
-            )
-        self._task, self._next = task, 0
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
-
-    def _is_sent(self, bucket: Bucket) -> bool:
-        return any(bucket is one for one in self.buckets[: self._next])
-
-    def _send(self) -> None:
-        bucket = self.buckets[self._next]
-        self._next += 1
-        self._collect()  # so that no more than two full buckets exist
-        whole, arrived = bucket.take_gradient()
-        self._waiting.append((bucket, arrived, self.transport.reduce_scatter_mean(whole)))
-
-    def _collect(self) -> None:
-        """Wait for the buckets under way and add this rank's shards to what it keeps."""
-        for bucket, arrived, finish in self._waiting:
-            self._keep(bucket, finish(), arrived)
-        self._waiting = []
-
-    @torch.no_grad()
-    def _end(self) -> None:
-        """After backward: buckets of which a parameter got no gradient are sent as they are."""
-        while self._next < len(self.buckets):
-            self._send()
-        self._collect()
-        self._task = -1
-
-    @torch.no_grad()
-    def _keep(self, bucket: Bucket, shard: torch.Tensor, arrived: Sequence[bool]) -> None:
-        present = bucket.present(shard, arrived)
-        for piece, here in zip(bucket.pieces(shard), present, strict=True):
-            if not here:
-                piece.zero_()
-        if bucket in self._kept:
-            kept, before = self._kept[bucket]
-            kept += shard.to(kept.device)
-            present = [now or then for now, then in zip(present, before, strict=True)]
-        elif self.home.is_apart(shard.device):
-            kept = self.home.empty(shard.numel(), shard.dtype, shard.device).copy_(shard)
-        else:
-            kept = shard
-        self._kept[bucket] = kept, present
-
-    # ---- in the step
-
-    def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
-        """What backward has left here; nothing when there was none since the last `zero_grad`."""
-        if bucket not in self._kept:
-            return bucket.own, [False] * len(bucket.params)
-        return self._kept[bucket]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient shards; with set_to_none=False they stay, as zeros.
-
-        Also forgets what a backward that failed has left behind.
-        """
-        self._task, self._waiting = -1, []
-        for bucket in self.buckets:
-            bucket.forget_gradient()
-        if set_to_none:
-            self._kept = {}
-        for kept, _ in self._kept.values():
-            kept.zero_()
+def check_unsent(bucket: Bucket, sent: Sequence[Bucket]) -> None:
+    if any(bucket is other for other in sent):
+        raise RuntimeError(
+            "a parameter's gradient arrived twice in one backward, after its bucket had been sent: use "
+            "torch.utils.checkpoint with use_reentrant=False"
+        )

@@ -46,7 +46,11 @@ class Transport:
             )
         self._given_reduce_scatter, self._given_all_gather = reduce_scatter, all_gather
 
-    def reduce_scatter_mean(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def reduce_scatter_mean(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of the mean of all ranks' `whole`."""
+        return self.start_reduce_scatter_mean(whole)()
+
+    def start_reduce_scatter_mean(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start it; the function returned waits and gives this rank's shard of the mean.
 
         `whole` must stay as it is until then. With PyTorch's own collective the sum is on its way while

@@ -1,0 +1,73 @@
+"""Moments of a backward: its beginning, its end, and when the gradients of some tensors are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+
+NONE = -1  # autograd numbers backwards from 0
+
+
+class Backward:
+    """The backward that is under way, if there is one: `joined` in its hooks, `over` at its end.
+
+    after_failure: advice for the case that the last backward failed and never came to its end.
+    """
+
+    def __init__(self, after_failure: str = ""):
+        self.number, self._advice = NONE, after_failure
+
+    def joined(self, at_end: Callable[[], None]) -> bool:
+        """In a gradient's hook: whether it is the first hook of a backward, whose end calls `at_end()`.
+
+        Raises RuntimeError for a backward inside another one.
+        """
+        number = torch._C._current_graph_task_id()
+        if number == self.number:
+            return False
+        if self.number != NONE:
+            raise RuntimeError(
+                "a backward began before the last one had ended. Inside another one, by checkpoints? Use "
+                f"torch.utils.checkpoint with use_reentrant=False{self._advice}"
+            )
+        self.number = number
+        torch.autograd.Variable._execution_engine.queue_callback(at_end)  # type: ignore[attr-defined]
+        return True
+
+    def over(self) -> bool:
+        """Forget the backward; whether there was one."""
+        there, self.number = self.number != NONE, NONE
+        return there
+
+
+def in_backward() -> bool:
+    """Whether a backward runs at this moment, as when a checkpoint computes a forward again."""
+    return torch._C._current_graph_task_id() != NONE
+
+
+def when_gradients(mode: Literal["all", "any"], of: object, call: Callable[[], None]) -> None:
+    """Call it in backward when the gradients of all the tensors in `of` are there, or the first of any."""
+    tensors = tensors_in(of) if torch.is_grad_enabled() else []
+    if tensors:
+        register_multi_grad_hook(tensors, lambda _: call(), mode=mode)
+
+
+def tensors_in(value: object, seen: set[int] | None = None) -> list[torch.Tensor]:
+    """The tensors that require a gradient in what a module takes or returns, however nested."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    if id(value) in seen or isinstance(value, str | bytes | int | float | nn.Module | type(None)):
+        return []
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        members: Iterable[object] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        members = value
+    else:
+        members = getattr(value, "__dict__", {}).values()
+    return [tensor for member in members for tensor in tensors_in(member, seen)]

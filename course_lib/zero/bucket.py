@@ -1,0 +1,115 @@
+"""A bucket: parameters in one row, of which this rank owns a shard.
+
+    params    a a a a a   b b   c c c c
+    flat    [ a a a | a a b | b c c | c c 0 ]    on 4 ranks, with one zero of padding
+    own             [ a a b ]                    of rank 1, a view of flat
+    shards          [ a a ] [ b ] [ ]            each parameter's part of own, or of its copy
+
+The optimizer knows the shards only. It works on a copy of `own`, the *master*, if the parameters have 16
+bits (the copy has 32), or if shards lie elsewhere than the parameters (`offload.py`).
+
+Source: as `shards.py`; the master copy is that of mixed precision in ZeRO, section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from .gradients import Gradients
+from .offload import Home
+from .transport import Transport
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Bucket(Gradients):
+    """Parameters of one dtype and device in one row, with the values of the group's first rank.
+
+    params: become views of `flat`, (n * shard_numel,).
+    own: this rank's part of flat, (shard_numel,).  master: own, or its copy.
+    shards: master cut up, as nn.Parameters: each parameter's part, flat, often empty.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], transport: Transport, home: Home):
+        super().__init__(params, transport.rank, transport.n)
+        self.params, self.transport, self.home = params, transport, home
+        self.flat = params[0].detach().new_zeros(transport.n * self.shard_numel)
+        self.row_views = self.views(self.flat)
+        for param, view in zip(params, self.row_views, strict=True):
+            view.copy_(param.detach())
+        self.show(self.row_views)
+        transport.broadcast(self.flat)
+        self.own = self.flat[self.begin : self.begin + self.shard_numel]
+        self.master = self._make_master()
+        self.shards = [
+            nn.Parameter(piece, requires_grad=param.requires_grad)
+            for param, piece in zip(params, self.pieces(self.master), strict=True)
+        ]
+        self.forget_gradient()
+
+    def show(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the parameters be these tensors, of their shapes."""
+        for param, tensor in zip(self.params, tensors, strict=True):
+            param.data = tensor
+
+    def _make_master(self) -> torch.Tensor:
+        dtype = torch.float32 if self.own.dtype in HALF else self.own.dtype
+        if dtype == self.own.dtype and not self.home.is_apart(self.own.device):
+            return self.own
+        return self.home.empty(self.shard_numel, dtype, self.own.device).copy_(self.own)
+
+    def to_master(self) -> None:
+        """If the optimizer works on a copy: take over what was written into the parameters since."""
+        if self.master is not self.own and not torch.equal(
+            self.own, self.master.to(self.own.device, self.own.dtype)
+        ):
+            self.master.copy_(self.own)
+
+    def from_master(self) -> None:
+        """Let the own part of the row be as the optimizer has left it."""
+        if self.master is not self.own:
+            self.own.copy_(self.master)
+
+    def shard_here(self) -> torch.Tensor:
+        """The master, on the parameters' device."""
+        if self.master.device == self.own.device:
+            return self.master
+        return self.own.copy_(self.master, non_blocking=True)
+
+    def check_place(self) -> None:
+        """RuntimeError if a parameter is not a view of the row any more."""
+        size, start = self.flat.element_size(), self.flat.data_ptr()
+        for param, offset in zip(self.params, self.offsets, strict=True):
+            if param.numel() and param.data_ptr() != start + offset * size:
+                raise RuntimeError(
+                    "a parameter is no longer in its flat buffer: the module was moved or converted "
+                    "(.to, .cuda, .half) or given new data after the optimizer was made. Make the "
+                    "optimizer afterwards"
+                )
+
+
+# ---- which parameters share a bucket
+
+
+def alike(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters of one dtype and device, all of them frozen or none, in lists of their own."""
+    kinds: dict[object, list[nn.Parameter]] = {}
+    for param in params:
+        kinds.setdefault((param.dtype, param.device, param.requires_grad), []).append(param)
+    return list(kinds.values())
+
+
+def neighbours(params: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Runs of parameters of one dtype and device, of up to bucket_bytes but for a larger parameter."""
+    runs: list[list[nn.Parameter]] = []
+    kind, room = None, 0
+    for param in params:
+        if (param.dtype, param.device) != kind or param.nbytes > room:
+            runs.append([])
+            kind, room = (param.dtype, param.device), bucket_bytes
+        runs[-1].append(param)
+        room -= param.nbytes
+    return runs

@@ -1,0 +1,172 @@
+"""A sharded module beside its algorithm: no_sync, names, saving, and what is refused.
+
+`stage3.py` says what is gathered and sent, and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .arguments import check_distinct
+from .backward import Backward
+from .saving import Piece, load_pieces, save_pieces
+from .shards import Span
+from .transport import Transport
+from .units import Unit
+
+_WRAPPED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class ShardedModule(nn.Module):
+    """A wrapper of `module`, whose parameters are shards of the module's.
+
+    group: the ranks that hold replicas. They call forward and backward alike, each on its own data.
+    units: submodules that are gathered at a time, or classes of submodules. By default the elements of
+        every ModuleList and Sequential, or, if there is none, the children. Parameters outside all
+        units, and those that several units share (tied weights), belong to the whole module's forward.
+        A unit's weights are there in its own `forward` only, and it runs on all ranks or on none.
+    offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`), and with them
+        what the optimizer keeps and does. States in a mapped file: `keep_state` after the first step.
+    reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
+
+    Raises ValueError for a module without parameters, one that is wrapped already, or units outside it.
+    """
+
+    module: nn.Module
+    transport: Transport
+    units: list[Unit]
+    synchronises = True  # not within `no_sync()`
+    _backward: Backward
+    _under_way: list[Callable[[], None]]
+
+    def _complete(self) -> None:
+        """All units are made."""
+        shard_of = {param: shard for param, _, shard in self._shards()}
+        self._named = {name: shard_of[param] for name, param in self.module.named_parameters()}
+        _WRAPPED.update(self.module.modules())
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's flat shards under the names of the whole parameters."""
+        for name, shard in self._named.items():
+            yield (f"{prefix}.{name}" if prefix else name), shard
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside leave their gradients whole on this rank; the next one outside sends the sum.
+
+        For K microbatches 2K + 1 times (N-1)/N P instead of 3K, at the price of full gradients in memory.
+        """
+        before, self.synchronises = self.synchronises, False
+        try:
+            yield
+        finally:
+            self.synchronises = before
+
+    def _start_anew(self) -> None:
+        """Drop what a forward or a backward that failed has left behind."""
+        if self._backward.over():
+            for unit in self.units:
+                unit.unsent = False
+                unit.forget_gradient()
+        self._under_way.clear()
+        for unit in self.units:
+            unit.free(entirely=True)
+
+    # ---- saving
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole module's state dict, on the CPU of every rank: any number of ranks loads it.
+
+        Called by all ranks; gathers unit by unit.
+        """
+        whole: dict[int, torch.Tensor] = {}
+        for unit in self.units:
+            unit.gather()
+            whole |= {id(p): p.detach().to("cpu", copy=True) for p in unit.params}
+            unit.free()
+        return {
+            name: whole[id(value)] if id(value) in whole else value.detach().to("cpu", copy=True)
+            for name, value in self.module.state_dict(keep_vars=True).items()
+        }
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's shards, and the buffers, from a whole state dict. Nothing is sent.
+
+        Raises ValueError if names or shapes are not those of the module.
+        """
+        own = self.module.state_dict(keep_vars=True)
+        if own.keys() != state.keys():
+            raise ValueError(
+                f"names do not fit: missing {sorted(own.keys() - state.keys())}, unknown "
+                f"{sorted(state.keys() - own.keys())}"
+            )
+        for name, value in own.items():
+            if state[name].shape != value.shape:
+                raise ValueError(
+                    f"{name} has the shape {tuple(state[name].shape)}; {tuple(value.shape)} is expected"
+                )
+        shards = {id(param): (span, shard) for param, span, shard in self._shards()}
+        for name, value in own.items():
+            if id(value) in shards:
+                span, shard = shards[id(value)]
+                shard.copy_(state[name].reshape(-1)[span.start : span.stop])
+            else:
+                value.copy_(state[name])
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """This rank's part of the state of an optimizer of `parameters()`; `saving.py` has the format."""
+        number = {id(shard): i for i, shard in enumerate(self._named.values())}
+        groups = [[number[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        place = self.transport.rank, self.transport.n
+        return save_pieces(optimizer, self._pieces(), groups, *place)
+
+    def load_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    ) -> None:
+        """Load what `merge_state_dicts` joined, what torch.optim saved, or what this rank saved."""
+        load_pieces(optimizer, self._pieces(), state, self.transport.rank, self.transport.n)
+
+    def _shards(self) -> list[tuple[nn.Parameter, Span, nn.Parameter]]:
+        """Each parameter with its span and its shard on this rank."""
+        return [
+            held
+            for unit in self.units
+            for held in zip(unit.params, unit.spans, unit.shards, strict=True)
+        ]
+
+    def _pieces(self) -> list[Piece]:
+        number = {id(shard): i for i, shard in enumerate(self._named.values())}
+        pieces = [Piece(number[id(s)], p.shape, span, s) for p, span, s in self._shards()]
+        return sorted(pieces, key=lambda piece: piece.index)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """RuntimeError: of this rank alone it would hold no parameter."""
+        raise RuntimeError("parameters are sharded: save full_state_dict(), called by all ranks")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """RuntimeError, see `state_dict`."""
+        raise RuntimeError("parameters are sharded: use load_full_state_dict(state)")
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "the shards are cut: move or convert the module (.to, .cuda, .half) before it is wrapped"
+        )
+
+
+def check_wrappable(module: nn.Module) -> None:
+    """ValueError for a module without parameters, one that is wrapped already, or shared memory."""
+    params = list(module.parameters())
+    if not params:
+        raise ValueError("the module has no parameters: there is nothing to shard")
+    if any(isinstance(m, ShardedModule) or m in _WRAPPED for m in module.modules()):
+        raise ValueError("the module, or a part of it, is wrapped in a Zero3Module already")
+    check_distinct(params)

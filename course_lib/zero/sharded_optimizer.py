@@ -1,0 +1,170 @@
+"""A sharded optimizer beside its algorithm: as torch.optim's from outside, its hooks, and saving.
+
+`stage1.py` and `stage2.py` say what is sent and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .arguments import ParamGroup
+from .bucket import Bucket
+from .offload import Home, keep_state
+from .saving import Piece, load_pieces, save_pieces
+from .transport import Transport
+
+_OWNERS = WeakIdKeyDictionary()  # parameter: its sharded optimizer, as a weak reference
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """A torch.optim.Optimizer, whose `param_groups` and `state` are those of `optimizer`, the inner one.
+
+    params: become views of flat rows, and all ranks get the values of the group's first rank (the module's
+        buffers are not known here: broadcast those yourself). Do not move or convert the module afterwards.
+    group: the ranks that hold replicas. All of them call `step` equally often.
+    offload: None, "cpu", a folder or a MappedFile: where the shard and its state lie (`offload.py`).
+    reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
+
+    Parameters in 16 bits get a float32 copy, sharded like the state, on which the optimizer works (mixed
+    precision). `param_groups` are those of the shards: learning-rate schedulers work on them.
+    Gradients of several backwards add up until `step`. A parameter that no rank has a gradient for is
+    skipped, as in torch.optim; if only some ranks have one, the others count as zeros. `step` before any
+    backward therefore changes nothing.
+
+    Raises ValueError if no parameter requires a gradient, the optimizer is not elementwise, or another
+    sharded optimizer holds a parameter; TypeError for arguments of another kind.
+    """
+
+    transport: Transport
+    home: Home
+    buckets: list[Bucket]
+    optimizer: torch.optim.Optimizer
+    _is_complete = False  # all groups are known
+
+    def _claim(self, groups: Sequence[ParamGroup]) -> list[torch.Tensor]:
+        """Take the parameters; returns those that are frozen.
+
+        Raises ValueError if another sharded optimizer holds one.
+        """
+        self._given = [param for given in groups for param in given["params"]]
+        self._number = {param: i for i, param in enumerate(self._given)}
+        self._numbers = [[self._number[param] for param in given["params"]] for given in groups]
+        _claim([param for param in self._given if param.requires_grad], self)
+        return [param for param in self._given if not param.requires_grad]
+
+    def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
+        """The groups with the same options, of shards in place of the parameters that are trained."""
+        shard_of = {
+            param: shard
+            for bucket in self.buckets
+            for param, shard in zip(bucket.params, bucket.shards, strict=True)
+        }
+        return [
+            {**given, "params": [shard_of[p] for p in given["params"] if p.requires_grad]}
+            for given in groups
+        ]
+
+    def _complete(self) -> None:
+        """Be `optimizer` from outside, and call `_arrived` for every gradient that backward completes."""
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        self._is_complete = True
+        for bucket in self.buckets:
+            for i, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(_arrival(weakref.ref(self), bucket, i))
+
+    def _arrived(self, bucket: Bucket, i: int) -> None:
+        """The gradient of the bucket's i-th parameter is complete."""
+        raise NotImplementedError
+
+    def _before_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The closure's loss. Parameters must be where they were put, those that were frozen still be."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for bucket in self.buckets:
+            bucket.check_place()
+        sharded = {param for bucket in self.buckets for param in bucket.params}
+        if any(param.grad is not None and param not in sharded for param in self._given):
+            raise RuntimeError(
+                "a parameter that was frozen when the optimizer was made has a gradient: unfreeze "
+                "parameters first, then make the optimizer"
+            )
+        return loss
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For programs written for DDP. Nothing is to be switched off: only `step` communicates."""
+        yield
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: the shards are cut once. RuntimeError afterwards."""
+        if self._is_complete:
+            raise RuntimeError("the shards are cut: give all parameter groups when you make it")
+        super().add_param_group(param_group)
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state, without communication; `saving.py` has the format."""
+        place = self.transport.rank, self.transport.n
+        return save_pieces(self.optimizer, self._pieces(), self._numbers, *place)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `merge_state_dicts` joined, what torch.optim saved, or what this rank saved.
+
+        The parameters themselves are the module's: load them there, before or after.
+        Raises ValueError for the state of another rank or another model.
+        """
+        place = self.transport.rank, self.transport.n
+        load_pieces(self.optimizer, self._pieces(), state_dict, *place)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        keep_state(self.optimizer, self.home)
+
+    def _pieces(self) -> list[Piece]:
+        return [
+            Piece(self._number[param], shape, span, shard, bucket.master is not bucket.own)
+            for bucket in self.buckets
+            for param, shape, span, shard in zip(
+                bucket.params, bucket.shapes, bucket.spans, bucket.shards, strict=True
+            )
+        ]
+
+
+def _arrival(
+    owner: weakref.ref[ShardedOptimizer], bucket: Bucket, i: int
+) -> Callable[[torch.Tensor], None]:
+    """A hook that does nothing once its optimizer is gone: parameters outlive optimizers."""
+
+    def hook(_: torch.Tensor) -> None:
+        optimizer = owner()
+        if optimizer is not None:
+            optimizer._arrived(bucket, i)
+
+    return hook
+
+
+def _claim(params: Sequence[torch.Tensor], optimizer: ShardedOptimizer) -> None:
+    """No parameter may have two sharded optimizers: each would move it into a buffer of its own."""
+
+    def taken() -> bool:
+        owners = (_OWNERS.get(param) for param in params)
+        return any(owner is not None and owner() is not None for owner in owners)
+
+    if taken():
+        gc.collect()  # the last one may only be waiting for that
+    if taken():
+        raise ValueError(
+            "a parameter is held by another sharded optimizer: delete that one first, with what refers to "
+            "it (a learning-rate scheduler does)"
+        )
+    for param in params:
+        _OWNERS[param] = weakref.ref(optimizer)
