@@ -31,6 +31,7 @@ from autograder.suspicion import suspicious
 from autograder.twin import grade_id
 from autograder.walk import Event, Judge, Means
 from course_lib.checks.judge.find import find
+from course_lib.checks.judge.masks import exported_from
 
 CRASHES = (
     status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT,
@@ -171,5 +172,7 @@ def _crashes(events: list[Event]) -> list[str]:
 
 
 def _references(assignment: Assignment) -> frozenset[str]:
+    """The modules that hold the answers, and the names by which packages export what is in them."""
     checks = [one.check for one in assignment.graded.values() if one.check]
-    return frozenset(module for check in checks for module in find(check).references)
+    modules = frozenset(module for check in checks for module in find(check).references)
+    return modules | exported_from(modules)

@@ -52,8 +52,8 @@ def suspicious(
 ) -> list[str]:
     """Sentences about the code that the student wrote into `notebook`.
 
-    references: modules that hold the answers. What the student version says itself is not held against
-    anybody.
+    references: modules that hold the answers, and the names by which packages export what is in them. What
+    the student version says itself is not held against anybody.
     """
     given = {one for cell in released.cells for one in _reaches(cell, references)}
     known = {cell.source for cell in released.cells}
@@ -88,6 +88,8 @@ def _reaches(cell: NotebookNode, references: frozenset[str]) -> Iterator[str]:
             if module in references or module == "sys.modules" or _inside(module, MODULES):
                 yield f"imports {module}"
         if isinstance(node, ast.Attribute):
+            if _dotted(node) in references:
+                yield f"reaches for {_dotted(node)}"
             *before, last = _dotted(node).split(".")
             if last in INSIDES:
                 yield f"reaches for {last}"

@@ -26,11 +26,14 @@ from torch import Tensor
 from benchmarks.table import Row
 from course_lib import context_parallel as cp
 from course_lib import facts, launch
-from course_lib.context_parallel.balanced import LAYOUTS, zigzag
-from course_lib.context_parallel.gpt import ContextParallelGPT
-from course_lib.context_parallel.ring import ring_attention
-from course_lib.context_parallel.tiles import tiled_attention
-from course_lib.context_parallel.ulysses import ulysses_attention
+from course_lib.context_parallel import (
+    LAYOUTS,
+    ContextParallelGPT,
+    ring_attention,
+    tiled_attention,
+    ulysses_attention,
+    zigzag,
+)
 from course_lib.data import batch, library_text
 from course_lib.models import GPT, GPTConfig, next_token_loss
 from course_lib.scorecard import costs

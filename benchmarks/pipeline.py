@@ -28,10 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from benchmarks.table import Row
 from course_lib import launch
 from course_lib.models import GPT, GPTConfig, next_token_loss
-from course_lib.pipeline import Stage, gpt_stages, simulate
-from course_lib.pipeline.generators import one_f_one_b
-from course_lib.pipeline.run import run_schedule
-from course_lib.pipeline.timeline import measure
+from course_lib.pipeline import Stage, gpt_stages, measure, one_f_one_b, run_schedule, simulate
 
 CONFIG = GPTConfig(width=128, heads=4, layers=4, context=32, tied=False)
 ROWS, MICROBATCHES = 4, 8  # of a microbatch, of a step

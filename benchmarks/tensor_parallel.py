@@ -36,16 +36,14 @@ from benchmarks.table import Row
 from course_lib import facts, launch
 from course_lib import tensor_parallel as tp
 from course_lib.data import batch, library_text
-from course_lib.models import GPT, MLP, GPTConfig, next_token_loss
-from course_lib.models.gpt import Block
-from course_lib.tensor_parallel.linear import Sequences
+from course_lib.models import GPT, MLP, Block, GPTConfig, next_token_loss
 
 CONFIG = GPTConfig(width=512, heads=8, layers=1, context=64)
 BATCH = 2
 ROUNDS, REPEATS = 3, 15  # launches, and passes of each within one
 WORLDS = (2, 4)
 REACH = 0.9
-SEQUENCES: tuple[Sequences, ...] = (None, "keep", "regather")
+SEQUENCES: tuple[tp.Sequences, ...] = (None, "keep", "regather")
 TRAINED = GPTConfig(context=64, layers=2, heads=4, width=64)
 STEPS = 50
 MLP_PLAN: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -168,7 +166,7 @@ def medians(what: str, world_size: int) -> tuple[float, float]:
 # ---- bytes, memory, and the loss
 
 
-def pass_between_barriers(sequence: Sequences) -> int:
+def pass_between_barriers(sequence: tp.Sequences) -> int:
     """One pass of a block, marked in the ledger; returns the bytes that it kept for backward."""
     block = tp.parallelize_gpt(GPT(CONFIG), sequence=sequence).blocks[0]
     positions = torch.arange(CONFIG.context)
@@ -182,7 +180,7 @@ def pass_between_barriers(sequence: Sequences) -> int:
     return saved.total
 
 
-def exact(sequence: Sequences, world_size: int) -> Iterator[Row]:
+def exact(sequence: tp.Sequences, world_size: int) -> Iterator[Row]:
     """Bytes that a block sends and keeps, in the worst rank, against the closed forms."""
     found = launch(pass_between_barriers, sequence, world_size=world_size, backend="gloo")
     tokens = BATCH * CONFIG.context
@@ -209,7 +207,7 @@ def exact(sequence: Sequences, world_size: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def train(parallel: bool, sequence: Sequences = None) -> list[float]:
+def train(parallel: bool, sequence: tp.Sequences = None) -> list[float]:
     """The losses of a small GPT in float32, by SGD, which hides no wrong scale."""
     torch.manual_seed(0)
     model: Any = GPT(TRAINED)

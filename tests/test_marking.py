@@ -26,6 +26,7 @@ from autograder.sandboxed import open_course
 from autograder.suspicion import suspicious
 from autograder.twin import BuildError
 from autograder.walk import JudgeFailureError
+from course_lib.checks.judge.masks import exported_from, reference_modules
 from course_lib.checks.report import Report, ReportLine
 from course_lib.runtime import places, pool, wire
 from course_lib.runtime.errors import LaunchError
@@ -472,6 +473,8 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         "from course_lib.checks.judge import judge": "imports course_lib.checks.judge",
         "%matplotlib inline\nimport the.answers": "imports the.answers",
         "if True:\n    %pip install x\nimport the.answers": "imports the.answers",
+        "from the import answers": "imports the.answers",
+        "import the\nthe.answers(1)": "reaches for the.answers",
         "dist.group.WORLD._get_backend(cpu).allreduce([x])": "reaches for _get_backend",
         "forward.__globals__['recorder']": "reaches for __globals__",
         "hook = block._forward_hooks.popitem()": "reaches for _forward_hooks",
@@ -524,6 +527,14 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
     given = toy(False)
     cell_of(given, "imports").source += "\nimport autograder"
     assert suspicious(answers(two_check="import autograder"), given) == []
+
+
+def test_an_answer_is_named_by_whatever_name_its_package_gives_it() -> None:
+    exported = exported_from(reference_modules("08_context_parallel"))
+    for name in ("zigzag", "ring_attention"):
+        assert f"course_lib.context_parallel.{name}" in exported
+    assert "course_lib.context_parallel.contiguous" not in exported
+    assert exported_from(reference_modules("02_collectives")) == set(), "all of it is a reference"
 
 
 # --- what the instructor's notebook says ---------------------------------------------------------------

@@ -10,9 +10,9 @@
     gpt.py        ContextParallelGPT: a GPT on parts of a sequence, with the loss and gradients of the whole
     arguments.py  what attention may be given
 
-What an exercise asks for is imported from its module, `from course_lib.context_parallel.ring import
-ring_attention`, so that the rest is there where these are hidden. The folder imports torch only and can be
-copied out as it is. What each sends, and when that is hidden: `course_lib.facts`.
+The names that an exercise asks for are imported when they are first used: the others are there also while
+these are hidden. The folder imports torch only and can be copied out as it is. `course_lib.facts` has the
+bytes that each sends, and says when the computation hides them.
 
     layout = zigzag(seq, world_size)
     q, k, v = (deal(x, layout) for x in (q, k, v))           # whole on every rank, or made where they belong
@@ -20,9 +20,16 @@ copied out as it is. What each sends, and when that is hidden: `course_lib.facts
     whole = collect(out, layout)
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .layouts import (
     Layout,
+    MakeLayout,
     Spans,
+    chunks,
     collect,
     contiguous,
     deal,
@@ -31,17 +38,66 @@ from .layouts import (
     striped,
     subdivided,
     tokens_in,
+    without_empty,
 )
 
+if TYPE_CHECKING:
+    from .balanced import LAYOUTS, zigzag
+    from .combined import two_groups, ulysses_ring_attention
+    from .gpt import ContextParallelGPT, mean_over_ranks
+    from .ring import ring_attention
+    from .softmax import online_softmax_merge
+    from .tiles import span_attention, tiled_attention
+    from .ulysses import ulysses_attention
+
 __all__ = [
+    "LAYOUTS",
+    "ContextParallelGPT",
     "Layout",
+    "MakeLayout",
     "Spans",
+    "chunks",
     "collect",
     "contiguous",
     "deal",
     "joined",
+    "mean_over_ranks",
+    "online_softmax_merge",
     "positions",
+    "ring_attention",
+    "span_attention",
     "striped",
     "subdivided",
+    "tiled_attention",
     "tokens_in",
+    "two_groups",
+    "ulysses_attention",
+    "ulysses_ring_attention",
+    "without_empty",
+    "zigzag",
 ]
+
+_MODULES = {
+    "LAYOUTS": "balanced",
+    "ContextParallelGPT": "gpt",
+    "mean_over_ranks": "gpt",
+    "online_softmax_merge": "softmax",
+    "ring_attention": "ring",
+    "span_attention": "tiles",
+    "tiled_attention": "tiles",
+    "two_groups": "combined",
+    "ulysses_attention": "ulysses",
+    "ulysses_ring_attention": "combined",
+    "zigzag": "balanced",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name that an exercise asks for, from its module. It is not kept: the module may be hidden later."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

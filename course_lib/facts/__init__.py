@@ -70,7 +70,7 @@ from course_lib.facts.data_parallel import (
     synchronization_seconds,
 )
 from course_lib.facts.exact import chunk_sizes, exact_bytes
-from course_lib.facts.hardware import LINKS, Link, link
+from course_lib.facts.hardware import GB, LINKS, NETWORK_ALPHA, NVLINK_ALPHA, Gpu, Link, gpu, link
 from course_lib.facts.pipeline import (
     pipedream_versions,
     pipeline_activations,
@@ -109,11 +109,15 @@ __all__ = [
     "ALGORITHMS",
     "BUILT_INS",
     "FLOAT32",
+    "GB",
     "LINKS",
     "MIXED",
+    "NETWORK_ALPHA",
+    "NVLINK_ALPHA",
     "RING_HOSTS",
     "TREE_BLOCKS",
     "Cost",
+    "Gpu",
     "Link",
     "RingHost",
     "attention_flops",
@@ -131,6 +135,7 @@ __all__ = [
     "exposed_after",
     "exposed_communication",
     "gathered_logits_bytes",
+    "gpu",
     "hiding_block",
     "hierarchical_bytes",
     "hierarchical_rounds",

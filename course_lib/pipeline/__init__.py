@@ -13,35 +13,100 @@
     gantt.py       gantt: a simulated schedule as a chart
     explorer.py    explorer: the same with sliders, in a notebook
 
-Everything here works on any schedule, also one that somebody invents. What an exercise asks for is imported
-from its module, `from course_lib.pipeline.generators import gpipe`, `from course_lib.pipeline.run import
-run_schedule`, so that the rest is there where these are hidden; so are the figures, which need matplotlib
-and the course's colours. All else can be copied out as it is.
+Everything here works on any schedule, also on one that you invent. The names that an exercise asks for are
+imported when they are first used: the others are there also while these are hidden. The figures need
+matplotlib and the course's colours, and are imported from their modules. All else can be copied out as it is.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .actions import KINDS, Action, Pair, Schedule, stage_ranks
+from .halves import LaterWeights
 from .memory import peak_activations, weight_versions
 from .simulate import Durations, Simulation, simulate
 from .stage import Stage, gpt_stages
 from .text import from_text, to_text
+from .timeline import Timeline, measure
 from .validate import ScheduleError, validate, violation
+
+if TYPE_CHECKING:
+    from .generators import (
+        dualpipe,
+        dualpipe_v,
+        gpipe,
+        interleaved_one_f_one_b,
+        naive,
+        one_f_one_b,
+        pipedream,
+        zero_bubble_h1,
+        zero_bubble_h2,
+        zero_bubble_v,
+    )
+    from .run import run_schedule
+    from .stash import Versioned, run_pipedream
 
 __all__ = [
     "KINDS",
     "Action",
     "Durations",
+    "LaterWeights",
     "Pair",
     "Schedule",
     "ScheduleError",
     "Simulation",
     "Stage",
+    "Timeline",
+    "Versioned",
+    "dualpipe",
+    "dualpipe_v",
     "from_text",
+    "gpipe",
     "gpt_stages",
+    "interleaved_one_f_one_b",
+    "measure",
+    "naive",
+    "one_f_one_b",
     "peak_activations",
+    "pipedream",
+    "run_pipedream",
+    "run_schedule",
     "simulate",
     "stage_ranks",
     "to_text",
     "validate",
     "violation",
     "weight_versions",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "zero_bubble_v",
 ]
+
+_MODULES = {
+    "Versioned": "stash",
+    "dualpipe": "generators",
+    "dualpipe_v": "generators",
+    "gpipe": "generators",
+    "interleaved_one_f_one_b": "generators",
+    "naive": "generators",
+    "one_f_one_b": "generators",
+    "pipedream": "generators",
+    "run_pipedream": "stash",
+    "run_schedule": "run",
+    "zero_bubble_h1": "generators",
+    "zero_bubble_h2": "generators",
+    "zero_bubble_v": "generators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name that an exercise asks for, from its module. It is not kept: the module may be hidden later."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

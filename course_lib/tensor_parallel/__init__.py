@@ -31,7 +31,7 @@ from .conjugate import (
 from .cut import full_state_dict, load_full_state_dict
 from .dropout import ShardDropout, own_random_state, same_random_state
 from .gpt import parallelize_attention, parallelize_gpt, parallelize_mlp
-from .linear import ColumnParallelLinear, RowParallelLinear, column_parallel
+from .linear import ColumnParallelLinear, RowParallelLinear, Sequences, column_parallel
 from .mlp import ParallelMLP
 from .replicated import SequenceParallelEmbedding, SequenceParallelNorm, sum_gradients
 from .saved import saved_for_backward
@@ -44,6 +44,7 @@ __all__ = [
     "RowParallelLinear",
     "SequenceParallelEmbedding",
     "SequenceParallelNorm",
+    "Sequences",
     "ShardDropout",
     "VocabParallelEmbedding",
     "all_gather_reduce_scatter",

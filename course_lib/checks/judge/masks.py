@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+from collections.abc import Iterable
 
 import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
@@ -17,6 +19,19 @@ def reference_modules(assignment: str) -> list[str]:
     """The modules that hold the answers to the assignment's exercises."""
     found = {name for one in of_assignment(assignment).values() for name in one.references}
     return sorted(found)
+
+
+def exported_from(modules: Iterable[str]) -> set[str]:
+    """The names by which packages give what these modules hold, such as "course_lib.pipeline.run_schedule".
+
+    None of the modules is imported: their packages know the names (`_MODULES`).
+    """
+    found: set[str] = set()
+    for module in modules:
+        package, _, leaf = module.rpartition(".")
+        holders = getattr(importlib.import_module(package), "_MODULES", {})
+        found |= {f"{package}.{name}" for name, holder in holders.items() if holder == leaf}
+    return found
 
 
 def masked_paths(assignment: str) -> tuple[str, ...]:
