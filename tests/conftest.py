@@ -53,7 +53,7 @@ LONG = (
     "test_hosts.py",
 )
 # Of these every test may run in another worker: they share nothing that is dear to make.
-APART = ("test_mutants.py", "test_notebooks.py", "test_seeds.py")
+APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "test_seeds.py")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,9 +95,9 @@ QUICK = bool(os.environ.get("COURSE_QUICK"))
 WITHOUT_RANKS = (
     "test_alike.py", "test_build.py", "test_class.py", "test_data.py", "test_docs.py", "test_exports.py",
     "test_facts.py", "test_figures.py", "test_gpt.py", "test_intake.py", "test_layer_checks.py",
-    "test_ledger_tables.py", "test_mutant_files.py", "test_start.py", "test_notebook_solutions.py",
-    "test_packages.py", "test_pages.py", "test_pipeline_schedules.py", "test_places.py", "test_provenance.py",
-    "test_release_stubs.py", "test_reports.py", "test_setup.py", "test_style.py",
+    "test_ledger_tables.py", "test_mutant_files.py", "test_packages.py", "test_pages.py",
+    "test_pipeline_schedules.py", "test_places.py", "test_provenance.py",
+    "test_release_stubs.py", "test_reports.py", "test_setup.py", "test_start.py", "test_style.py",
 )  # fmt: skip
 
 
