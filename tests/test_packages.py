@@ -1,10 +1,12 @@
-"""The packages of topics: what they export, and what of it can be hidden."""
+"""The packages of topics: what they export, what of it can be hidden, and that a folder can be copied out."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,3 +116,25 @@ def test_names_that_exercises_ask_for_are_hidden_and_the_others_are_there() -> N
     wanted = {(topic, name) for topic in needed for name in getattr(package(topic), "_MODULES", ())}
     assert refused == {(turn, *one) for turn in ("new", "kept") for one in wanted}
     assert {("context_parallel", "ring_attention"), ("pipeline", "run_schedule")} <= wanted
+
+
+# ---- folders that can be copied out
+
+
+@pytest.mark.parametrize("topic", ["collectives"])
+def test_the_folder_can_be_copied_out_alone(topic: str, tmp_path: Path) -> None:
+    """It imports torch and itself only, and works under another name outside the package."""
+    folder = ROOT / "course_lib" / topic
+    for path in folder.glob("*.py"):
+        source = path.read_text()
+        assert len(source.splitlines()) < 300, path.name
+        for node in ast.walk(ast.parse(source)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            top = {name.partition(".")[0] for name in names}
+            assert top <= {"torch", *sys.stdlib_module_names}, (path.name, top)
+    shutil.copytree(folder, tmp_path / "lifted")
+    program = "import sys; sys.path[:0] = ['.']; from lifted import *"
+    program += "; assert not any('course_lib' in m for m in sys.modules)"
+    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)

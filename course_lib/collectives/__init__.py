@@ -1,12 +1,15 @@
 """Collective communication, written on point-to-point messages only.
 
-One file for each idea, each of which can be copied out alone:
+One file for each idea:
 
     ring.py      a ring: reduce_scatter, all_gather, ring_all_reduce, hierarchical_all_reduce
     tree.py      trees: broadcast, reduce, double_binary_tree_all_reduce
     doubling.py  partners at distance 1, 2, 4, ...: recursive_doubling_all_reduce,
                  rabenseifner_all_reduce, barrier
     direct.py    straight to where it belongs: scatter, gather, all_to_all
+    messages.py  what they share: a round of messages, tensors as contiguous rows
+
+The folder imports torch only and can be copied out as it is.
 
 They work for any number of ranks, any size, any dtype that can be sent (and added, where a sum is asked
 for), contiguous or not, on the device of the group's backend, in any group. `src` and `dst` count the
@@ -14,19 +17,19 @@ ranks of the whole world, as in torch.distributed. What each costs is in its doc
 of N and M, in `course_lib.facts`.
 """
 
-from course_lib.collectives.direct import all_to_all, gather, scatter
-from course_lib.collectives.doubling import (
+from .direct import all_to_all, gather, scatter
+from .doubling import (
     barrier,
     rabenseifner_all_reduce,
     recursive_doubling_all_reduce,
 )
-from course_lib.collectives.ring import (
+from .ring import (
     all_gather,
     hierarchical_all_reduce,
     reduce_scatter,
     ring_all_reduce,
 )
-from course_lib.collectives.tree import broadcast, double_binary_tree_all_reduce, reduce
+from .tree import broadcast, double_binary_tree_all_reduce, reduce
 
 __all__ = [
     "all_gather",

@@ -17,21 +17,19 @@ International Journal of High Performance Computing Applications 19 (2005), on a
 "Optimization of Collective Reduction Operations", ICCS 2004; Hensgen, Finkel and Manber, "Two Algorithms for
 Barrier Synchronization", International Journal of Parallel Programming 17 (1988).
 
-Arguments and habits are those of `torch.distributed`; each file of this package imports torch only.
+Arguments and habits are those of `torch.distributed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-Group = dist.ProcessGroup | None
-Messages = Sequence[tuple[torch.Tensor, int]]
+from .messages import Group, exchange, flat_to_write, put_back, rank_and_size
 
 
-def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
+def recursive_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place, in log2 N rounds.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
@@ -40,23 +38,23 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     floor(log2 N) + 2 rounds. Scratch: one tensor.
     Two partners add the same two sums, a + b and b + a, which have the same bits: so all ranks do.
 
-    Raises ValueError for a tensor that cannot be written; TypeError for what is no tensor.
+    Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
-    rank, _ = _place(group)
-    flat = _flat(tensor)
+    rank, _ = rank_and_size(group)
+    flat = flat_to_write(tensor)
     arriving = torch.empty_like(flat)
     core = _fold(flat, arriving, group)
     distance = 1
     while distance < core and rank < core:
         partner = rank ^ distance
-        _wait(_post([(arriving, partner)], [(flat, partner)], group))
+        exchange(group, receives=[(arriving, partner)], sends=[(flat, partner)])
         flat += arriving
         distance *= 2
     _unfold(flat, core, group)
-    _put_back(flat, tensor)
+    put_back(flat, tensor)
 
 
-def rabenseifner_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
+def rabenseifner_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place: a ring's bytes in a logarithm of rounds.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
@@ -67,71 +65,61 @@ def rabenseifner_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
     M + 2 (C-1)/C M, in 2 log2 C + 2. Scratch: one tensor.
     Every element is summed on one rank and copied from there: the same bits on every rank.
 
-    Raises ValueError for a tensor that cannot be written; TypeError for what is no tensor.
+    Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
-    rank, _ = _place(group)
-    flat = _flat(tensor)
+    rank, _ = rank_and_size(group)
+    flat = flat_to_write(tensor)
     arriving = torch.empty_like(flat)
     core = _fold(flat, arriving, group)
     if rank < core:
         _halve_and_double(flat, arriving, rank, core, group)
     _unfold(flat, core, group)
-    _put_back(flat, tensor)
+    put_back(flat, tensor)
 
 
-def _halve_and_double(
-    flat: torch.Tensor, scratch: torch.Tensor, rank: int, core: int, group: Group
-) -> None:
+def _halve_and_double(flat: Tensor, scratch: Tensor, rank: int, core: int, group: Group) -> None:
     start = [0]  # chunk i is flat[start[i] : start[i + 1]]
     for chunk in flat.tensor_split(core):
         start.append(start[-1] + chunk.numel())
 
-    def chunks(low: int, high: int) -> torch.Tensor:
-        return flat[start[low] : start[high]]
+    def chunks(first: int, count: int) -> Tensor:
+        return flat[start[first] : start[first + count]]
 
     distance = core // 2
     while distance:  # this rank works on 2 * distance chunks, and keeps the half that it stands in
-        low = rank - rank % distance
-        partner = rank ^ distance
-        keep, give = (
-            chunks(low, low + distance),
-            chunks(low ^ distance, (low ^ distance) + distance),
-        )
+        low, partner = rank - rank % distance, rank ^ distance
+        keep, give = chunks(low, distance), chunks(low ^ distance, distance)
         arriving = scratch[: keep.numel()]
-        _wait(_post([(arriving, partner)], [(give, partner)], group))
+        exchange(group, receives=[(arriving, partner)], sends=[(give, partner)])
         keep += arriving
         distance //= 2
     distance = 1
     while distance < core:  # `distance` chunks are complete here, as many on the partner
-        low = rank - rank % distance
-        partner = rank ^ distance
-        mine, theirs = (
-            chunks(low, low + distance),
-            chunks(low ^ distance, (low ^ distance) + distance),
-        )
-        _wait(_post([(theirs, partner)], [(mine, partner)], group))
+        low, partner = rank - rank % distance, rank ^ distance
+        mine, theirs = chunks(low, distance), chunks(low ^ distance, distance)
+        exchange(group, receives=[(theirs, partner)], sends=[(mine, partner)])
         distance *= 2
 
 
-def _fold(flat: torch.Tensor, scratch: torch.Tensor, group: Group) -> int:
+def _fold(flat: Tensor, scratch: Tensor, group: Group) -> int:
     """Add the tensors of the extra ranks C, C + 1, ... to those of ranks 0, 1, ...; returns C."""
-    rank, n = _place(group)
+    rank, n = rank_and_size(group)
     core = 1 << n.bit_length() - 1
     if rank >= core:
-        _wait(_post([], [(flat, rank - core)], group))
+        exchange(group, sends=[(flat, rank - core)])
     elif rank + core < n:
-        _wait(_post([(scratch, rank + core)], [], group))
+        exchange(group, receives=[(scratch, rank + core)])
         flat += scratch
     return core
 
 
-def _unfold(flat: torch.Tensor, core: int, group: Group) -> None:
+def _unfold(flat: Tensor, core: int, group: Group) -> None:
     """Hand the result to the extra ranks."""
-    rank, n = _place(group)
+    rank, n = rank_and_size(group)
     if rank >= core:
-        _wait(_post([(flat, rank - core)], [], group))
+        exchange(group, receives=[(flat, rank - core)])
     elif rank + core < n:
-        _wait(_post([], [(flat, rank + core)], group))
+        exchange(group, sends=[(flat, rank + core)])
 
 
 def barrier(group: Group = None) -> None:
@@ -141,72 +129,15 @@ def barrier(group: Group = None) -> None:
     from are here: after ceil(log2 N) rounds everybody has heard from everybody, directly or not.
     Bytes sent: one in each round, since a message of no bytes need not arrive. Any N.
     """
-    rank, n = _place(group)
+    rank, n = rank_and_size(group)
     on_gpu = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     here = torch.ones(1, dtype=torch.uint8, device=device)
     heard = torch.zeros_like(here)
     distance = 1
     while distance < n:
-        _wait(_post([(heard, (rank - distance) % n)], [(here, (rank + distance) % n)], group))
+        exchange(
+            group, receives=[(heard, (rank - distance) % n)], sends=[(here, (rank + distance) % n)]
+        )
         distance *= 2
     heard.item()  # on a GPU, wait() holds up the stream alone; this holds up the process
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _flat(tensor: torch.Tensor, name: str = "tensor", written: bool = True) -> torch.Tensor:
-    """The elements of `tensor` in a row: its own memory where that is contiguous, else a copy."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{name} is {tensor.layout}; messages carry dense tensors: use to_dense()")
-    if written and _overlaps_itself(tensor):
-        raise ValueError(
-            f"{name} cannot be written: several of its elements share one place in memory (shape "
-            f"{tuple(tensor.shape)}, strides {tensor.stride()}, as expand makes them). Pass a clone()."
-        )
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    reach = 1  # elements from the first to the last of the dimensions looked at so far
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return tensor.numel() > 0
-        reach += stride * (size - 1)
-    return False
-
-
-def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write the elements of `flat` into `tensor`, unless they are the same memory already."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _post(receives: Messages, sends: Messages, group: Group) -> list[dist.Work]:
-    """Start the messages of one round together; each is (tensor, rank of the other end in `group`).
-
-    Together, because one after the other they can wait for each other: NCCL runs what it is given
-    in order. Receives first: a message whose receive is ready need not wait. Empty ones are left out.
-    """
-    batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
-    batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
-    return dist.batch_isend_irecv(batch) if batch else []
-
-
-def _wait(works: Iterable[dist.Work]) -> None:
-    for work in works:
-        work.wait()

@@ -1,6 +1,6 @@
 """Collectives on trees: broadcast, reduce, and an all-reduce on two trees at once.
 
-Whoever holds the data may pass it on, so the number of ranks that hold it can double in each round:
+Any rank that holds the data may pass it on, so the number of ranks that hold it can double in each round:
 ceil(log2 N) rounds reach N ranks, where one root that serves all others needs N - 1. That is the least
 for a message that is sent whole. The busiest rank pays for it: a binomial tree's root sends the
 tensor once in every round.
@@ -18,21 +18,18 @@ International Journal of High Performance Computing Applications 19 (2005), for 
 Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
 Parallel Computing 35 (2009); NCCL, src/graph/trees.cc, for the shape of the two trees.
 
-Arguments and habits are those of `torch.distributed`; each file of this package imports torch only.
+Arguments and habits are those of `torch.distributed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-Group = dist.ProcessGroup | None
-Messages = Sequence[tuple[torch.Tensor, int]]
+from .messages import Group, exchange, flat_to_write, group_rank, put_back, rank_and_size
 
 
-def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
+def broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
     """Copy `tensor` from rank `src` to all ranks of `group`, in place, on a binomial tree.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. Unchanged on `src`.
@@ -40,25 +37,25 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
     In round k the 2^k ranks that have the tensor each send it to one that has not.
     Bytes sent: ceil(log2 N) M by src, less by the others, (N-1) M by all. Rounds: ceil(log2 N).
 
-    Raises ValueError when src is not in the group or the tensor cannot be written; TypeError for what
-    is no tensor.
+    Raises ValueError if src is not in the group or `tensor` cannot be written; TypeError if it is not a
+    dense tensor.
     """
-    rank, n = _place(group)
-    root = _root(src, "src", group)
-    flat = _flat(tensor)
+    rank, n = rank_and_size(group)
+    root = group_rank(src, "src", group)
+    flat = flat_to_write(tensor)
     place = (rank - root) % n  # the tree is drawn with the root at place 0
     distance = 1
     while distance < n:
         if place < distance and place + distance < n:
-            _wait(_post([], [(flat, (rank + distance) % n)], group))
+            exchange(group, sends=[(flat, (rank + distance) % n)])
         elif distance <= place < 2 * distance:
-            _wait(_post([(flat, (rank - distance) % n)], [], group))
+            exchange(group, receives=[(flat, (rank - distance) % n)])
         distance *= 2
     if place > 0:
-        _put_back(flat, tensor)
+        put_back(flat, tensor)
 
 
-def reduce(tensor: torch.Tensor, dst: int, group: Group = None) -> None:
+def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group` on rank `dst`, in place there: a broadcast run backwards.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. It changes on `dst`
@@ -66,29 +63,27 @@ def reduce(tensor: torch.Tensor, dst: int, group: Group = None) -> None:
     dst: rank in the whole world, also when a group is given.
     Bytes sent: M by every rank but dst. Rounds: ceil(log2 N). Scratch: up to two tensors.
 
-    Raises ValueError when dst is not in the group or the tensor cannot be written; TypeError for what
-    is no tensor.
+    Raises ValueError if dst is not in the group or `tensor` cannot be written; TypeError if it is not a
+    dense tensor.
     """
-    rank, n = _place(group)
-    root = _root(dst, "dst", group)
-    total = _flat(tensor)
+    rank, n = rank_and_size(group)
+    root = group_rank(dst, "dst", group)
+    total = flat_to_write(tensor)
     place = (rank - root) % n
     distance = 1 << (n - 1).bit_length() >> 1  # the broadcast's last
     while distance:
         if place < distance and place + distance < n:
             arriving = torch.empty_like(total)
-            _wait(_post([(arriving, (rank + distance) % n)], [], group))
+            exchange(group, receives=[(arriving, (rank + distance) % n)])
             total = total + arriving  # a new tensor: this rank's own stays as it is
         elif distance <= place < 2 * distance:
-            _wait(_post([], [(total, (rank - distance) % n)], group))
+            exchange(group, sends=[(total, (rank - distance) % n)])
         distance //= 2
     if place == 0:
-        _put_back(total, tensor)
+        put_back(total, tensor)
 
 
-def double_binary_tree_all_reduce(
-    tensor: torch.Tensor, group: Group = None, blocks: int = 4
-) -> None:
+def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: int = 4) -> None:
     """Sum `tensor` over the ranks of `group`, in place, each half of it on a tree of its own.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
@@ -101,16 +96,15 @@ def double_binary_tree_all_reduce(
     other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
     Totals are made on the roots and copied from there: the same bits on every rank.
 
-    Raises ValueError for a tensor that cannot be written or blocks < 1; TypeError for what is no tensor.
+    Raises ValueError if `tensor` cannot be written or blocks < 1; TypeError if it is not a dense tensor.
     """
-    rank, n = _place(group)
+    rank, n = rank_and_size(group)
     if blocks < 1:
         raise ValueError(f"blocks={blocks}: a tensor is sent in at least 1 block")
-    flat = _flat(tensor)
+    flat = flat_to_write(tensor)
     deepest = (n - 1).bit_length()
-    timetable = [
-        ([], [], []) for _ in range(2 * deepest + blocks)
-    ]  # receives, sends, sums by round
+    # for each round: what is received, what is sent, what is added afterwards
+    timetable = [([], [], []) for _ in range(2 * deepest + blocks)]
     for number, half in enumerate(flat.tensor_split(2)):
         parent, children, depth = _node(rank, n, number)
         pieces = half.tensor_split(blocks)
@@ -126,10 +120,10 @@ def double_binary_tree_all_reduce(
                 timetable[up][1].append((block, parent))
                 timetable[down - 1][0].append((block, parent))
     for receives, sends, sums in timetable:
-        _wait(_post(receives, sends, group))
+        exchange(group, receives, sends)
         for block, arriving in sums:
             block += arriving
-    _put_back(flat, tensor)
+    put_back(flat, tensor)
 
 
 def _node(rank: int, n: int, number: int) -> tuple[int | None, list[int], int]:
@@ -159,76 +153,3 @@ def _parent(place: int, n: int) -> int:
     lowest = place & -place
     above = (place ^ lowest) | (lowest << 1)
     return above if above < n else place ^ lowest
-
-
-# ---- checks of the arguments
-
-
-def _root(root: int, name: str, group: Group) -> int:
-    """The rank in `group` of the world's rank `root`."""
-    members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    if root not in members:
-        raise ValueError(
-            f"{name}={root} is not in the group, whose ranks are {members}. {name} counts the ranks of "
-            "the whole world, as in torch.distributed."
-        )
-    return members.index(root)
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _flat(tensor: torch.Tensor, name: str = "tensor", written: bool = True) -> torch.Tensor:
-    """The elements of `tensor` in a row: its own memory where that is contiguous, else a copy."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{name} is {tensor.layout}; messages carry dense tensors: use to_dense()")
-    if written and _overlaps_itself(tensor):
-        raise ValueError(
-            f"{name} cannot be written: several of its elements share one place in memory (shape "
-            f"{tuple(tensor.shape)}, strides {tensor.stride()}, as expand makes them). Pass a clone()."
-        )
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    reach = 1  # elements from the first to the last of the dimensions looked at so far
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return tensor.numel() > 0
-        reach += stride * (size - 1)
-    return False
-
-
-def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write the elements of `flat` into `tensor`, unless they are the same memory already."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _post(receives: Messages, sends: Messages, group: Group) -> list[dist.Work]:
-    """Start the messages of one round together; each is (tensor, rank of the other end in `group`).
-
-    Together, because one after the other they can wait for each other: NCCL runs what it is given
-    in order. Receives first: a message whose receive is ready need not wait. Empty ones are left out.
-    """
-    batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
-    batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
-    return dist.batch_isend_irecv(batch) if batch else []
-
-
-def _wait(works: Iterable[dist.Work]) -> None:
-    for work in works:
-        work.wait()
