@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import inspect
 import math
 import random
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -797,33 +794,3 @@ def test_wrong_calls_are_told_what_is_wrong_before_anything_is_sent():
     found = launch(body, world_size=2, backend="gloo")
     assert [p for problems in found for p in problems] == []
     assert not found.ledger.operations()
-
-
-# ---- the files
-
-
-FILES = sorted(p for p in Path(inspect.getfile(ours)).parent.glob("*.py") if p.stem != "__init__")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_each_file_can_be_copied_out_alone(path: Path):
-    source = path.read_text()
-    imported = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-    assert imported <= {"__future__", "collections", "typing", "torch"}
-    assert len(source.splitlines()) < 300
-    alone: dict = {"__name__": "alone"}
-    exec(compile(source, "alone.py", "exec"), alone)
-    for name in ours.__all__:
-        if inspect.getfile(getattr(ours, name)) == str(path):
-            assert callable(alone[name])
-
-
-def test_what_the_files_share_is_the_same_in_all_of_them():
-    marker = "# ---- plumbing"
-    assert all(marker in path.read_text() for path in FILES)
-    assert len({path.read_text().partition(marker)[2] for path in FILES}) == 1

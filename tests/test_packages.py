@@ -121,7 +121,7 @@ def test_names_that_exercises_ask_for_are_hidden_and_the_others_are_there() -> N
 # ---- folders that can be copied out
 
 
-@pytest.mark.parametrize("topic", ["collectives"])
+@pytest.mark.parametrize("topic", ["collectives", "compression"])
 def test_the_folder_can_be_copied_out_alone(topic: str, tmp_path: Path) -> None:
     """It imports torch and itself only, and works under another name outside the package."""
     folder = ROOT / "course_lib" / topic

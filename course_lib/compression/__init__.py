@@ -1,11 +1,12 @@
 """Sending less than the gradient, and remembering the rest.
 
-One file for each idea, each of which can be copied out alone:
+One file for each idea:
 
     sparse.py    topk_all_reduce: the largest elements, with their places
     int8.py      int8_all_reduce: every element in eight bits, a scale for each block
     powersgd.py  PowerSGD: two thin factors of each matrix
     sign.py      OneBitAdam, sign_all_reduce: one bit an element, after a warm-up in full precision
+    common.py    what they share; the folder imports torch only and can be copied out as it is
 
 What they share is error feedback: a rank adds what it could not say last time to what it has to say now,
 so that nothing is lost, only late. Without it a biased compressor stops where the errors add up to
@@ -14,9 +15,18 @@ Schemes", ICML 2019). All of them compute the mean over the ranks and leave the 
 What each sends is in its docstring and, as functions of the sizes, in `course_lib.facts`.
 """
 
-from course_lib.compression.int8 import int8_all_reduce
-from course_lib.compression.powersgd import PowerSGD
-from course_lib.compression.sign import OneBitAdam, sign_all_reduce
-from course_lib.compression.sparse import topk_all_reduce
+from .int8 import dequantize, int8_all_reduce, quantize
+from .powersgd import PowerSGD
+from .sign import OneBitAdam, shard_size, sign_all_reduce
+from .sparse import topk_all_reduce
 
-__all__ = ["OneBitAdam", "PowerSGD", "int8_all_reduce", "sign_all_reduce", "topk_all_reduce"]
+__all__ = [
+    "OneBitAdam",
+    "PowerSGD",
+    "dequantize",
+    "int8_all_reduce",
+    "quantize",
+    "shard_size",
+    "sign_all_reduce",
+    "topk_all_reduce",
+]

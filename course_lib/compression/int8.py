@@ -20,8 +20,7 @@ since what it adds to its share next time is divided by N again. So at any time
 
 Source: blocks with scales of their own: Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
 ICLR 2022; quantised gradients by all-to-all: Wang et al., "ZeRO++", 2023; error feedback:
-Karimireddy et al. 2019, on both sides: Tang et al., "DoubleSqueeze", ICML 2019. This file imports torch
-only.
+Karimireddy et al. 2019, on both sides: Tang et al., "DoubleSqueeze", ICML 2019.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-Group = dist.ProcessGroup | None
+from .common import Group, all_gather, check_pair, keep, rank_and_size
 
 BLOCK = 256  # elements that share a scale
 LARGEST = 127  # -128 is not used, so that the range is symmetric
-SCALE_BYTES = 4
 
 
 @torch.no_grad()
@@ -50,10 +48,10 @@ def int8_all_reduce(
     Sends 2 (N-1) (s + 4 ceil(s/block)) bytes per rank, with s = ceil(size / N): one all-to-all and one
     all-gather, scales included. Scratch: some copies of the tensor in float32. The same bits on every rank.
 
-    Raises ValueError for a block, a dtype or an error that does not fit; TypeError for what is no tensor.
+    Raises ValueError if block, dtype or error do not fit; TypeError if an argument is not a tensor.
     """
-    rank, n = _place(group)
-    _check_pair(tensor, error, ("tensor", "error"))
+    rank, n = rank_and_size(group)
+    check_pair(tensor, error, ("tensor", "error"))
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise ValueError(f"block={block!r}: the number of elements that share a scale is 1 or more")
     size = tensor.numel()
@@ -69,14 +67,11 @@ def int8_all_reduce(
     mean = dequantize(received, shard, block, wide).sum(0) / n
 
     own = quantize(mean[None], block)
-    everything = torch.empty_like(sent)
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since 2.13
-    gather(everything, own, group=group)
-    result = dequantize(everything, shard, block, wide)
+    result = dequantize(all_gather(own, group), shard, block, wide)
 
     residual = asked - dequantize(sent, shard, block, wide)
     residual[rank] += n * (mean - result[rank])
-    _keep(error, residual.reshape(-1)[:size])
+    keep(error, residual.reshape(-1)[:size])
     tensor.copy_(result.reshape(-1)[:size].view(tensor.shape))
 
 
@@ -109,43 +104,3 @@ def _blocks(rows: torch.Tensor, block: int) -> torch.Tensor:
     """(rows, blocks, block); the last block of each row is filled up with zeros."""
     padded = F.pad(rows, (0, -rows.shape[1] % block))
     return padded.reshape(len(rows), -1, block)
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
-    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
-    for one, name in zip((tensor, error), names, strict=True):
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
-        if not one.is_floating_point() or one.layout != torch.strided:
-            raise ValueError(
-                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
-                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
-            )
-    if tensor.shape != error.shape or tensor.device != error.device:
-        raise ValueError(
-            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
-            f"{error.device}: they must be alike. Make the residual once, before the first step: "
-            "error = torch.zeros_like(tensor)."
-        )
-
-
-def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
-    """Write the residual into `error`; where it is infinite or not a number, zero.
-
-    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
-    """
-    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))

@@ -17,8 +17,7 @@ to its next gradient. Vectors (biases, norms) go uncompressed; so does a matrix 
 no smaller than itself.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019, algorithms 1 and 2; in PyTorch: ddp_comm_hooks.powerSGD_hook. This file
-imports torch only.
+Optimization", NeurIPS 2019, algorithms 1 and 2; in PyTorch: ddp_comm_hooks.powerSGD_hook.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
-Group = dist.ProcessGroup | None
+from .common import Group, check_pair, mean_over_ranks, rank_and_size
 
 
 class PowerSGD:
@@ -72,16 +70,16 @@ class PowerSGD:
         then Q. They travel in float32 where the gradients are narrower. Scratch: two copies of the
         matrices. The same bits on every rank.
 
-        Raises ValueError when the gradients do not fit each other or the last call's; TypeError for what is
-        no tensor.
+        Raises ValueError if the gradients do not fit each other or the last call's; TypeError if one is not
+        a tensor.
         """
-        _place(self.group)
+        rank_and_size(self.group)
         self._check(gradients)
         if not gradients:
             return
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
         thin = [g for g in gradients if self._compresses(g.shape)]
-        plain = [g.to(wide, copy=True) for g in gradients if not self._compresses(g.shape)]
+        plain = [g.to(wide) for g in gradients if not self._compresses(g.shape)]
         if not self._queries or not self.warm_start:
             self._queries = [self._draw(g, wide) for g in thin]
         if not self.errors:
@@ -89,22 +87,20 @@ class PowerSGD:
 
         asked = [error + _matrix(g) for error, g in zip(self.errors, thin, strict=True)]
         p = [g @ q for g, q in zip(asked, self._queries, strict=True)]
-        self._mean([*plain, *p])
-        p = [_orthonormal(one) for one in p]
-        own_q = [g.T @ one for g, one in zip(asked, p, strict=True)]
-        q = [one.clone() for one in own_q]
-        self._mean(q)
+        means = mean_over_ranks([*plain, *p], self.group)
+        plain, p = means[: len(plain)], [_orthonormal(columns) for columns in means[len(plain) :]]
+        own_q = [g.T @ columns for g, columns in zip(asked, p, strict=True)]
+        q = mean_over_ranks(own_q, self.group)
 
-        if (
-            self.error_feedback
-        ):  # against this rank's own Q, as in algorithm 2: the mean error is the same
-            missed = [g - one @ own.T for g, one, own in zip(asked, p, own_q, strict=True)]
-            self.errors = [one.nan_to_num(0.0, 0.0, 0.0) for one in missed]
+        if self.error_feedback:
+            # against this rank's own Q, as in algorithm 2: the mean error is the same
+            missed = [g - columns @ own.T for g, columns, own in zip(asked, p, own_q, strict=True)]
+            self.errors = [error.nan_to_num(0.0, 0.0, 0.0) for error in missed]
         self._queries = [_usable(new, old) for new, old in zip(q, self._queries, strict=True)]
-        means = iter([one @ other.T for one, other in zip(p, q, strict=True)])
+        products = iter([columns @ other.T for columns, other in zip(p, q, strict=True)])
         rest = iter(plain)
         for gradient in gradients:
-            mean = next(means if self._compresses(gradient.shape) else rest)
+            mean = next(products if self._compresses(gradient.shape) else rest)
             gradient.copy_(mean.view(gradient.shape))
 
     def state_dict(self) -> dict:
@@ -141,19 +137,9 @@ class PowerSGD:
         shape = (gradient.numel() // gradient.shape[0], self._columns(gradient.shape))
         return torch.randn(shape, generator=self._generator).to(gradient.device, dtype)
 
-    def _mean(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Average all of them over the ranks by one all-reduce, in place."""
-        if not tensors:
-            return
-        flat = torch.cat([one.reshape(-1) for one in tensors])
-        dist.all_reduce(flat, group=self.group)
-        flat /= dist.get_world_size(self.group)
-        for one, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-            one.copy_(mean.view(one.shape))
-
     def _check(self, gradients: Sequence[torch.Tensor]) -> None:
         for gradient in gradients:
-            _check_pair(gradient, gradient, ("a gradient", "a gradient"))
+            check_pair(gradient, gradient, ("a gradient", "a gradient"))
         kinds = {(str(g.dtype), str(g.device)) for g in gradients}
         if len(kinds) > 1:
             raise ValueError(
@@ -186,43 +172,3 @@ def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     depends on those before it.
     """
     return torch.linalg.qr(matrix).Q
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
-    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
-    for one, name in zip((tensor, error), names, strict=True):
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
-        if not one.is_floating_point() or one.layout != torch.strided:
-            raise ValueError(
-                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
-                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
-            )
-    if tensor.shape != error.shape or tensor.device != error.device:
-        raise ValueError(
-            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
-            f"{error.device}: they must be alike. Make the residual once, before the first step: "
-            "error = torch.zeros_like(tensor)."
-        )
-
-
-def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
-    """Write the residual into `error`; where it is infinite or not a number, zero.
-
-    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
-    """
-    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))

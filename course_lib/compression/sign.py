@@ -20,23 +20,21 @@ left alone, as no scale for it was ever seen.
 
 Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
 Speed", ICML 2021, algorithm 1; signs with error feedback: Seide et al., "1-Bit Stochastic Gradient Descent
-and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014. This file
-imports torch only.
+and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-Group = dist.ProcessGroup | None
+from .common import Group, Tensors, all_gather, check_pair, keep, mean_over_ranks, rank_and_size
 
 SCALE_BYTES = 4
-Tensors = Sequence[torch.Tensor]
 
 
 class OneBitAdam(torch.optim.Optimizer):
@@ -106,7 +104,7 @@ class OneBitAdam(torch.optim.Optimizer):
         return loss
 
     def _full_precision(self, places: list, states: list[dict], gradients: Tensors) -> None:
-        means = _mean(gradients, self.group)
+        means = mean_over_ranks(gradients, self.group)
         for (_, group), state, mean in zip(places, states, means, strict=True):
             beta1, beta2 = group["betas"]
             state["exp_avg"].lerp_(mean, 1 - beta1)
@@ -128,7 +126,7 @@ class OneBitAdam(torch.optim.Optimizer):
             state["step"] = 0
             for name in ("exp_avg", "exp_avg_sq", "error"):
                 state[name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
-            state["server_error"] = p.new_zeros(shard_size(p.numel(), _place(self.group)[1]))
+            state["server_error"] = p.new_zeros(shard_size(p.numel(), rank_and_size(self.group)[1]))
         return state
 
 
@@ -145,9 +143,9 @@ def sign_all_reduce(
     Sends 2 (N-1) (s + 4) bytes per rank for each tensor, with s = ceil(size / 8N): one all-to-all and one
     all-gather for all tensors together, scales included. The same bits on every rank.
 
-    Raises ValueError when errors do not fit their tensors; TypeError for what is no tensor.
+    Raises ValueError if errors do not fit their tensors; TypeError if an argument is not a tensor.
     """
-    rank, n = _place(group)
+    rank, n = rank_and_size(group)
     _check_errors(tensors, errors, server_errors, n)
     if not tensors:
         return
@@ -163,15 +161,13 @@ def sign_all_reduce(
         signs.mean(0, keepdim=True) + e for signs, e in zip(arrived, server_errors, strict=True)
     ]
     own = _pack(means, mine)
-    everything = torch.empty_like(sent)
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since 2.13
-    gather(everything, own, group=group)
+    everything = all_gather(own, group)
 
     said, agreed = _unpack(sent, real, asked), _unpack(own, mine, asked)
     results = _unpack(everything, real, asked)
     for i, tensor in enumerate(tensors):
-        _keep(errors[i], (asked[i] - said[i]).view(-1)[: tensor.numel()])
-        _keep(server_errors[i], means[i] - agreed[i])
+        keep(errors[i], (asked[i] - said[i]).view(-1)[: tensor.numel()])
+        keep(server_errors[i], means[i] - agreed[i])
         tensor.copy_(results[i].view(-1)[: tensor.numel()].view(tensor.shape))
 
 
@@ -226,15 +222,6 @@ def _real(tensor: torch.Tensor, n: int) -> torch.Tensor:
     return (torch.arange(n * shard, device=tensor.device) < tensor.numel()).view(n, shard)
 
 
-def _mean(tensors: Tensors, group: Group) -> list[torch.Tensor]:
-    """The mean of each over the ranks, by one all-reduce."""
-    flat = torch.cat([one.reshape(-1) for one in tensors])
-    dist.all_reduce(flat, group=group)
-    flat /= _place(group)[1]
-    parts = flat.split([one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)]
-
-
 def _check_parameters(params: Tensors) -> None:
     kinds = {(p.dtype, p.device) for p in params}
     wrong = [dtype for dtype, _ in kinds if dtype not in (torch.float32, torch.float64)]
@@ -248,50 +235,10 @@ def _check_parameters(params: Tensors) -> None:
 
 def _check_errors(tensors: Tensors, errors: Tensors, server_errors: Tensors, n: int) -> None:
     for tensor, error, server in zip(tensors, errors, server_errors, strict=True):
-        _check_pair(tensor, error, ("a tensor", "its error"))
+        check_pair(tensor, error, ("a tensor", "its error"))
         if server.shape != (shard_size(tensor.numel(), n),):
             raise ValueError(
                 f"a server error is {tuple(server.shape)}, but {n} ranks serve shards of "
                 f"{shard_size(tensor.numel(), n)} elements of a tensor of {tensor.numel()}: make it once, "
                 "with tensor.new_zeros(shard_size(tensor.numel(), world_size))"
             )
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
-    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
-    for one, name in zip((tensor, error), names, strict=True):
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
-        if not one.is_floating_point() or one.layout != torch.strided:
-            raise ValueError(
-                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
-                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
-            )
-    if tensor.shape != error.shape or tensor.device != error.device:
-        raise ValueError(
-            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
-            f"{error.device}: they must be alike. Make the residual once, before the first step: "
-            "error = torch.zeros_like(tensor)."
-        )
-
-
-def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
-    """Write the residual into `error`; where it is infinite or not a number, zero.
-
-    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
-    """
-    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))

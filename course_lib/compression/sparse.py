@@ -13,15 +13,14 @@ since indices cost as much as values.
 
 Source: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; Lin et al.,
 "Deep Gradient Compression", ICLR 2018; convergence: Stich, Cordonnier and Jaggi, "Sparsified SGD with
-Memory", NeurIPS 2018. This file imports torch only.
+Memory", NeurIPS 2018.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
-Group = dist.ProcessGroup | None
+from .common import Group, all_gather, check_pair, keep, rank_and_size
 
 
 @torch.no_grad()
@@ -38,10 +37,10 @@ def topk_all_reduce(
     indices (8 bytes each from 2^31 elements on), one of the values, in the tensor's dtype. Scratch: one
     tensor and all pairs. The same bits on every rank.
 
-    Raises ValueError for a fraction, a dtype or an error that does not fit; TypeError for what is no tensor.
+    Raises ValueError if fraction, dtype or error do not fit; TypeError if an argument is not a tensor.
     """
-    _, n = _place(group)
-    _check_pair(tensor, error, ("tensor", "error"))
+    _, n = rank_and_size(group)
+    check_pair(tensor, error, ("tensor", "error"))
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}: the share of the elements to send lies in (0, 1]")
     if not tensor.numel():
@@ -51,66 +50,16 @@ def topk_all_reduce(
     asked = (tensor.to(wide) + error).reshape(-1)
     indices = asked.abs().topk(k, sorted=False).indices
     values = asked[indices].to(tensor.dtype)
-    every_index = _all_gather(indices.to(_index_dtype(tensor.numel())), n, group)
-    every_value = _all_gather(values, n, group)
+    every_index = all_gather(indices.to(_index_dtype(tensor.numel())), group)
+    every_value = all_gather(values, group)
 
     mean = torch.zeros_like(asked)
-    for theirs, value in zip(
-        every_index, every_value, strict=True
-    ):  # no index twice in one of them
+    for theirs, value in zip(every_index, every_value, strict=True):  # no index twice in a row
         mean.index_add_(0, theirs.long(), value.to(mean.dtype))
     asked[indices] -= values.to(asked.dtype)
-    _keep(error, asked)
+    keep(error, asked)
     tensor.copy_((mean / n).view(tensor.shape))
 
 
 def _index_dtype(numel: int) -> torch.dtype:
     return torch.int32 if numel < 1 << 31 else torch.int64
-
-
-def _all_gather(mine: torch.Tensor, n: int, group: Group) -> torch.Tensor:
-    """(n, k): row r is what rank r has."""
-    every = mine.new_empty(n * mine.numel())
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since 2.13
-    gather(every, mine, group=group)
-    return every.view(n, -1)
-
-
-# ---- plumbing: the same in every file of this package, so that each can be copied out alone
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
-    """Both are dense tensors of real numbers that can be written, alike in shape and device."""
-    for one, name in zip((tensor, error), names, strict=True):
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"{name} is a {type(one).__name__}; a torch.Tensor is expected")
-        if not one.is_floating_point() or one.layout != torch.strided:
-            raise ValueError(
-                f"{name} is {one.dtype}, {one.layout}: only dense tensors of floating-point numbers can "
-                "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
-            )
-    if tensor.shape != error.shape or tensor.device != error.device:
-        raise ValueError(
-            f"{names[0]} is {tuple(tensor.shape)} on {tensor.device} and {names[1]} {tuple(error.shape)} on "
-            f"{error.device}: they must be alike. Make the residual once, before the first step: "
-            "error = torch.zeros_like(tensor)."
-        )
-
-
-def _keep(error: torch.Tensor, residual: torch.Tensor) -> None:
-    """Write the residual into `error`; where it is infinite or not a number, zero.
-
-    An overflow has been sent and shows in every rank's result; remembered, it would spoil all later ones.
-    """
-    error.detach().copy_(residual.reshape(error.shape).nan_to_num(0.0, 0.0, 0.0))
