@@ -70,7 +70,6 @@
 # %%
 import math
 import time
-from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -274,76 +273,7 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% nbgrader={"grade_id": "broadcast", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-Messages = Sequence[tuple[torch.Tensor, int]]
-
-
-def _place(group: Group) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size."""
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is not in the group that it passed: only the group's own ranks "
-            "may call. Guard the call with `if dist.get_rank() in ranks:`."
-        )
-    return rank, dist.get_world_size(group)
-
-
-def _root(root: int, name: str, group: Group) -> int:
-    """The rank in `group` of the world's rank `root`."""
-    members = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    if root not in members:
-        raise ValueError(
-            f"{name}={root} is not in the group, whose ranks are {members}. {name} counts the ranks of "
-            "the whole world, as in torch.distributed."
-        )
-    return members.index(root)
-
-
-def _flat(tensor: torch.Tensor, name: str = "tensor", written: bool = True) -> torch.Tensor:
-    """The elements of `tensor` in a row: its own memory where that is contiguous, else a copy."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    if tensor.layout != torch.strided:
-        raise ValueError(f"{name} is {tensor.layout}; messages carry dense tensors: use to_dense()")
-    if written and _overlaps_itself(tensor):
-        raise ValueError(
-            f"{name} cannot be written: several of its elements share one place in memory (shape "
-            f"{tuple(tensor.shape)}, strides {tensor.stride()}, as expand makes them). Pass a clone()."
-        )
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    reach = 1  # elements from the first to the last of the dimensions looked at so far
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return tensor.numel() > 0
-        reach += stride * (size - 1)
-    return False
-
-
-def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Write the elements of `flat` into `tensor`, unless they are the same memory already."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _wait(works: Iterable[dist.Work]) -> None:
-    for work in works:
-        work.wait()
-
-
-def _post(receives: Messages, sends: Messages, group: Group) -> list[dist.Work]:
-    """Start the messages of one round together; each is (tensor, rank of the other end in `group`).
-
-    Together, because one after the other they can wait for each other: NCCL runs what it is given
-    in order. Receives first: a message whose receive is ready need not wait. Empty ones are left out.
-    """
-    batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
-    batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
-    return dist.batch_isend_irecv(batch) if batch else []
-
-
+# (the tree needs none)
 ### END SOLUTION
 
 
@@ -354,19 +284,18 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
     All ranks together send (N-1) M bytes, in ceil(log2 N) rounds: a rank sends one message a round.
     """
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    root = _root(src, "src", group)
-    flat = _flat(tensor)
-    place = (rank - root) % n  # the tree is drawn with the root at place 0
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    place = (rank - root) % n  # counted from the root
+    buffer = tensor.contiguous()
     distance = 1
     while distance < n:
         if place < distance and place + distance < n:
-            _wait(_post([], [(flat, (rank + distance) % n)], group))
+            dist.send(buffer, group=group, group_dst=(rank + distance) % n)
         elif distance <= place < 2 * distance:
-            _wait(_post([(flat, (rank - distance) % n)], [], group))
+            dist.recv(buffer, group=group, group_src=(rank - distance) % n)
         distance *= 2
-    if place > 0:
-        _put_back(flat, tensor)
+    tensor.copy_(buffer)
     ### END SOLUTION
 
 
@@ -543,36 +472,20 @@ def reduce_scatter_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% nbgrader={"grade_id": "reduce_scatter", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _check_pair(whole: torch.Tensor, shard: torch.Tensor, n: int, names: tuple[str, str]) -> None:
-    """`whole` must hold n times what `shard` holds, of the same kind."""
-    name, other = names
-    if whole.dtype != shard.dtype or whole.device != shard.device:
-        raise ValueError(
-            f"{name} is {whole.dtype} on {whole.device}, {other} {shard.dtype} on {shard.device}: both "
-            "must have one dtype and one device"
-        )
-    if whole.numel() != n * shard.numel():
-        raise ValueError(
-            f"{name} has {whole.numel()} elements and {other} {shard.numel()}: with {n} ranks {name} must "
-            f"have {n} x {shard.numel()} = {n * shard.numel()}. Pad a size that {n} does not divide."
-        )
+def exchange(outgoing, to, arriving, source, group):
+    """One round: send `outgoing` to rank `to` of the group, receive `arriving` from rank `source`."""
+    messages = [
+        dist.P2POp(dist.irecv, arriving, group=group, group_peer=source),
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
 
 
-def _pass_on(outgoing: torch.Tensor, arriving: torch.Tensor, group: Group) -> list[dist.Work]:
-    """One round: send `outgoing` to the right, return when what the left sends is in `arriving`.
-
-    Returns what is still under way; wait for it before `outgoing` is written.
-    """
-    rank, n = _place(group)
-    works = _post([(arriving, (rank - 1) % n)], [(outgoing, (rank + 1) % n)], group)
-    if arriving.numel():
-        works.pop(0).wait()
-    return works
-
-
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a and b may overlap, so that writing the one could change the other."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def pass_on(outgoing, arriving, group):
+    """One round of a ring: `outgoing` goes to the right, `arriving` comes from the left."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    exchange(outgoing, (rank + 1) % n, arriving, (rank - 1) % n, group)
 
 
 ### END SOLUTION
@@ -586,19 +499,15 @@ def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = Non
     Each rank sends (N-1)/N of the input's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    whole, result = _flat(input, "input", written=False), _flat(output, "output")
-    _check_pair(input, output, n, ("input", "output"))
-    shards = (whole.clone() if _share_memory(input, output) else whole).tensor_split(n)
-    landing = (result, torch.empty_like(result) if n > 2 else result)  # the last sum in `result`
-    passing = shards[rank - 1]
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.contiguous().view(-1).tensor_split(n)
+    passing = chunks[rank - 1].clone()
+    arriving = torch.empty_like(passing)
     for k in range(n - 1):
-        arriving = landing[(n - 2 - k) % 2]
-        _wait(_pass_on(passing, arriving, group))
-        passing = arriving.add_(shards[(rank - 2 - k) % n])
-    if n == 1:
-        result.copy_(shards[0])
-    _put_back(result, output)
+        pass_on(passing, arriving, group)
+        arriving += chunks[(rank - k - 2) % n]
+        passing, arriving = arriving, passing
+    output.copy_(passing.view_as(output))
     ### END SOLUTION
 
 
@@ -722,13 +631,11 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% nbgrader={"grade_id": "all_gather", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _gather_chunks(chunks: Sequence[torch.Tensor], complete: int, group: Group) -> None:
-    """Second phase, an all-gather: the complete chunks go round once more, received in place."""
-    _, n = _place(group)
-    sends: list[dist.Work] = []
+def gather_chunks(chunks, complete, group):
+    """Send chunk `complete` round, and those that arrive after it: every rank gets all."""
+    n = dist.get_world_size(group)
     for k in range(n - 1):
-        sends += _pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
-    _wait(sends)
+        pass_on(chunks[(complete - k) % n], chunks[(complete - k - 1) % n], group)
 
 
 ### END SOLUTION
@@ -742,13 +649,12 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
     Each rank sends (N-1)/N of the output's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    own, result = _flat(input, "input", written=False), _flat(output, "output")
-    _check_pair(output, input, n, ("output", "input"))
-    shards = result.tensor_split(n)
-    shards[rank].copy_(own.clone() if _share_memory(input, output) else own)
-    _gather_chunks(shards, rank, group)
-    _put_back(result, output)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    full = output.contiguous()
+    chunks = full.view(-1).tensor_split(n)
+    chunks[rank].copy_(input.flatten())
+    gather_chunks(chunks, rank, group)
+    output.copy_(full)
     ### END SOLUTION
 
 
@@ -920,17 +826,15 @@ figure
 # %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _reduce_chunks(chunks: Sequence[torch.Tensor], group: Group) -> None:
-    """First phase, a reduce-scatter: afterwards chunk r + 1 on rank r is complete."""
-    rank, n = _place(group)
-    scratch = torch.empty_like(chunks[0])  # used again in every round; chunk 0 is the longest
-    sends: list[dist.Work] = []
+def reduce_chunks(chunks, group):
+    """Add up all ranks' chunks: afterwards rank r holds the sum of chunk r + 1."""
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    scratch = torch.empty_like(chunks[0])  # the longest
     for k in range(n - 1):
         own = chunks[(rank - k - 1) % n]
         arriving = scratch[: own.numel()]
-        sends += _pass_on(chunks[(rank - k) % n], arriving, group)
+        pass_on(chunks[(rank - k) % n], arriving, group)
         own += arriving
-    _wait(sends)
 
 
 ### END SOLUTION
@@ -945,12 +849,12 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    flat = _flat(tensor)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(n)
-    _reduce_chunks(chunks, group)
-    _gather_chunks(chunks, (rank + 1) % n, group)
-    _put_back(flat, tensor)
+    reduce_chunks(chunks, group)
+    gather_chunks(chunks, (rank + 1) % n, group)
+    tensor.copy_(flat.view_as(tensor))
     ### END SOLUTION
 
 
@@ -1009,12 +913,12 @@ run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
 def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None:
     """Your ring, with one mistake."""
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    flat = _flat(tensor)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(n)
-    _reduce_chunks(chunks, group)
-    _gather_chunks(chunks, rank, group)  # but rank + 1 is the chunk that is complete
-    _put_back(flat, tensor)
+    reduce_chunks(chunks, group)
+    gather_chunks(chunks, rank, group)  # but rank + 1 is the chunk that is complete
+    tensor.copy_(flat.view_as(tensor))
     ### END SOLUTION
 
 
@@ -1094,27 +998,7 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _fold(flat: torch.Tensor, scratch: torch.Tensor, group: Group) -> int:
-    """Add the tensors of the extra ranks C, C + 1, ... to those of ranks 0, 1, ...; returns C."""
-    rank, n = _place(group)
-    core = 1 << n.bit_length() - 1
-    if rank >= core:
-        _wait(_post([], [(flat, rank - core)], group))
-    elif rank + core < n:
-        _wait(_post([(scratch, rank + core)], [], group))
-        flat += scratch
-    return core
-
-
-def _unfold(flat: torch.Tensor, core: int, group: Group) -> None:
-    """Hand the result to the extra ranks."""
-    rank, n = _place(group)
-    if rank >= core:
-        _wait(_post([(flat, rank - core)], [], group))
-    elif rank + core < n:
-        _wait(_post([], [(flat, rank + core)], group))
-
-
+# (`exchange` of §2)
 ### END SOLUTION
 
 
@@ -1128,18 +1012,25 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
     The result has the same bits on every rank.
     """
     ### BEGIN SOLUTION
-    rank, _ = _place(group)
-    flat = _flat(tensor)
-    arriving = torch.empty_like(flat)
-    core = _fold(flat, arriving, group)
-    distance = 1
-    while distance < core and rank < core:
-        partner = rank ^ distance
-        _wait(_post([(arriving, partner)], [(flat, partner)], group))
-        flat += arriving
-        distance *= 2
-    _unfold(flat, core, group)
-    _put_back(flat, tensor)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    core = 1 << (n.bit_length() - 1)
+    total = tensor.contiguous()
+    arriving = torch.empty_like(total)
+    if rank >= core:  # one too many: give, then get the sum
+        dist.send(total, group=group, group_dst=rank - core)
+        dist.recv(total, group=group, group_src=rank - core)
+    else:
+        if rank + core < n:
+            dist.recv(arriving, group=group, group_src=rank + core)
+            total += arriving
+        distance = 1
+        while distance < core:
+            exchange(total, rank ^ distance, arriving, rank ^ distance, group)
+            total += arriving
+            distance *= 2
+        if rank + core < n:
+            dist.send(total, group=group, group_dst=rank + core)
+    tensor.copy_(total)
     ### END SOLUTION
 
 
@@ -1275,20 +1166,7 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 # %% nbgrader={"grade_id": "all_to_all", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _check_alike(output: torch.Tensor, input: torch.Tensor, n: int) -> None:
-    if (output.numel(), output.dtype, output.device) != (input.numel(), input.dtype, input.device):
-        raise ValueError(
-            f"output has {output.numel()} elements of {output.dtype} on {output.device}, input "
-            f"{input.numel()} of {input.dtype} on {input.device}: all_to_all needs both alike"
-        )
-    rows = input.shape[0] if input.dim() else 1
-    if rows % n:
-        raise ValueError(
-            f"input's first dimension is {rows}, which {n} ranks cannot share equally: pad it to a "
-            f"multiple of {n}"
-        )
-
-
+# (`exchange` of §2)
 ### END SOLUTION
 
 
@@ -1300,17 +1178,14 @@ def all_to_all(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
     Each rank sends N-1 messages, (N-1)/N of the input's bytes. Its own chunk is copied.
     """
     ### BEGIN SOLUTION
-    rank, n = _place(group)
-    sent, result = _flat(input, "input", written=False), _flat(output, "output")
-    _check_alike(output, input, n)
-    if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
-        sent = sent.clone()  # they may overlap: then a part would be sent after it was written
-    outgoing, arriving = sent.tensor_split(n), result.tensor_split(n)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    result = output.contiguous()
+    outgoing, arriving = input.contiguous().tensor_split(n), result.tensor_split(n)
     arriving[rank].copy_(outgoing[rank])
     for k in range(1, n):
         to, source = (rank + k) % n, (rank - k) % n
-        _wait(_post([(arriving[source], source)], [(outgoing[to], to)], group))
-    _put_back(result, output)
+        exchange(outgoing[to], to, arriving[source], source, group)
+    output.copy_(result)
     ### END SOLUTION
 
 
@@ -1442,18 +1317,7 @@ def hierarchical_bytes(per_node: int, nodes: int, nbytes: int) -> tuple[float, f
 # %% nbgrader={"grade_id": "hierarchical_all_reduce", "solution": true}
 # Helpers of your own, if you like:
 ### BEGIN SOLUTION
-def _check_grid(intra_group: Group, inter_group: Group) -> None:
-    world = dist.group.WORLD
-    intra = set(dist.get_process_group_ranks(world if intra_group is None else intra_group))
-    inter = set(dist.get_process_group_ranks(world if inter_group is None else inter_group))
-    if intra & inter != {dist.get_rank()}:
-        raise ValueError(
-            f"intra_group {sorted(intra)} and inter_group {sorted(inter)} share the ranks "
-            f"{sorted(intra & inter)}: they must share rank {dist.get_rank()} alone. The one holds the "
-            "ranks of a node, the other one rank of each node."
-        )
-
-
+# (`reduce_chunks` and `gather_chunks` of §4 and §3)
 ### END SOLUTION
 
 
@@ -1465,16 +1329,14 @@ def hierarchical_all_reduce(tensor: torch.Tensor, intra_group: Group, inter_grou
     Each rank sends 2 (g-1)/g M bytes inside and 2 (n-1)/n M/g across, in 2 (g-1) + 2 (n-1) rounds.
     """
     ### BEGIN SOLUTION
-    place, g = _place(intra_group)
-    _place(inter_group)
-    _check_grid(intra_group, inter_group)
-    flat = _flat(tensor)
+    place, g = dist.get_rank(intra_group), dist.get_world_size(intra_group)
+    flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(g)
     complete = (place + 1) % g
-    _reduce_chunks(chunks, intra_group)
+    reduce_chunks(chunks, intra_group)
     ring_all_reduce(chunks[complete], inter_group)
-    _gather_chunks(chunks, complete, intra_group)
-    _put_back(flat, tensor)
+    gather_chunks(chunks, complete, intra_group)
+    tensor.copy_(flat.view_as(tensor))
     ### END SOLUTION
 
 
