@@ -47,7 +47,6 @@ UNLIKE = {
     "02_collectives/ring_prediction": FORMULAS,
     "03_data_parallel/predictions": FORMULAS,
     "04_zero/offload": "the library's optimizers take `offload` when they are made",
-    "04_zero/zero1_optimizer": "the library's keeps a flat buffer of gradients from step to step",
     "04_zero/zero3_unit": "the library's units are made by Zero3Module, and take other arguments",
     "06_tensor_parallel/parallel_heads": "a step towards ParallelSelfAttention",
     "06_tensor_parallel/predictions": FORMULAS,
@@ -55,6 +54,13 @@ UNLIKE = {
     "07_pipeline/predictions": FORMULAS,
     "08_context_parallel/predictions": FORMULAS,
     "08_context_parallel/ring_forward": "a step towards ring_attention",
+}
+# Lines of an exercise that the library fails, and why.
+FAILED = {
+    "04_zero/zero1_optimizer": {
+        "memory after the step: no more than P + 3P/N": "the row of gradients stays, as notebook 04 says",
+        "without the shard's gradient: P + 2P/N": "likewise",
+    },
 }
 
 
@@ -112,7 +118,9 @@ def test_the_library_passes_the_exercises_whole_check(
     importable = drawing_once(replace(EXERCISES[name], references=()))
     monkeypatch.setattr(judging, "find", lambda _: importable)
     report = judging.judge(name, wire.dumps(of_the_library(name)), seed, "hidden")
-    assert report["score"] == 1, [line for line in report["lines"] if not line["passed"]]
+    failed = {line["title"]: line["sentences"] for line in report["lines"] if not line["passed"]}
+    assert failed.keys() == FAILED.get(name, {}).keys(), failed
+    assert (report["score"] == 1) == (not failed)
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.stem)
@@ -125,7 +133,7 @@ def test_the_notebooks_own_are_judged_by_all_cases_when_they_are_executed(twin: 
 
 
 def test_exceptions_are_of_exercises_that_there_are() -> None:
-    assert {*UNLIKE, *ADAPTED} <= {*EXERCISES}
+    assert {*UNLIKE, *ADAPTED, *FAILED} <= {*EXERCISES}
     assert not {*UNLIKE} & {*ADAPTED}
     for name, adapted in ADAPTED.items():
         assert {*adapted} <= {*EXERCISES[name].objects}
