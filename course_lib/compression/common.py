@@ -43,10 +43,10 @@ def mean_over_ranks(tensors: Tensors, group: Group) -> list[torch.Tensor]:
 def all_gather(mine: torch.Tensor, group: Group) -> torch.Tensor:
     """(n, k): row r holds the k elements of rank r's `mine`."""
     _, n = rank_and_size(group)
-    every = mine.new_empty(n * mine.numel())
+    rows = mine.new_empty(n, mine.numel())
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since 2.13
-    gather(every, mine.reshape(-1), group=group)
-    return every.view(n, mine.numel())
+    gather(rows, mine.reshape(1, -1), group=group)
+    return rows
 
 
 def check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
