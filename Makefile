@@ -62,7 +62,7 @@ bench: $(READY) ## measure launch, collectives and ledger against what else ther
 	@$(PY) -m benchmarks $(ARGS)
 
 notebooks: $(READY) ## build the notebooks from their text twins
-	@$(PY) -m autograder.build $(ARGS)
+	@$(PY) -m autograder build $(ARGS)
 
 lock: $(READY) ## remake requirements.lock and environment.yml (newest versions: make lock ARGS=--upgrade)
 	@$(PY) tools/make_lock.py $(ARGS)

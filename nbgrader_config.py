@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from autograder.config import base_config
+from autograder.course.config import base_config
 
 c = get_config()  # noqa: F821  (nbgrader provides it)
 c.merge(base_config())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autograder.twin import read_twin
+from autograder.course.twin import read_twin
 from benchmarks.table import Row
 
 SOLUTIONS = Path(__file__).parent.parent / "solutions"

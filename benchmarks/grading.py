@@ -22,15 +22,15 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
-from autograder import grading
-from autograder.capacity import default_jobs
-from autograder.config import ROOT, SOLUTIONS, course_config
-from autograder.intake import find_submissions
-from autograder.jobs import LocalWorkers
-from autograder.kernels import prefer_this_environment
-from autograder.sample_class import make_sample_class, without_markers
-from autograder.session import Course, grade_class
-from autograder.twin import grade_id
+from autograder.course.config import ROOT, SOLUTIONS, course_config
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import grade_id
+from autograder.run import grading
+from autograder.run.jobs import LocalWorkers
+from autograder.run.session import Course, grade_class
+from autograder.sample.sample_class import make_sample_class, without_markers
+from autograder.sandbox.capacity import default_jobs
+from autograder.submission.intake import find_submissions
 from benchmarks.table import Row
 
 ASSIGNMENT = "02_collectives"

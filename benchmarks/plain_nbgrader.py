@@ -29,13 +29,13 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook, MissingEntry
 
+from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
 from autograder.faults.desk import ASSIGNMENT, Course, desks
 from autograder.faults.plain import NOT_RUN, RIGHT, STORED, WRONG, Plain, stored
 from autograder.faults.row import FULL, HONEST, Row
 from autograder.faults.witnesses import Listener, signs_of_success
-from autograder.kernels import prefer_this_environment
-from autograder.result import Result, write_whole
+from autograder.outcome.result import Result, write_whole
 
 CONFIG = """
 c = get_config()

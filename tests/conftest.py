@@ -63,7 +63,7 @@ def pytest_xdist_auto_num_workers() -> int:
     With a worker a core, two cores idled a fifth of the time: a test waits for its ranks, and these for each
     other.
     """
-    from autograder.capacity import default_jobs
+    from autograder.sandbox.capacity import default_jobs
 
     return min(4, default_jobs() + 1)
 

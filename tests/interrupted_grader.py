@@ -14,11 +14,11 @@ from pathlib import Path
 
 import marking_double
 
-from autograder.gradebook import ClassBook
-from autograder.intake import find_submissions
-from autograder.jobs import LocalWorkers
-from autograder.kernels import prefer_this_environment
-from autograder.session import Course, grade_class
+from autograder.book.gradebook import ClassBook
+from autograder.course.kernels import prefer_this_environment
+from autograder.run.jobs import LocalWorkers
+from autograder.run.session import Course, grade_class
+from autograder.submission.intake import find_submissions
 
 SECRET = b"0123456789abcdef"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import nbformat
 
-from autograder import status
-from autograder.intake import UnreadableError, parse
-from autograder.result import Exercise, Result
-from autograder.work import Done, Work
+from autograder.book.work import Done, Work
+from autograder.outcome import status
+from autograder.outcome.result import Exercise, Result
+from autograder.submission.intake import UnreadableError, parse
 
 
 def grade(work: Work) -> dict:

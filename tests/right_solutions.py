@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jupytext
 
-from autograder.mutants import Mutant, read_mutants
+from autograder.sample.mutants import Mutant, read_mutants
 from course_lib.checks.judge.find import of_assignment
 from tests.test_mutants import FILES
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from autograder.mutants import Mutant
+from autograder.sample.mutants import Mutant
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.find import find
 from tests.right_solutions import right_solutions

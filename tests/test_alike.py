@@ -10,8 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.mutants import MUTANTS, read_mutants
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
 from autograder.report.alike import (
     LEAST,
     SHARE,
@@ -25,7 +24,8 @@ from autograder.report.alike import (
     reference_modules,
 )
 from autograder.report.fingerprints import shape
-from autograder.sample_class import CHANGES, EXTRA, PERFECT, instead, make_sample_class
+from autograder.sample.mutants import MUTANTS, read_mutants
+from autograder.sample.sample_class import CHANGES, EXTRA, PERFECT, instead, make_sample_class
 
 ASSIGNMENTS = assignments()
 FEW = 2  # exercises of an assignment of which none need be large

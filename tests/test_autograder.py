@@ -19,22 +19,23 @@ from nbformat import NotebookNode
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 
-from autograder import grading, status
-from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments, course_config
-from autograder.entries import Entries
-from autograder.exercises import read_assignment
-from autograder.gradebook import ClassBook
-from autograder.intake import find_submissions
-from autograder.jobs import LocalWorkers
-from autograder.kernels import prefer_this_environment
-from autograder.limits import Limits
-from autograder.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, without_markers
-from autograder.scores import score_cell
-from autograder.secret import seed
-from autograder.session import Course, NotReadyError, Summary, grade_class
-from autograder.store import Store
-from autograder.table import COLUMNS, Row, as_text, write_csv
-from autograder.twin import read_twin
+from autograder.book.entries import Entries
+from autograder.book.gradebook import ClassBook
+from autograder.book.store import Store
+from autograder.book.table import COLUMNS, Row, as_text, write_csv
+from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments, course_config
+from autograder.course.exercises import read_assignment
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.scores import score_cell
+from autograder.course.twin import read_twin
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.run import grading
+from autograder.run.jobs import LocalWorkers
+from autograder.run.session import Course, NotReadyError, Summary, grade_class
+from autograder.sample.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, without_markers
+from autograder.submission.intake import find_submissions
+from autograder.submission.secret import seed
 
 SMALL = ROOT / "autograder/faults/course/00_selftest/00_selftest.py"
 NAME = SMALL.stem
@@ -100,7 +101,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallClass]:
     ClassBook(made.out, made.solutions).register([NAME])
     with pytest.MonkeyPatch.context() as patch:
         # somebody may be editing the library while its tests run
-        patch.setattr("autograder.fingerprint.of_shared", lambda *_: "the library")
+        patch.setattr("autograder.submission.fingerprint.of_shared", lambda *_: "the library")
         yield made
 
 

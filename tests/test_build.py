@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from autograder import kernels
-from autograder.build import BuildError, build, does_the_same, follow, require_full_points
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.drift import differences
-from autograder.exercises import read_assignment
-from autograder.kernels import prefer_this_environment
-from autograder.outputs import clean
+from autograder.course import kernels
+from autograder.course.build import BuildError, build, does_the_same, follow, require_full_points
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.drift import differences
+from autograder.course.exercises import read_assignment
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.outputs import clean
+from autograder.course.twin import read_twin
 from autograder.report.sanitise import clean_notebook
-from autograder.restore import Restored, restore
-from autograder.twin import read_twin
+from autograder.submission.restore import Restored, restore
 
 TOY = Path(__file__).resolve().parent / "toy" / "solutions"
 REGION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)

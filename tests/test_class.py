@@ -24,26 +24,32 @@ import pytest
 from nbformat import NotebookNode
 from traitlets.config import Config
 
-from autograder import status
+from autograder.book.entries import Entries
+from autograder.book.gradebook import ClassBook
+from autograder.book.store import Store
+from autograder.book.table import Row
+from autograder.book.work import Work
 from autograder.commands.grade import _wanted
-from autograder.config import ROOT
-from autograder.entries import Entries
-from autograder.fingerprint import of_course, of_exercise, of_library, of_shared, of_submission
-from autograder.gradebook import ClassBook
-from autograder.intake import HandedIn, Submission, find_submissions
-from autograder.jobs import LocalWorkers, TaskError
-from autograder.kernels import prefer_this_environment
-from autograder.limits import Limits
-from autograder.lock import BusyError, only_one
-from autograder.own_files import own_files
-from autograder.progress import Progress
-from autograder.result import Exercise, Result
-from autograder.secret import SecretError, course_secret, seed
-from autograder.session import Course, NotReadyError, Summary, grade_class
-from autograder.store import Store
-from autograder.table import Row
-from autograder.twin import read_twin
-from autograder.work import Work
+from autograder.course.config import ROOT
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import read_twin
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
+from autograder.run.jobs import LocalWorkers, TaskError
+from autograder.run.lock import BusyError, only_one
+from autograder.run.progress import Progress
+from autograder.run.session import Course, NotReadyError, Summary, grade_class
+from autograder.submission.fingerprint import (
+    of_course,
+    of_exercise,
+    of_library,
+    of_shared,
+    of_submission,
+)
+from autograder.submission.intake import HandedIn, Submission, find_submissions
+from autograder.submission.own_files import own_files
+from autograder.submission.secret import SecretError, course_secret, seed
 from course_lib.checks.judge.find import of_assignment
 
 TOY = Path(__file__).resolve().parent / "toy/solutions/00_toy/00_toy.py"
@@ -165,7 +171,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     # The gradebook has been made; its own test lets it be made again.
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
     # Somebody may be editing the library while its tests run.
-    monkeypatch.setattr("autograder.session.fingerprint.of_shared", lambda *_: "the library")
+    monkeypatch.setattr("autograder.run.session.fingerprint.of_shared", lambda *_: "the library")
     return Class(folder)
 
 
@@ -309,7 +315,9 @@ def test_a_change_of_one_check_lets_that_exercise_be_judged_again(
     toy: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
-    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
     given: list[list[str]] = []
 
     def grade(work: Work) -> dict:
@@ -346,7 +354,9 @@ def test_verdicts_that_an_interrupted_run_set_aside_are_known(
     toy: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
-    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
     given: list[list[str]] = []
 
     def grade(work: Work) -> dict:
@@ -370,7 +380,9 @@ def test_what_rests_on_a_limit_is_judged_again_with_the_others(
     toy: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
-    monkeypatch.setattr("autograder.session.fingerprint.of_exercise", lambda check: marks[check])
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
     given: list[list[str]] = []
 
     def grade(work: Work) -> dict:
@@ -627,7 +639,7 @@ def test_what_cannot_be_read_on_this_machine_is_ungraded(
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("autograder.session.collect", fail)
+    monkeypatch.setattr("autograder.run.session.collect", fail)
     (row,) = toy.grade().rows
     assert (row.score, row.status) == (None, status.UNGRADED)
     assert "Input/output error" in row.reason

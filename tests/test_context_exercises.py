@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib import facts
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import Case, Draw

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib import launch
 from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.compare import close

@@ -20,7 +20,7 @@ FILES = dict(BLOCK.findall(TEXT))
 # The commands of the text, without make: in a copy it would make another .venv.
 COMMANDS = {
     "test": ["-m", "pytest", "-p", "no:cacheprovider"],
-    "notebooks": ["-m", "autograder.build"],
+    "notebooks": ["-m", "autograder", "build"],
 }
 NAME = "90_stragglers"
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autograder.mutants import read_mutants
 from autograder.report.disclosure import told
+from autograder.sample.mutants import read_mutants
 from course_lib.checks.judge import faults
 from course_lib.checks.judge.answers import Answer, judge_answer
 from course_lib.checks.judge.case import Case, Draw, Finding, Observed, RankSide

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from autograder import execution, messages, status
-from autograder.child import spawner
-from autograder.execution import ERROR, OK, CellRun, Executor, Refusal
-from autograder.limits import Limits
-from autograder.transcript import SHOWN, Transcript
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.sandbox import execution, messages
+from autograder.sandbox.child import spawner
+from autograder.sandbox.execution import ERROR, OK, CellRun, Executor, Refusal
+from autograder.sandbox.transcript import SHOWN, Transcript
 from course_lib.runtime import wire
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.preloaded import Preloaded
@@ -28,7 +29,7 @@ Fresh = Callable[[], Executor]
 
 @pytest.fixture(scope="module")
 def preloaded() -> Iterator[Preloaded]:
-    process = Preloaded(("autograder.executor",))
+    process = Preloaded(("autograder.sandbox.executor",))
     yield process
     process.close()
 

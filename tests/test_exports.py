@@ -21,23 +21,23 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
+from autograder.book.standing import ByHand, Standing, final_maximum, final_score, standings
+from autograder.book.store import Store
 from autograder.commands import export, gradescope, reliability, report
 from autograder.commands import release as release_command
-from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
-from autograder.intake import parse
-from autograder.marking import untouched
-from autograder.release import Place, ReleaseError, release
+from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
+from autograder.course.release import Place, ReleaseError, release
+from autograder.outcome.result import Exercise, Result
 from autograder.report import bundle
 from autograder.report.exports import Columns, ExportError, canvas, moodle, read_table
 from autograder.report.gradescope import WITHOUT_GRADEBOOK, results_json
 from autograder.report.reliability import reference_submission
 from autograder.report.reliability import reliability as try_often
-from autograder.report.standing import ByHand, Standing, final_maximum, final_score, standings
 from autograder.report.write import page_of, read_class, write_reports
-from autograder.restore import Restored, restore
-from autograder.result import Exercise, Result
-from autograder.store import Store
-from autograder.suspicion import suspicious
+from autograder.submission.intake import parse
+from autograder.submission.marking import untouched
+from autograder.submission.restore import Restored, restore
+from autograder.submission.suspicion import suspicious
 from course_lib.checks.report import Report, ReportLine
 from course_lib.checks.sentence import Sentence
 

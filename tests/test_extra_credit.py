@@ -19,22 +19,23 @@ from test_marking import NAME, Toy, answers, cell, cell_of, points, preloaded
 from test_marking import toy as notebook_of
 from traitlets.config import Config
 
-from autograder import status, verdict
-from autograder.build import BuildError, require_full_points
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.entries import Entries, Total
-from autograder.exercises import make_assignment, read_assignment
-from autograder.extra_credit import ExtraCredit
-from autograder.gradebook import ClassBook
-from autograder.kernels import prefer_this_environment
+from autograder.book.entries import Entries, Total
+from autograder.book.extra_credit import ExtraCredit
+from autograder.book.gradebook import ClassBook
+from autograder.book.standing import ByHand, Standing, final_maximum, final_score, standings
+from autograder.course.build import BuildError, require_full_points
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.exercises import make_assignment, read_assignment
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import read_twin
+from autograder.outcome import status
+from autograder.outcome.result import Exercise, Result
 from autograder.report.class_page import class_page
 from autograder.report.exports import canvas, moodle
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import results_json
-from autograder.report.standing import ByHand, Standing, final_maximum, final_score, standings
-from autograder.result import Exercise, Result
-from autograder.twin import read_twin
-from autograder.verdict import LEFT_ALONE
+from autograder.submission import verdict
+from autograder.submission.verdict import LEFT_ALONE
 from course_lib.checks import check
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
@@ -207,7 +208,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     shutil.copytree(template, folder)
     (folder / "class").mkdir()
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
-    monkeypatch.setattr("autograder.session.fingerprint.of_shared", lambda *_: "the library")
+    monkeypatch.setattr("autograder.run.session.fingerprint.of_shared", lambda *_: "the library")
     return Class(folder)
 
 

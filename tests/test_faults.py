@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from autograder import selftest, status
 from autograder.commands import selftest as command
-from autograder.faults import ROWS, cheating, plain, prying, row, unrecorded
+from autograder.faults import ROWS, cheating, plain, prying, row, selftest, unrecorded
 from autograder.faults.desk import (
     ANSWERS,
     ASSIGNMENT,
@@ -43,7 +42,8 @@ from autograder.faults.witnesses import (
     snapshot,
     watching_processes,
 )
-from autograder.result import Exercise, Result
+from autograder.outcome import status
+from autograder.outcome.result import Exercise, Result
 from benchmarks import plain_nbgrader
 from course_lib.checks import check
 from course_lib.runtime import pool

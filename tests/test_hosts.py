@@ -25,7 +25,7 @@ from hosts import FRESH, WANTED, Host, hosts, read, stale
 from packaging.requirements import Requirement
 from refresh_hosts import KERNEL, frozen
 
-from autograder.outputs import WIDGETS
+from autograder.course.outputs import WIDGETS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from autograder.intake import (
+from autograder.submission.intake import (
     MissingError,
     Submission,
     UnreadableError,

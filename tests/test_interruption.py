@@ -24,9 +24,9 @@ import nbformat
 import pytest
 from conftest import alive, wait_until_gone
 
-from autograder.gradebook import ClassBook
-from autograder.kernels import prefer_this_environment
-from autograder.twin import read_twin
+from autograder.book.gradebook import ClassBook
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import read_twin
 
 WHOLE = bool(os.environ.get("COURSE_ALL_TESTS"))
 KILLS = 50 if WHOLE else 3

@@ -16,12 +16,13 @@ import marking_double
 import nbformat
 import pytest
 
-from autograder import capacity, jobs
-from autograder.cluster import ClusterWorkers, SchedulerError
-from autograder.jobs import LocalWorkers, TaskError, WorkerDiedError
-from autograder.limits import Limits
-from autograder.twin import read_twin
-from autograder.work import Work
+from autograder.book.work import Work
+from autograder.course.twin import read_twin
+from autograder.outcome.limits import Limits
+from autograder.run import jobs
+from autograder.run.cluster import ClusterWorkers, SchedulerError
+from autograder.run.jobs import LocalWorkers, TaskError, WorkerDiedError
+from autograder.sandbox import capacity
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests/toy/solutions/00_toy/00_toy.py"
@@ -121,7 +122,7 @@ GRADER = """
 import sys, time
 sys.path[:0] = {path!r}
 import marking_double
-from autograder.jobs import LocalWorkers
+from autograder.run.jobs import LocalWorkers
 workers = LocalWorkers(2)
 for _ in range(2):
     workers.submit(marking_double._obey, "# hang")
@@ -263,7 +264,7 @@ def test_a_submission_gets_the_same_grade_on_a_cluster(cluster: str, seed: int) 
 
 
 def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autograder.cluster.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("autograder.run.cluster.CONNECT_SECONDS", 1)
     with pytest.raises(SchedulerError, match="no Dask scheduler answers at tcp://127"):
         ClusterWorkers("tcp://127.0.0.1:9")
     with pytest.raises(SchedulerError, match="nonsense"):

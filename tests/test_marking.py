@@ -13,19 +13,21 @@ import pytest
 from nbformat import NotebookNode
 from nbgrader.utils import determine_grade
 
-from autograder import execution, status, verdict
-from autograder.child import spawner
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.exercises import Assignment, Graded, make_assignment, read_assignment
-from autograder.intake import HandedIn, Submission
-from autograder.limits import Limits
-from autograder.marking import Course, mark
-from autograder.restore import restore
-from autograder.result import Exercise, Result
-from autograder.sandboxed import open_course
-from autograder.suspicion import suspicious
-from autograder.twin import BuildError
-from autograder.walk import JudgeFailureError
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.exercises import Assignment, Graded, make_assignment, read_assignment
+from autograder.course.twin import BuildError
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
+from autograder.sandbox import execution
+from autograder.sandbox.child import spawner
+from autograder.submission import verdict
+from autograder.submission.intake import HandedIn, Submission
+from autograder.submission.marking import Course, mark
+from autograder.submission.restore import restore
+from autograder.submission.sandboxed import open_course
+from autograder.submission.suspicion import suspicious
+from autograder.submission.walk import JudgeFailureError
 from course_lib.checks.judge.masks import exported_from, reference_modules
 from course_lib.checks.report import Report, ReportLine
 from course_lib.runtime import places, pool, wire
@@ -138,7 +140,7 @@ class Toy:
 
 @pytest.fixture(scope="module")
 def preloaded() -> Iterator[Preloaded]:
-    process = Preloaded(("autograder.executor",))
+    process = Preloaded(("autograder.sandbox.executor",))
     yield process
     process.close()
 

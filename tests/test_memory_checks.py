@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autograder.mutants import Mutant
+from autograder.sample.mutants import Mutant
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import RIGHT, Case, Draw, Exercise, Line, RankSide
 from course_lib.checks.judge.find import find

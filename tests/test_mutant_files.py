@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.mutants import MUTANTS, read_mutants, wrong_answers
+from autograder.sample.mutants import MUTANTS, read_mutants, wrong_answers
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = """# %% base: the ring

@@ -1,6 +1,6 @@
 """Every exercise against solutions that are wrong in the ways in which students are wrong.
 
-`tests/mutants/<assignment>/<exercise>.py` holds them (see `autograder.mutants`). A cell titled
+`tests/mutants/<assignment>/<exercise>.py` holds them (see `autograder.sample.mutants`). A cell titled
 `# %% wrong: ...` must lose points, and one of the check's messages must match its `# says:` pattern, that is,
 name the mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in
 the hidden cases either. Nor may a cell titled `# %% base: ...`, which others are patches on, unless it says
@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from autograder.mutants import MUTANTS, Mutant, read_mutants
+from autograder.sample.mutants import MUTANTS, Mutant, read_mutants
 from course_lib.checks import check
 from course_lib.checks.judge import case
 from course_lib.checks.judge import judge as judging

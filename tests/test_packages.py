@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.config import assignments
+from autograder.course.config import assignments
 from course_lib.checks.judge.masks import reference_modules
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -189,7 +189,10 @@ def test_without_the_internet_the_folder_on_the_path_is_enough(tmp_path):
 
 def test_no_process_builds_a_parser_that_is_never_used() -> None:
     """See autograder/__init__.py: it would cost every worker of grading, and every run of nbval, seconds."""
-    code = "import autograder.grading, nbformat, sys; print('rfc3987_syntax.syntax_helpers' in sys.modules)"
+    code = (
+        "import autograder.run.grading, nbformat, sys;"
+        "print('rfc3987_syntax.syntax_helpers' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stdout + done.stderr
     assert "rfc3987_syntax.syntax_helpers" not in sys.modules

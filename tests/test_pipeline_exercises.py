@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib.checks.judge import case as cases
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.case import Case, Draw, Finding, Observed

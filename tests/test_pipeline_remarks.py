@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib import facts, launch
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.remarks import TITLE

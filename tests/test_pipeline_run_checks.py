@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib import facts, launch
 from course_lib.checks.judge.case import Draw, Observed
 from course_lib.checks.notebooks.pipeline.running import drawn, trouble

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autograder.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
-from autograder.exercises import read_assignment
+from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
+from autograder.course.exercises import read_assignment
 from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.find import find
 from course_lib.checks.words import number

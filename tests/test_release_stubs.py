@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbconvert.exporters.exporter import ResourcesDict
 
-from autograder.preprocessors.release import ClearSolutions
+from autograder.course.student_version import ClearSolutions
 
 FUNCTION = '''def f(x):
     """Doc."""

@@ -19,10 +19,13 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
-from autograder import status as statuses
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.exercises import read_assignment
-from autograder.report import wording
+from autograder.book.standing import ByHand, Standing
+from autograder.book.table import write_points
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.exercises import read_assignment
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Exercise, Result
 from autograder.report.class_page import class_page
 from autograder.report.feedback import feedback_page, write_feedback
 from autograder.report.formula import drawn
@@ -34,10 +37,7 @@ from autograder.report.sanitise import (
     clean_notebook,
     clean_outputs,
 )
-from autograder.report.standing import ByHand, Standing
 from autograder.report.svg import clean_svg
-from autograder.result import Exercise, Result
-from autograder.table import write_points
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report, ReportLine, refusal
 from course_lib.checks.sentence import at

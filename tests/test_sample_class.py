@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autograder.book.store import Store
 from autograder.commands import grade
-from autograder.config import assignments
-from autograder.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, make_sample_class
-from autograder.store import Store
+from autograder.course.config import assignments
+from autograder.sample.sample_class import EXTRA, OF_MUTANTS, PERFECT, STUDENTS, make_sample_class
 
 
 def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 import course_lib
-from autograder.config import assignments
+from autograder.course.config import assignments
 from course_lib import launch
 from course_lib.checks.judge.case import Draw
 from course_lib.checks.judge.find import find, of_assignment

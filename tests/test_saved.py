@@ -20,19 +20,19 @@ import pytest
 from nbformat import NotebookNode
 from saved import KINDS, Saved, save
 
-from autograder import status
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.exercises import Assignment, read_assignment
-from autograder.intake import HandedIn, Submission, collect, parse
-from autograder.limits import Limits
-from autograder.marking import Course, mark, untouched
-from autograder.recognise import recognise
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.exercises import Assignment, read_assignment
+from autograder.course.twin import grade_id
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Result
 from autograder.report.reliability import reference_submission
-from autograder.restore import STRIPPED, Restored, restore
-from autograder.result import Result
-from autograder.sandboxed import open_course
-from autograder.suspicion import suspicious
-from autograder.twin import grade_id
+from autograder.submission.intake import HandedIn, Submission, collect, parse
+from autograder.submission.marking import Course, mark, untouched
+from autograder.submission.recognise import recognise
+from autograder.submission.restore import STRIPPED, Restored, restore
+from autograder.submission.sandboxed import open_course
+from autograder.submission.suspicion import suspicious
 from course_lib.runtime import places, pool
 
 FIRST = "00_first_ranks"

@@ -204,7 +204,7 @@ def test_help_names_every_command():
         (("test-hosts", "ARGS=colab --exact"), "tools/try_hosts.py colab --exact"),
         (("lab",), "-m jupyterlab"),
         (("bench",), "-m benchmarks"),
-        (("notebooks",), "-m autograder.build"),
+        (("notebooks",), "-m autograder build"),
         (("doctor",), "-m course_lib.doctor"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib import facts
 from course_lib.checks.judge.find import find
 from course_lib.checks.notebooks.tensor_parallel import prediction

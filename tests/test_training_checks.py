@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 from course_lib.checks import words
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge import training as lines

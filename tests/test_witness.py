@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autograder.mutants import Mutant, read_mutants
+from autograder.sample.mutants import Mutant, read_mutants
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge import witness
 from course_lib.checks.judge.find import find

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.mutants import Mutant, read_mutants
+from autograder.sample.mutants import Mutant, read_mutants
 from course_lib.checks.judge import judge as judging
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import Report

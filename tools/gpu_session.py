@@ -251,9 +251,9 @@ def execute_notebook(assignment: str, out: Path) -> int:
     import nbformat
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
-    from autograder.build import QuietClient
-    from autograder.scores import score_cell
-    from autograder.twin import read_twin
+    from autograder.course.build import QuietClient
+    from autograder.course.scores import score_cell
+    from autograder.course.twin import read_twin
 
     folder = SOLUTIONS / assignment
     notebook = read_twin(folder / f"{assignment}.py")

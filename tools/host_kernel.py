@@ -23,9 +23,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from autograder.kernels import QuietKernel
-from autograder.outputs import WIDGETS
-from autograder.scores import Score, score_cell
+from autograder.course.kernels import QuietKernel
+from autograder.course.outputs import WIDGETS
+from autograder.course.scores import Score, score_cell
 
 CELL_TIMEOUT = 600
 VIEW = "application/vnd.jupyter.widget-view+json"

@@ -31,7 +31,7 @@ from hosts import FOLDER, ROOT, WANTED, Host, hosts
 from make_venv import without_addresses
 from packaging.requirements import Requirement
 
-from autograder.config import SOLUTIONS
+from autograder.course.config import SOLUTIONS
 
 SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
 LENT = re.compile(

@@ -6,7 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.config import OUT
+from autograder.book.store import Store
+from autograder.course.config import OUT
+from autograder.outcome.result import write_whole
 from autograder.report.exports import (
     GRADE,
     MAXIMUM,
@@ -17,8 +19,6 @@ from autograder.report.exports import (
     moodle,
 )
 from autograder.report.write import Class, read_class
-from autograder.result import write_whole
-from autograder.store import Store
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograder.limits import GB, KB, MB, Limits
+from autograder.outcome.limits import GB, KB, MB, Limits
 
 if TYPE_CHECKING:
-    from autograder.intake import Submission
-    from autograder.session import Course, Summary, Workers
+    from autograder.run.session import Course, Summary, Workers
+    from autograder.submission.intake import Submission
 
 LAYOUT = "A class is laid out as FOLDER/<student>/<assignment>/<assignment>.ipynb."
 OUT = Path(__file__).resolve().parent.parent / "out"
@@ -87,13 +87,13 @@ def limits_of(options: argparse.Namespace) -> Limits:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every submission got a grade; 1: some did not; 2: nothing could be graded."""
-    from autograder.capacity import GpuGradingError, refuse_gpus
-    from autograder.cluster import SchedulerError
-    from autograder.config import NOTEBOOKS, assignments, log_to_file
-    from autograder.kernels import prefer_this_environment
-    from autograder.lock import BusyError
-    from autograder.secret import SecretError
-    from autograder.session import NotReadyError
+    from autograder.course.config import NOTEBOOKS, assignments, log_to_file
+    from autograder.course.kernels import prefer_this_environment
+    from autograder.run.cluster import SchedulerError
+    from autograder.run.lock import BusyError
+    from autograder.run.session import NotReadyError
+    from autograder.sandbox.capacity import GpuGradingError, refuse_gpus
+    from autograder.submission.secret import SecretError
 
     try:
         refuse_gpus()
@@ -119,8 +119,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:
     """What is there to grade; nothing, and a sentence on stderr, where that is no class."""
-    from autograder.intake import find_submissions
-    from autograder.sample_class import make_sample_class
+    from autograder.sample.sample_class import make_sample_class
+    from autograder.submission.intake import find_submissions
 
     if options.submissions is None:
         print("No submissions were named: making the sample class from solutions and mutants.")
@@ -144,9 +144,9 @@ def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submissi
 
 
 def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
-    from autograder.sample_class import STUDENTS
-    from autograder.session import grade_class
-    from autograder.table import as_text
+    from autograder.book.table import as_text
+    from autograder.run.session import grade_class
+    from autograder.sample.sample_class import STUDENTS
 
     wanted = _wanted(submissions, options)
     if not wanted:
@@ -192,10 +192,11 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
 
 def course_of(options: argparse.Namespace) -> Course:
     """What the options say about all submissions."""
-    from autograder import fingerprint, grading
-    from autograder.config import SOLUTIONS, course_config
-    from autograder.secret import course_secret
-    from autograder.session import Course
+    from autograder.course.config import SOLUTIONS, course_config
+    from autograder.run import grading
+    from autograder.run.session import Course
+    from autograder.submission import fingerprint
+    from autograder.submission.secret import course_secret
 
     return Course(
         SOLUTIONS,
@@ -213,9 +214,9 @@ def course_of(options: argparse.Namespace) -> Course:
 
 def workers_of(options: argparse.Namespace) -> Workers:
     """Workers of a cluster, or of this machine. Raises SchedulerError."""
-    from autograder.capacity import default_jobs
-    from autograder.cluster import ClusterWorkers
-    from autograder.jobs import LocalWorkers
+    from autograder.run.cluster import ClusterWorkers
+    from autograder.run.jobs import LocalWorkers
+    from autograder.sandbox.capacity import default_jobs
 
     seconds = PATIENCE * limits_of(options).submission + SLACK
     if options.scheduler:
@@ -228,9 +229,9 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
     """Make the pages of the class; a sentence where that failed, which costs nobody a grade."""
     from traitlets.log import get_logger
 
-    from autograder.config import SERVER
+    from autograder.book.store import Store
+    from autograder.course.config import SERVER
     from autograder.report.write import read_class, write_reports
-    from autograder.store import Store
 
     store = Store(options.out)
     found = [store.find(one.assignment, one.student) for one in submissions]

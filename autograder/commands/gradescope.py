@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder import status as statuses
 from autograder.commands.grading import grading
-from autograder.config import OUT, ROOT, assignments
-from autograder.intake import Submission
-from autograder.limits import Limits
+from autograder.course.config import OUT, ROOT, assignments
+from autograder.outcome import status as statuses
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
 from autograder.report.bundle import RESERVE, SECONDS, make_bundle
 from autograder.report.bundle import run as run_bundle
-from autograder.result import Exercise, Result
-from autograder.secret import SecretError, course_secret
+from autograder.submission.intake import Submission
+from autograder.submission.secret import SecretError, course_secret
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

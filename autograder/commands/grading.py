@@ -10,15 +10,15 @@ from typing import Protocol
 
 from nbformat import NotebookNode
 
-from autograder import verdict
-from autograder.config import NOTEBOOKS, SOLUTIONS
-from autograder.exercises import Assignment, read_assignment
-from autograder.intake import HandedIn, Submission
-from autograder.limits import Limits
-from autograder.marking import mark
-from autograder.result import Exercise, Result
-from autograder.sandboxed import open_course
-from autograder.walk import Judge
+from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.exercises import Assignment, read_assignment
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
+from autograder.submission import verdict
+from autograder.submission.intake import HandedIn, Submission
+from autograder.submission.marking import mark
+from autograder.submission.sandboxed import open_course
+from autograder.submission.walk import Judge
 from course_lib.runtime import pool, wire
 
 NOWHERE = Path("nowhere")  # of a submission whose notebook is given, and not read from a folder

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.mutants import read_mutants
+from autograder.sample.mutants import read_mutants
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.config import OUT, assignments
-from autograder.drift import differences
-from autograder.release import Place, ReleaseError, release
+from autograder.course.config import OUT, assignments
+from autograder.course.drift import differences
+from autograder.course.release import Place, ReleaseError, release
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

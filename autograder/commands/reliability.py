@@ -10,11 +10,11 @@ import nbformat
 from nbformat import NotebookNode
 
 from autograder.commands.grading import NOWHERE, grading
-from autograder.config import assignments
-from autograder.intake import HandedIn, Submission
-from autograder.limits import Limits
+from autograder.course.config import assignments
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Result
 from autograder.report.reliability import TIMES, Unreliable, reliability
-from autograder.result import Result
+from autograder.submission.intake import HandedIn, Submission
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

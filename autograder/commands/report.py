@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.config import OUT, SERVER
+from autograder.book.store import Store
+from autograder.course.config import OUT, SERVER
 from autograder.report.write import read_class, write_reports
-from autograder.store import Store
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

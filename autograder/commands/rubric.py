@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
-from autograder.exercises import read_assignment
+from autograder.course.config import NOTEBOOKS, OUT, SOLUTIONS, assignments
+from autograder.course.exercises import read_assignment
+from autograder.outcome.result import write_whole
 from autograder.report.rubric import rubric
-from autograder.result import write_whole
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

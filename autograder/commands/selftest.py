@@ -10,19 +10,19 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
-from autograder import grading, session
-from autograder.config import ROOT, log_to_file
+from autograder.book.store import Store
+from autograder.course.config import ROOT, log_to_file
+from autograder.course.kernels import prefer_this_environment
 from autograder.faults import ROWS
 from autograder.faults.desk import ASSIGNMENT, Course
 from autograder.faults.row import APART, CALLS, FILES, GROUPS, NETWORK, PROCESSES, Row, chosen
-from autograder.intake import find_submissions
-from autograder.jobs import LocalWorkers
-from autograder.kernels import prefer_this_environment
-from autograder.limits import Limits
-from autograder.result import Result
-from autograder.sandboxed import MODES
-from autograder.selftest import LIMITS, Outcome, as_text, selftest
-from autograder.store import Store
+from autograder.faults.selftest import LIMITS, Outcome, as_text, selftest
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Result
+from autograder.run import grading, session
+from autograder.run.jobs import LocalWorkers
+from autograder.submission.intake import find_submissions
+from autograder.submission.sandboxed import MODES
 from course_lib.runtime.sandbox import spec
 
 SECRET = b"of no class"

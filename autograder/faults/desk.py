@@ -11,9 +11,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.release import generate
-from autograder.sample_class import without_markers
-from autograder.twin import grade_id, read_twin
+from autograder.course.release import generate
+from autograder.course.twin import grade_id, read_twin
+from autograder.sample.sample_class import without_markers
 
 ASSIGNMENT = "00_selftest"
 TWIN = Path(__file__).parent / "course" / ASSIGNMENT / f"{ASSIGNMENT}.py"

@@ -22,7 +22,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from autograder.faults.desk import ASSIGNMENT, Course, script_word
-from autograder.result import Result
+from autograder.outcome.result import Result
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 GONE_WITHIN = 5.0  # seconds in which what grading ended is gone

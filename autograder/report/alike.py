@@ -27,8 +27,8 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from autograder.course.twin import grade_id
 from autograder.report.fingerprints import Shape, given_prints, shape
-from autograder.twin import grade_id
 from course_lib.checks.judge.find import UnknownExercise, find
 
 LEAST = 20

@@ -16,10 +16,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from autograder import status as statuses
-from autograder.config import ROOT
+from autograder.course.config import ROOT
+from autograder.outcome import status as statuses
+from autograder.outcome.result import Result
 from autograder.report.gradescope import write_results
-from autograder.result import Result
 
 SECONDS = 600  # Gradescope's own limit, unless the assignment's settings say otherwise
 RESERVE = 60  # of these, for starting, writing and ending

@@ -18,11 +18,12 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from autograder import status as statuses
-from autograder.report import figures, pages, wording
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Exercise, Result, write_whole
+from autograder.report import figures, pages
 from autograder.report.alike import Likeness, groups
 from autograder.report.disclosure import told
-from autograder.result import Exercise, Result, write_whole
 
 MISTAKES = 15  # of each assignment
 REASON = 300  # characters of a reason in the table

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autograder.report.wording import shown
+from autograder.outcome.wording import shown
 
 Scores = Mapping[str, float | None]  # by student, as the folders are named; None: no grade yet
 

@@ -21,13 +21,14 @@ from nbconvert.filters import Highlight2HTML
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from autograder import status as statuses
-from autograder.report import pages, wording
+from autograder.book.standing import ByHand, Standing, added, final_maximum, final_score
+from autograder.course.twin import SKIP_TAG
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Exercise, Result, write_whole
+from autograder.report import pages
 from autograder.report.disclosure import Told, told
 from autograder.report.sanitise import clean_notebook
-from autograder.report.standing import ByHand, Standing, added, final_maximum, final_score
-from autograder.result import Exercise, Result, write_whole
-from autograder.twin import SKIP_TAG
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TOLD_BELOW = (statuses.GRADED, statuses.BLANK)  # the exercises say why points are missing

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autograder import status as statuses
-from autograder.report import wording
+from autograder.book.standing import ByHand, Standing, final_score
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Exercise, Result, write_whole
 from autograder.report.disclosure import Told, told
-from autograder.report.standing import ByHand, Standing, final_score
-from autograder.result import Exercise, Result, write_whole
 from course_lib.checks.report import wrapped
 
 WITHOUT_GRADEBOOK = (

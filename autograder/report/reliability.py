@@ -15,13 +15,13 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from autograder import status as statuses
-from autograder.config import NOTEBOOKS, SOLUTIONS
-from autograder.report import wording
+from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.twin import grade_id
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Result
 from autograder.report.alike import answers
-from autograder.result import Result
-from autograder.sample_class import without_markers
-from autograder.twin import grade_id
+from autograder.sample.sample_class import without_markers
 
 TIMES = 10
 

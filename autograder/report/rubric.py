@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from autograder.exercises import Assignment, Graded
+from autograder.course.exercises import Assignment, Graded
+from autograder.outcome.wording import shown
 from autograder.report import pages
-from autograder.report.wording import shown
 from course_lib.checks.judge.case import Draw, Exercise, Line
 from course_lib.checks.judge.find import find
 from course_lib.checks.report import ASPECTS

@@ -22,10 +22,10 @@ from nbconvert.filters.markdown_mistune import MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from autograder.config import NOTEBOOK_METADATA
+from autograder.course.config import NOTEBOOK_METADATA
+from autograder.course.twin import HIDDEN_MARKERS, IDENTIFIER
 from autograder.report.formula import Renderer, drawn
 from autograder.report.svg import clean_svg
-from autograder.twin import HIDDEN_MARKERS, IDENTIFIER
 
 LONGEST_MARKDOWN = (
     20_000  # characters of one cell that are rendered: the renderer's time grows faster

@@ -20,15 +20,15 @@ from urllib.parse import quote
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.config import NOTEBOOKS, SERVER, SOLUTIONS
-from autograder.report import wording
+from autograder.book.standing import Standing, added, final_score, notebook_ids, standings
+from autograder.book.table import write_points
+from autograder.course.config import NOTEBOOKS, SERVER, SOLUTIONS
+from autograder.outcome import wording
+from autograder.outcome.result import Result, write_whole
 from autograder.report.alike import Likeness, answers, compare, originals, reference_modules
 from autograder.report.class_page import write_class_page
 from autograder.report.feedback import feedback_page
 from autograder.report.gradescope import write_results
-from autograder.report.standing import Standing, added, final_score, notebook_ids, standings
-from autograder.result import Result, write_whole
-from autograder.table import write_points
 
 ADDED = "<body data-added>"  # how a page begins that shows what people added
 

@@ -1,0 +1,68 @@
+"""nbgrader's gradebook: its file, the assignments in it, and the student versions that belong to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import Gradebook, MissingEntry
+
+from autograder.course.config import COURSE_ID
+from autograder.course.release import generate
+from autograder.course.twin import grade_id, read_twin
+
+PATIENCE = 30
+
+
+class ClassBook:
+    """The gradebook `out/gradebook.db`, with the student versions that belong to it beside it."""
+
+    def __init__(self, out: Path, solutions: Path) -> None:
+        self.out, self.solutions = out, solutions
+        self.file = out / "gradebook.db"
+        self.released = out / "release"
+        out.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def open(self) -> Iterator[Any]:
+        """nbgrader's Gradebook, whose rows are typed as columns and not as values."""
+        # another program (formgrader) may be writing: seconds until it has finished
+        with Gradebook(f"sqlite:///{self.file}?timeout={PATIENCE}", COURSE_ID) as book:
+            yield book
+
+    def register(self, assignments: Iterable[str]) -> str:
+        """Enter the assignments as they are now. Returns a sentence when the book was begun anew.
+
+        nbgrader cannot change the exercises of an assignment that has submissions: the old book is
+        kept under another name then.
+        """
+        note = ""
+        names = list(assignments)
+        if self.file.exists() and any(self._exercises_changed(name) for name in names):
+            kept = self.file.with_name(f"gradebook-until-{time.strftime('%Y%m%d-%H%M%S')}.db")
+            self.file.rename(kept)
+            note = f"The exercises have changed: a new gradebook is begun, the old one is {kept}."
+        for name in names:
+            generate(name, self.released, solutions=self.solutions, gradebook=True)
+        return note
+
+    def _exercises_changed(self, assignment: str) -> bool:
+        twin = read_twin(self.solutions / assignment / f"{assignment}.py")
+        now = {name for cell in twin.cells if (name := grade_id(cell)) is not None}
+        with self.open() as book:
+            try:
+                notebook = book.find_notebook(assignment, assignment)
+            except MissingEntry:
+                return False
+            then = {cell.name for cell in notebook.source_cells}
+            return bool(notebook.submissions) and then != now
+
+    def forget(self, students: Iterable[str]) -> None:
+        """Remove these students and all their grades, where the book has them."""
+        with self.open() as book:
+            known = {student.id for student in book.students}
+            for student in known & set(students):
+                book.remove_student(student)

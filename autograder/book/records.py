@@ -1,0 +1,174 @@
+"""What is written of a class while it is graded, in an order that makes it safe to stop anywhere.
+
+The results (see `autograder.book.store`) are the truth; the gradebook, `grades.csv` and the pages follow
+from them, and are written by one process. Two orders see to it that no finished grade is lost and
+that no old one stands where a new one is due:
+
+- before submissions are graded, the table says "ungraded" of them, then their scores leave the
+  gradebook, then their pages go, and last their results are set aside;
+- after one has been graded, its page and notebook are written, then its result, then the gradebook and
+  the table. What comes after the result is made up for by the next run when it is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import nbformat
+from sqlalchemy.exc import SQLAlchemyError
+from traitlets.log import get_logger
+
+from autograder.book.entries import Entries
+from autograder.book.store import Store
+from autograder.book.table import Row, write_csv
+from autograder.book.work import Done, untouched_answers
+from autograder.outcome import status as statuses
+from autograder.outcome.result import Result, write_whole
+from autograder.outcome.wording import shown
+from autograder.submission.intake import STAMP, HandedIn, Submission
+
+NOT_YET = "not graded yet: `make grade` carries on"
+
+
+class Records:
+    """The files under `out` and the rows of the table, in the order of the submissions."""
+
+    def __init__(self, out: Path, entries: Entries) -> None:
+        self.out, self.entries, self.store = out, entries, Store(out)
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.notes: list[str] = []
+
+    def begin(
+        self, submissions: Iterable[Submission], kept: dict[tuple[str, str], tuple[Result, str]]
+    ) -> list[Submission]:
+        """Take what is not `kept` out of sight, and return it: it is due.
+
+        kept: (result, time stamp) by (student, assignment), of what need not be graded again.
+        """
+        due = []
+        for one in submissions:
+            key = one.student, one.assignment
+            if key in kept:
+                self.rows[key] = self._row_of(kept[key][0])
+            else:
+                maximum = self.entries.maximum(one.assignment)
+                self.rows[key] = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
+                due.append(one)
+        self._write_table()
+        self.entries.clear((one.student, one.assignment) for one in due)
+        for one in due:
+            for path in (self._page(one.student, one.assignment), self._notebook(one)):
+                path.unlink(missing_ok=True)
+            self.store.set_aside(one.assignment, one.student)
+        for result, stamp in kept.values():
+            self._keep(result, stamp)
+        self._write_table()
+        return due
+
+    def leave(self, submissions: Iterable[Submission]) -> None:
+        """Their rows, as they were graded before; `begin` goes on with those that are this run's."""
+        for one in submissions:
+            key = one.student, one.assignment
+            result = self.store.find(one.assignment, one.student)
+            maximum = self.entries.maximum(one.assignment)
+            left = Row(*key, None, maximum, statuses.UNGRADED, NOT_YET)
+            self.rows[key] = self._row_of(result) if result is not None else left
+
+    def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
+        """Keep what was handed in, under the names that nbgrader looks for."""
+        folder = self.out / "submitted" / submission.student / submission.assignment
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / submission.notebook.name).write_bytes(handed_in.content)
+        (folder / STAMP).unlink(missing_ok=True)
+        if handed_in.stamp:
+            (folder / STAMP).write_text(handed_in.stamp)
+
+    def finish(self, done: Done, stamp: str) -> Row:
+        """Write all there is of a grade, and return its row."""
+        result = done.result
+        for path, text in (
+            (self._page(result.student, result.assignment), done.page),
+            (self._notebook(result), done.notebook),
+        ):
+            if text:
+                write_whole(path, text)
+            else:
+                path.unlink(missing_ok=True)
+        self.store.write(result)
+        with self._book_errors(result):
+            self.entries.enter(result, stamp=stamp, untouched=done.untouched)
+        row = self.rows[row_key(result)] = self._row_of(result)
+        self._write_table()
+        return row
+
+    def changes(self) -> list[str]:
+        """What is not as the last complete run left it; kept in `results/last-changes`.
+
+        Afterwards this run is the last complete one.
+        """
+        found = []
+        for student, assignment in self.rows:
+            before = self.store.before(assignment, student)
+            now = self.store.find(assignment, student)
+            if before is not None and now is not None and _grade(before) != _grade(now):
+                found.append(f"{student} {assignment}: {_grade(before)} before, {_grade(now)} now")
+        write_whole(self.store.folder / "last-changes", "".join(f"{line}\n" for line in found))
+        self.store.settle()
+        return found
+
+    def _keep(self, result: Result, stamp: str) -> None:
+        """See that the gradebook holds a grade of an earlier run, which may have been interrupted."""
+        untouched = None
+        path = self._notebook(result)
+        if not self.entries.holds(result) and path.is_file():
+            untouched = untouched_answers(nbformat.read(path, as_version=4))
+        with self._book_errors(result):
+            self.entries.enter(result, stamp=stamp, untouched=untouched, fresh=False)
+        self.rows[row_key(result)] = self._row_of(result)
+
+    def _row_of(self, result: Result) -> Row:
+        """The row of a result; what a person or a penalty changed is in the gradebook."""
+        student, assignment = row_key(result)
+        maximum = self.entries.maximum(assignment)
+        if result.status == statuses.UNGRADED:
+            return Row(student, assignment, None, maximum, result.status, result.reason)
+        score, reason = result.score, result.reason
+        if self.entries.holds(result):
+            total = self.entries.total(student, assignment)
+            score = total.score
+            if total.penalty:
+                reason = f"{shown(total.penalty)} taken off for being late. {reason}".strip()
+        return Row(student, assignment, score, maximum, result.status, reason)
+
+    def _write_table(self) -> None:
+        write_csv(list(self.rows.values()), self.out / "grades.csv")
+
+    def _page(self, student: str, assignment: str) -> Path:
+        return self.out / "feedback" / student / assignment / f"{assignment}.html"
+
+    def _notebook(self, one: Submission | Result) -> Path:
+        return self.out / "autograded" / one.student / one.assignment / f"{one.assignment}.ipynb"
+
+    @contextlib.contextmanager
+    def _book_errors(self, result: Result) -> Iterator[None]:
+        """A gradebook that cannot be written (another program locks it) costs nobody a grade."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            get_logger().error("gradebook: %s", error)
+            self.notes.append(
+                f"{result.student} {result.assignment} could not be entered into the gradebook "
+                f"({type(error).__name__}); the next run does it."
+            )
+
+
+def row_key(result: Result) -> tuple[str, str]:
+    return result.student, result.assignment
+
+
+def _grade(result: Result) -> str:
+    if result.status == statuses.UNGRADED:
+        return statuses.UNGRADED
+    return f"{shown(result.score)} points, {result.status}"

@@ -1,0 +1,170 @@
+"""What a person has added to the results of an assignment in formgrader: points, extras, comments.
+
+Read from nbgrader's gradebook, for a whole assignment at once and without writing to it. The automatic
+scores are not taken from there: the results are the truth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgrader.api import (
+    Assignment,
+    BaseCell,
+    Comment,
+    Grade,
+    GradeCell,
+    SubmittedAssignment,
+    SubmittedNotebook,
+    TaskCell,
+)
+from sqlalchemy import create_engine, select
+
+from autograder.outcome import status as statuses
+from autograder.outcome import wording
+from autograder.outcome.result import Exercise, Result
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """What a person gave for one cell: points of a maximum (None: only a comment), extras, a comment.
+
+    Of an exercise that is extra credit, `extra` is what counts of it, whoever decided that: it is what the
+    checks gave, unless the course limits extra credit or a person wrote something else there.
+    """
+
+    points: float | None
+    maximum: float
+    comment: str = ""
+    extra: float = 0.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One submission: what was given by hand, by `grade_id`, and points taken off for being late."""
+
+    by_hand: dict[str, ByHand] = field(default_factory=dict)
+    penalty: float = 0.0
+
+    def points(self, exercise: Exercise) -> float:
+        """An exercise's points: a person's before the automatic ones, and extras."""
+        own = self.by_hand.get(exercise.grade_id)
+        if own is None:
+            return exercise.points
+        automatic = 0.0 if exercise.extra else exercise.points
+        return (automatic if own.points is None else own.points) + own.extra
+
+    def changes(self, exercise: Exercise) -> bool:
+        """Whether there is something to tell of an exercise beside what the checks gave."""
+        own = self.by_hand.get(exercise.grade_id)
+        return own is not None and (
+            bool(own.comment) or not exercise.extra or own != ByHand(None, 0.0, "", exercise.points)
+        )
+
+
+def final_score(result: Result, standing: Standing | None = None) -> float | None:
+    """The points that count; None where there is no grade."""
+    if result.status == statuses.UNGRADED:
+        return None
+    standing = standing or Standing()
+    known = {one.grade_id for one in result.exercises}
+    others = [Exercise(name, name, 0.0, 0.0) for name in standing.by_hand if name not in known]
+    total = sum(standing.points(one) for one in [*result.exercises, *others])
+    return max(0.0, total - standing.penalty)
+
+
+def added(result: Result, standing: Standing) -> dict[str, ByHand]:
+    """By grade_id, what there is to tell beside what the checks gave."""
+    known = {one.grade_id: one for one in result.exercises}
+    return {
+        name: own
+        for name, own in standing.by_hand.items()
+        if name not in known or standing.changes(known[name])
+    }
+
+
+def final_maximum(result: Result, standing: Standing | None = None) -> float:
+    """The points that there were to be had, as far as the result and the gradebook know."""
+    known = {one.grade_id for one in result.exercises}
+    more = standing.by_hand.items() if standing else ()
+    return wording.maximum(result) + sum(one.maximum for name, one in more if name not in known)
+
+
+def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
+    """By student, the name under which formgrader shows the notebook; empty where there is no gradebook."""
+    if not gradebook.is_file():
+        return {}
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    with engine.connect() as connection:
+        book: Any = connection
+        rows = book.execute(_of(assignment, NOTEBOOK.c.id))
+        found = {row[0]: row[1] for row in rows}
+    engine.dispose()
+    return found
+
+
+def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
+    """By student; empty where there is no gradebook yet."""
+    if not gradebook.is_file():
+        return {}
+    engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
+    cells: dict[str, dict[str, ByHand]] = defaultdict(dict)
+    with engine.connect() as connection:
+        book: Any = connection
+        maxima = _maxima(book)
+        comments = {(row[0], row[1]): row[2] for row in book.execute(_comments(assignment))}
+        for student, name, cell, manual, extra in book.execute(_grades(assignment)):
+            comment = comments.pop((student, name), "") or ""
+            bonus = extra is not None and not maxima.get(cell)  # 0 can be a person's word
+            if manual is not None or extra or comment or bonus:
+                cells[student][name] = ByHand(manual, maxima.get(cell, 0.0), comment, extra or 0.0)
+        for (student, name), comment in comments.items():
+            if comment:  # of an exercise whose points are given in another cell
+                cells[student][name] = ByHand(None, 0.0, comment)
+        penalties = {row[0]: row[1] or 0.0 for row in book.execute(_penalties(assignment))}
+    engine.dispose()
+    return {
+        student: Standing(cells.get(student, {}), penalty) for student, penalty in penalties.items()
+    }
+
+
+# nbgrader's classes, by their tables: loading its objects computes sums over the whole class
+SUBMISSION, NOTEBOOK = SubmittedAssignment.__table__, SubmittedNotebook.__table__
+ASSIGNMENT, CELL = Assignment.__table__, BaseCell.__table__
+GRADE, COMMENT = Grade.__table__, Comment.__table__
+
+
+def _of(assignment: str, *columns: Any, rows: Any = None) -> Any:
+    """A query for columns of all submissions of an assignment, and of `rows` that belong to cells."""
+    query = select(SUBMISSION.c.student_id, *columns)
+    query = query.join(ASSIGNMENT, SUBMISSION.c.assignment_id == ASSIGNMENT.c.id)
+    query = query.join(NOTEBOOK, NOTEBOOK.c.assignment_id == SUBMISSION.c.id)
+    if rows is not None:
+        query = query.join(rows, rows.c.notebook_id == NOTEBOOK.c.id)
+        query = query.join(CELL, CELL.c.id == rows.c.cell_id)
+    return query.where(ASSIGNMENT.c.name == assignment)
+
+
+def _grades(assignment: str) -> Any:
+    columns = (CELL.c.name, GRADE.c.cell_id, GRADE.c.manual_score, GRADE.c.extra_credit)
+    return _of(assignment, *columns, rows=GRADE)
+
+
+def _comments(assignment: str) -> Any:
+    return _of(assignment, CELL.c.name, COMMENT.c.manual_comment, rows=COMMENT)
+
+
+def _penalties(assignment: str) -> Any:
+    return _of(assignment, NOTEBOOK.c.late_submission_penalty)
+
+
+def _maxima(book: Any) -> dict[str, float]:
+    tables = (GradeCell.__table__, TaskCell.__table__)
+    return {
+        row[0]: row[1]
+        for table in tables
+        for row in book.execute(select(table.c.id, table.c.max_score))
+    }

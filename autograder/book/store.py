@@ -1,0 +1,72 @@
+"""The results of a class on disk: `results/<assignment>/<student>.json`, one finished grade each.
+
+These files are the truth: the gradebook, the tables and the pages are made from them. A result that
+no longer holds is set aside and not deleted, so that what changed since the last complete run can be
+told, also when the run that replaces it is interrupted and taken up again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from autograder.outcome.result import Result, read_result, write_result
+
+LAST = ".last"
+
+
+class Store:
+    """The results under one output folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.folder = out / "results"
+
+    def path(self, assignment: str, student: str) -> Path:
+        return self.folder / assignment / f"{student}.json"
+
+    def _before(self, assignment: str, student: str) -> Path:
+        return self.folder / LAST / assignment / f"{student}.json"
+
+    def find(self, assignment: str, student: str) -> Result | None:
+        """The submission's result; None where there is none of the present format."""
+        return read_result(self.path(assignment, student))
+
+    def all(self) -> Iterator[Result]:
+        """Every result there is, ordered by assignment and student."""
+        for path in sorted(self.folder.glob("*/*.json")):
+            if (found := read_result(path)) is not None:
+                yield found
+
+    def write(self, result: Result) -> None:
+        """Write a finished result: whole, or not at all."""
+        write_result(result, self.path(result.assignment, result.student))
+
+    def set_aside(self, assignment: str, student: str) -> None:
+        """Take a result that no longer holds out of the way.
+
+        The one that is kept for comparison is that of the last complete run, however often the
+        runs since then were interrupted.
+        """
+        now, before = self.path(assignment, student), self._before(assignment, student)
+        if before.exists():
+            now.unlink(missing_ok=True)
+        elif now.exists():
+            before.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(now, before)
+
+    def before(self, assignment: str, student: str) -> Result | None:
+        """The result as the last complete run had it, where it has been set aside since."""
+        return read_result(self._before(assignment, student))
+
+    def settle(self) -> None:
+        """The run is complete: what was set aside is not needed any more."""
+        if (self.folder / LAST).exists():
+            shutil.rmtree(self.folder / LAST)
+
+    def forget(self, student: str) -> None:
+        """Remove every result of a student."""
+        for path in (*self.folder.glob("*"), *(self.folder / LAST).glob("*")):
+            if path.is_dir():  # beside the assignments' folders there are files
+                (path / f"{student}.json").unlink(missing_ok=True)

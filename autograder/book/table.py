@@ -1,0 +1,109 @@
+"""The rows of a graded class: on the terminal and as `grades.csv`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder.book.standing import Standing, final_score
+from autograder.outcome.result import Result, write_whole
+from autograder.outcome.wording import shown, title
+
+COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
+NARROWEST_REASON = 40
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet's formulas begin
+
+
+@dataclass(frozen=True)
+class Row:
+    """One submission's grade. `score` is None only where the status is "ungraded"."""
+
+    student: str
+    assignment: str
+    score: float | None
+    max_score: float
+    status: str
+    reason: str
+
+
+def as_text(rows: list[Row], width: int | None = None) -> str:
+    """The table, at most `width` columns wide (default: the terminal); long reasons are wrapped."""
+    width = width or shutil.get_terminal_size((120, 24)).columns
+    head = ("student", "assignment", "score", "status")
+    cells = [
+        (row.student, row.assignment, f"{shown(row.score)}/{shown(row.max_score)}", row.status)
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    used = sum(widths) + 2 * len(widths)
+    room = max(NARROWEST_REASON, width - used)
+
+    def line(texts: tuple[str, ...], reason: str) -> str:
+        aligned = [
+            text.rjust(size) if i == 2 else text.ljust(size)
+            for i, (text, size) in enumerate(zip(texts, widths, strict=True))
+        ]
+        parts = textwrap.wrap(reason, room) or [""]
+        first = "  ".join([*aligned, parts[0]]).rstrip()
+        return "\n".join([first, *(" " * used + part for part in parts[1:])])
+
+    rule = "-" * min(width, used + room)
+    body = [line(texts, row.reason) for texts, row in zip(cells, rows, strict=True)]
+    return "\n".join([line(head, "reason"), rule, *body])
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """Write `rows` to `path`, whole or not at all; an ungraded score is an empty field.
+
+    A text that a spreadsheet would compute (a student may be called "=1+1") gets an apostrophe in front.
+    """
+    temporary = path.with_suffix(".csv.new")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            score = "" if row.score is None else shown(row.score)
+            texts = (plain(row.student), row.assignment, score, shown(row.max_score), row.status)
+            writer.writerow([*texts, plain(row.reason)])
+    os.replace(temporary, path)
+
+
+def write_points(
+    results: Iterable[Result], standing: Callable[[Result], Standing], path: Path
+) -> None:
+    """Write each student's points of every exercise to `path`: a row a student, a column an exercise.
+
+    The points are those that count, a person's before the checks'. A field is empty where there is no grade,
+    where an exercise could not be read, and where extra credit was left alone.
+    """
+    columns: dict[tuple[str, str], str] = {}
+    rows: dict[str, dict[tuple[str, str], str]] = {}
+    for result in sorted(results, key=lambda one: (one.assignment, one.student)):
+        own, counts = rows.setdefault(result.student, {}), standing(result)
+        total = final_score(result, counts)
+        columns.setdefault((result.assignment, ""), result.assignment)
+        own[result.assignment, ""] = "" if total is None else shown(total)
+        for one in result.exercises:
+            key = (result.assignment, one.grade_id)
+            columns.setdefault(key, f"{result.assignment}/{title(one)} ({shown(one.maximum)})")
+            if total is not None and one.attempted:
+                own[key] = shown(counts.points(one))
+    ordered = sorted(
+        columns, key=lambda key: key[0]
+    )  # stable: exercises stay in the notebook's order
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(["student", *(columns[key] for key in ordered)])
+    for student in sorted(rows):
+        writer.writerow([plain(student), *(rows[student].get(key, "") for key in ordered)])
+    write_whole(path, buffer.getvalue())
+
+
+def plain(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,0 +1,73 @@
+"""`python -m autograder build`: notebooks from their text twins, student versions from the notebooks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from autograder.course.build import build, follow
+from autograder.course.config import OUT, assignments, log_to_file
+from autograder.course.drift import differences
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import BuildError
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "build", help="make notebooks from their twins, and student versions"
+    )
+    parser.add_argument("assignment", nargs="*", help="e.g. 02_collectives; all when none is named")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--check", action="store_true", help="compare only; execute nothing")
+    only.add_argument(
+        "--text", action="store_true", help="take over changed text; execute nothing, keep outputs"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: the three forms agree, or were written; 1: they differ, or a notebook could not be made;
+    2: an assignment that is named has no twin.
+    """
+    known = assignments()
+    if unknown := sorted(set(options.assignment) - set(known)):
+        print(
+            f"There is no twin for {', '.join(unknown)}; there are {', '.join(known)}.",
+            file=sys.stderr,
+        )
+        return 2
+    prefer_this_environment()
+    log_to_file(OUT / "build.log")
+    chosen = options.assignment or known
+    if options.text:
+        return _follow(chosen)
+    return _check(chosen) if options.check else _build(chosen)
+
+
+def _check(chosen: list[str]) -> int:
+    found = [line for assignment in chosen for line in differences(assignment)]
+    print("\n".join(found) or f"{', '.join(chosen)}: twin, notebook and student version agree.")
+    return 1 if found else 0
+
+
+def _follow(chosen: list[str]) -> int:
+    for assignment in chosen:
+        try:
+            changed = follow(assignment)
+        except BuildError as error:
+            print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
+            return 1
+        print(f"{assignment}: {len(changed)} cells changed; nothing was executed.")
+    return 0
+
+
+def _build(chosen: list[str]) -> int:
+    for assignment in chosen:
+        print(f"{assignment}: executing ...", flush=True)
+        try:
+            seconds = build(assignment)
+        except BuildError as error:
+            print(f"{assignment}: nothing was written: {error}", file=sys.stderr)
+            return 1
+        slowest = ", ".join(f"{name} {took:.1f} s" for took, name in sorted(seconds)[:-6:-1])
+        print(f"{assignment}: built in {sum(took for took, _ in seconds):.0f} s ({slowest})")
+    return 0

@@ -1,0 +1,168 @@
+"""From the text twin to the notebook to the student's: what `python -m autograder build` does.
+
+    solutions/<a>/<a>.py     the text twin, which people edit
+    solutions/<a>/<a>.ipynb  built from it: executed, outputs cleaned, ids set
+    notebooks/<a>/<a>.ipynb  made from that by nbgrader: no solutions, hidden tests or outputs
+
+The student version keeps no outputs: every picture that a student sees is drawn from a run on
+their own machine, and no output gives an answer away. Nothing is written when a cell fails or a
+graded cell does not give its solution full points. `--check` executes nothing and writes nothing:
+it compares the three with each other. `--text` takes over what changed beside code, and executes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.kernels import QuietKernel
+from autograder.course.outputs import clean
+from autograder.course.release import generate
+from autograder.course.scores import first_failure, score_cell
+from autograder.course.twin import BuildError, grade_id, read_twin
+
+CELL_TIMEOUT = 300
+DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+
+
+class QuietClient(QuietKernel, NotebookClient):
+    """nbclient's NotebookClient with a kernel that prints nothing of its own."""
+
+
+def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
+    """Run the notebook in `folder`; its outputs come into it. Returns each cell's (seconds, id).
+
+    Raises BuildError when a cell fails that is not tagged `raises-exception`.
+    """
+    began: dict[str, float] = {}
+    seconds: list[tuple[float, str]] = []
+    client = QuietClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        coalesce_streams=True,
+        record_timing=False,
+        shutdown_kernel="immediate",
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_execute=lambda cell, cell_index: began.update({cell["id"]: time.monotonic()}),
+        on_cell_executed=lambda cell, cell_index, execute_reply: seconds.append(
+            (time.monotonic() - began[cell["id"]], cell["id"])
+        ),
+    )
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise BuildError(f"a cell failed: {error}") from error
+    return seconds
+
+
+def require_full_points(notebook: NotebookNode) -> None:
+    """Raises BuildError unless every cell that its check grades gives the solution its full points.
+
+    In the visible cases, too, whose report the hidden cases' points come after: students see that one.
+    """
+    for cell in notebook.cells:
+        own = cell.metadata.get("nbgrader", {})
+        if own.get("grade") and not own.get("solution"):
+            score = score_cell(cell)
+            if score.points != score.maximum or score.reason:
+                raise BuildError(
+                    f"the solution gets {score.points} of {score.maximum} points in "
+                    f"{grade_id(cell)!r}: {score.reason}"
+                )
+            if failed := first_failure(cell):
+                raise BuildError(
+                    f"the solution gets all points in {grade_id(cell)!r}, and yet its check printed a case "
+                    f"that failed: {failed}"
+                )
+
+
+def write_notebook(notebook: NotebookNode, path: Path) -> None:
+    """Write the notebook to `path`, whole or not at all."""
+    nbformat.validate(notebook)
+    temporary = path.with_suffix(".ipynb.new")
+    nbformat.write(notebook, temporary)
+    os.replace(temporary, path)
+
+
+def build(
+    assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
+) -> list[tuple[float, str]]:
+    """Build one assignment: execute the twin, write notebook and student version.
+
+    Returns the seconds of each cell. Raises BuildError; then nothing was written.
+    """
+    folder = solutions / assignment
+    twin = folder / f"{assignment}.py"
+    notebook = read_twin(twin)
+    seconds = execute(notebook, folder)
+    require_full_points(notebook)
+    write_notebook(clean(notebook), twin.with_suffix(".ipynb"))
+    release_into(assignment, solutions, notebooks)
+    return seconds
+
+
+def follow(
+    assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
+) -> list[str]:
+    """Take changed text, comments and docstrings over into the notebooks, without executing anything.
+
+    Outputs stay as they were. Returns the ids of the cells that changed. Raises BuildError where other code
+    changed, since the outputs would not be its own; then nothing was written.
+    """
+    twin = solutions / assignment / f"{assignment}.py"
+    notebook, before = read_twin(twin), nbformat.read(twin.with_suffix(".ipynb"), as_version=4)
+    notebook.metadata = before.metadata
+    known = {cell["id"]: cell for cell in before.cells}
+    changed, stale = [], []
+    for cell in notebook.cells:
+        old = known.get(cell["id"])
+        if old is None or (old.cell_type, old.source) != (cell.cell_type, cell.source):
+            changed.append(cell["id"])
+        if cell.cell_type != "code":
+            continue
+        if old is not None and does_the_same(old.source, cell.source):
+            cell.outputs, cell.execution_count = old.outputs, old.execution_count
+        else:
+            stale.append(cell["id"])
+    if stale:
+        raise BuildError(f"the code of {', '.join(stale)} changed: build it without --text")
+    write_notebook(notebook, twin.with_suffix(".ipynb"))
+    release_into(assignment, solutions, notebooks)
+    return changed
+
+
+def does_the_same(source: str, other: str) -> bool:
+    """Whether two cells differ in comments, docstrings and layout alone."""
+    try:
+        return source == other or without_docstrings(source) == without_docstrings(other)
+    except SyntaxError:  # a line that is IPython's
+        return False
+
+
+def without_docstrings(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def release_into(assignment: str, solutions: Path, notebooks: Path) -> None:
+    """Replace `notebooks/<assignment>` by a fresh student version."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = generate(assignment, Path(scratch) / "release", solutions=solutions).parent
+        target = notebooks / assignment
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(made, target)

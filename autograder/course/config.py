@@ -1,0 +1,98 @@
+"""Where things lie, and nbgrader's configuration for this layout.
+
+`solutions/` is nbgrader's source directory and `notebooks/` its release directory. Everything that
+grading writes lies under one output folder, by default `autograder/out`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from nbgrader import preprocessors as nbgrader
+from nbgrader.coursedir import CourseDirectory
+from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
+
+from autograder.course.refusing import RefuseToAutograde
+from autograder.course.student_version import ClearSolutions, ClearWidgets
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTIONS = ROOT / "solutions"
+NOTEBOOKS = ROOT / "notebooks"
+OUT = ROOT / "autograder" / "out"
+
+SERVER = "http://localhost:8888"  # where `make lab` opens JupyterLab, and formgrader with it
+
+COURSE_ID = "distributed-training"
+NOTEBOOK_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+}
+
+# nbgrader's own list, without the header, footer and autotest steps, which this course does not use;
+# widgets' state, which is output as well, is removed, and answers are left without a `raise`.
+RELEASE_PREPROCESSORS = [
+    nbgrader.LockCells,
+    ClearSolutions,
+    nbgrader.ClearOutput,
+    ClearWidgets,
+    nbgrader.CheckCellMetadata,
+    nbgrader.ComputeChecksums,
+    nbgrader.SaveCells,
+    nbgrader.ClearHiddenTests,
+    nbgrader.ComputeChecksums,
+    nbgrader.CheckCellMetadata,
+]
+
+
+def assignments(solutions: Path = SOLUTIONS) -> list[str]:
+    """The assignments, in order: every folder of `solutions` that holds a twin of its own name."""
+    return sorted(twin.stem for twin in solutions.glob("*/*.py") if twin.stem == twin.parent.name)
+
+
+def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
+    """nbgrader's configuration: sources in `solutions`, all that grading writes under `out`."""
+    config = Config()
+    course = config.CourseDirectory
+    course.root = str(ROOT)
+    course.course_id = COURSE_ID
+    course.source_directory = str(solutions)
+    course.release_directory = str(NOTEBOOKS)
+    course.submitted_directory = str(out / "submitted")
+    course.autograded_directory = str(out / "autograded")
+    course.feedback_directory = str(out / "feedback")
+    course.db_url = f"sqlite:///{out / 'gradebook.db'}"
+    # nbgrader copies what lies beside the source, and the twin holds the solutions.
+    course.ignore = [*CourseDirectory().ignore, "*.py"]
+    config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
+    # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
+    config.Autograde.exporter_class = RefuseToAutograde
+    # Kernels hold nothing worth a farewell: a polite shutdown costs half a second each.
+    config.ExecutePreprocessor.shutdown_kernel = "immediate"
+    return config
+
+
+def course_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
+    """`base_config` with what the instructor has added to `nbgrader_config.py`, such as late penalties.
+
+    That file is run; what it raises is raised.
+    """
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
+    config.merge(base_config(solutions, out))
+    return config
+
+
+def log_to_file(path: Path) -> None:
+    """Send what nbgrader and its libraries log, and warnings, to `path`, not to the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.captureWarnings(True)
+    for log in (logging.getLogger("traitlets"), logging.getLogger("py.warnings")):
+        for old in list(log.handlers):
+            log.removeHandler(old)
+            old.close()
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False

@@ -1,0 +1,73 @@
+"""Do twin, notebook and student version still say the same? Compared without executing."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.course.config import NOTEBOOKS, SOLUTIONS
+from autograder.course.release import generate
+from autograder.course.twin import read_twin
+
+REMEDY = "Run `make notebooks` and keep what it writes."
+
+
+def differences(
+    assignment: str, *, solutions: Path = SOLUTIONS, notebooks: Path = NOTEBOOKS
+) -> list[str]:
+    """Sentences, one for each difference; none when all three agree."""
+    twin = solutions / assignment / f"{assignment}.py"
+    built = twin.with_suffix(".ipynb")
+    student = notebooks / assignment / built.name
+    for path in (built, student):
+        if not path.exists():
+            return [f"{path} is missing. {REMEDY}"]
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = generate(assignment, Path(scratch) / "release", solutions=solutions)
+        beside = sorted(path.name for path in student.parent.iterdir() if path.is_file())
+        expected = sorted(path.name for path in fresh.parent.iterdir())
+        found = [
+            *_compare(read_twin(twin), _read(built), built, outputs=False),
+            *_not_executed(_read(built), built),
+            *_compare(_read(fresh), _read(student), student, outputs=True),
+        ]
+    if beside != expected:
+        found.append(f"{student.parent} holds {beside}, and should hold {expected}. {REMEDY}")
+    return found
+
+
+def _read(path: Path) -> NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def _compare(
+    expected: NotebookNode, found: NotebookNode, path: Path, *, outputs: bool
+) -> list[str]:
+    """What differs in the notebook at `path`: its metadata, its cells' ids, text and metadata."""
+    if [cell["id"] for cell in expected.cells] != [cell["id"] for cell in found.cells]:
+        return [f"{path}: other cells, or in another order, than its source has. {REMEDY}"]
+    metadata = dict(found.metadata)
+    if not outputs:
+        metadata.pop("widgets", None)
+    lines = []
+    if metadata != dict(expected.metadata):
+        lines.append(f"{path}: the notebook's metadata differ from its source's. {REMEDY}")
+    keys = ("cell_type", "source", "metadata", *(("outputs", "execution_count") * outputs))
+    for ours, theirs in zip(expected.cells, found.cells, strict=True):
+        differing = [key for key in keys if ours.get(key) != theirs.get(key)]
+        if differing:
+            what = " and ".join(differing)
+            lines.append(f"{path}: cell {ours['id']!r} differs from its source: {what}. {REMEDY}")
+    return lines
+
+
+def _not_executed(notebook: NotebookNode, path: Path) -> list[str]:
+    """Code cells are executed from the top, once each: their numbers count up from 1."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    counts = [cell.execution_count for cell in code]
+    if counts == list(range(1, len(code) + 1)):
+        return []
+    return [f"{path} is not executed from top to bottom. {REMEDY}"]

@@ -1,0 +1,186 @@
+"""What is graded in an assignment: read from the instructor's notebook, never from a submission.
+
+A graded cell says by a call what its exercise's check is given:
+
+    report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds)
+    ### BEGIN HIDDEN TESTS
+    report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds, cases="hidden")
+    ### END HIDDEN TESTS
+
+When a submission is graded the cell is not run. The arguments are evaluated in the student's notebook,
+and what they are is judged outside of it.
+
+The cell of an exercise that is extra credit has 0 points, so that nbgrader's maximum stays what it is; how
+many there are to be had on top of it is the exercise's to say.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.course.twin import BuildError, grade_id
+from course_lib.checks.judge.case import Exercise
+from course_lib.checks.judge.find import UnknownExercise, find
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One graded cell.
+
+    check: the name that `check` is called with; expressions: its other arguments, as source;
+    functions: whether they have to be callable. by_hand: points are left to a person, and the cell is
+    run like any other. extra: `points` are extra credit, and no part of the assignment's maximum.
+    """
+
+    grade_id: str
+    points: float
+    check: str = ""
+    expressions: tuple[str, ...] = ()
+    functions: bool = False
+    by_hand: bool = False
+    extra: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables and sentences."""
+        return self.check.rpartition("/")[2] or self.grade_id
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What grading needs to know of one assignment.
+
+    released: the student version; graded: by `grade_id`, in the notebook's order.
+    """
+
+    name: str
+    released: NotebookNode
+    graded: dict[str, Graded]
+
+    @property
+    def maximum(self) -> float:
+        return sum(one.points for one in self.graded.values() if not one.extra)
+
+
+def read_assignment(name: str, solutions: Path, notebooks: Path) -> Assignment:
+    """The assignment `name` of the folders of sources and of student versions.
+
+    BuildError where a graded cell cannot be graded, or the two notebooks do not belong together.
+    """
+    source = nbformat.read(solutions / name / f"{name}.ipynb", as_version=4)
+    released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
+    return make_assignment(name, source, released)
+
+
+def make_assignment(name: str, source: NotebookNode, released: NotebookNode) -> Assignment:
+    """The assignment of an instructor's notebook and its student version. BuildError as above."""
+    return Assignment(name, released, graded_cells(name, source, released))
+
+
+def graded_cells(name: str, source: NotebookNode, released: NotebookNode) -> dict[str, Graded]:
+    """The graded cells of the instructor's notebook `source`, by `grade_id`. BuildError as above."""
+    found: dict[str, Graded] = {}
+    for cell in source.cells:
+        own = cell.metadata.get("nbgrader", {})
+        if own.get("grade"):
+            found[own["grade_id"]] = _read_cell(cell, f"{name}, cell {own['grade_id']!r}")
+    points = {one.grade_id: 0.0 if one.extra else one.points for one in found.values()}
+    given = {
+        str(grade_id(cell)): float(cell.metadata["nbgrader"]["points"])
+        for cell in released.cells
+        if cell.metadata.get("nbgrader", {}).get("grade")
+    }
+    if list(points.items()) != list(given.items()):
+        raise BuildError(
+            f"{name}: the student version's graded cells are not those of the source: "
+            "run `make notebooks`."
+        )
+    return found
+
+
+def _read_cell(cell: NotebookNode, where: str) -> Graded:
+    own = cell.metadata["nbgrader"]
+    points = float(own["points"])
+    if cell.cell_type != "code" or own.get("solution") or own.get("task"):
+        return Graded(own["grade_id"], points, by_hand=True)
+    check, expressions = _call(cell.source, where)
+    exercise = _exercise(check, len(expressions), where)
+    if exercise.extra and points:
+        raise BuildError(
+            f'{where}: {check} is extra credit, so its cell has "points": 0, not {points:g}: the '
+            f"{exercise.points:g} that can be earned are no part of the assignment's maximum."
+        )
+    if not exercise.extra and not points:
+        raise BuildError(
+            f"{where}: a check of 0 points is one of extra credit, and {check} is not: give it points, or "
+            "mark the exercise with extra=True."
+        )
+    if exercise.extra:
+        points = float(exercise.points)
+    functions = not exercise.constants
+    return Graded(own["grade_id"], points, check, expressions, functions, extra=exercise.extra)
+
+
+def _call(source: str, where: str) -> tuple[str, tuple[str, ...]]:
+    """(name, arguments) of the cell's `check(...)`: the one on hidden cases if there is one."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise BuildError(f"{where}: a graded cell is plain Python: {error}.") from None
+    calls = [_parts(node, where) for node in ast.walk(tree) if _is_check(node)]
+    chosen = {call[:2] for call in calls if call[2]} or {call[:2] for call in calls}
+    if not chosen:
+        raise BuildError(
+            f'{where}: a graded cell calls check("<assignment>/<exercise>", ...); this one does not, '
+            "and could not be judged outside the notebook."
+        )
+    if len(chosen) > 1:
+        raise BuildError(f"{where}: a graded cell has one check; this one has {len(chosen)}.")
+    return chosen.pop()
+
+
+def _is_check(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    return (isinstance(called, ast.Name) and called.id == "check") or (
+        isinstance(called, ast.Attribute) and called.attr == "check"
+    )
+
+
+def _parts(node: ast.AST, where: str) -> tuple[str, tuple[str, ...], bool]:
+    """(name, arguments, on hidden cases?) of a call of `check`."""
+    assert isinstance(node, ast.Call)
+    name = _text(node.args[0]) if node.args else ""
+    others = node.args[1:]
+    if not name or not others or any(isinstance(one, ast.Starred) for one in others):
+        raise BuildError(
+            f"{where}: check takes the exercise's name as a text, then its objects one by one; "
+            f"this is {ast.unparse(node)}."
+        )
+    hidden = any(word.arg == "cases" and _text(word.value) == "hidden" for word in node.keywords)
+    return name, tuple(ast.unparse(one) for one in others), hidden
+
+
+def _text(node: ast.expr) -> str:
+    """The text that `node` is, or ""."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else ""
+
+
+def _exercise(check: str, objects: int, where: str) -> Exercise:
+    """The exercise that is checked. BuildError where there is none, or it takes other objects."""
+    try:
+        exercise = find(check)
+    except UnknownExercise as unknown:
+        raise BuildError(f"{where}: {unknown}") from None
+    if len(exercise.objects) != objects:
+        raise BuildError(
+            f"{where}: {check} takes {', '.join(exercise.objects)}; the cell hands in {objects}."
+        )
+    return exercise

@@ -1,0 +1,200 @@
+"""Student versions: made by nbgrader's `generate_assignment`, and handed out in a folder and a zip.
+
+With a repository on GitHub each notebook begins with badges that open it in Colab and Kaggle, and with a
+cell that gets the course where it is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader.converters import GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, base_config
+
+REPOSITORY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
+BRANCH = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+FOLDER = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+){0,9}")
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same notebooks make the same zip
+
+
+class ReleaseError(Exception):
+    """Nothing was handed out; the text says why."""
+
+
+def generate(
+    assignment: str, into: Path, *, solutions: Path = SOLUTIONS, gradebook: bool = False
+) -> Path:
+    """Write the student version of `assignment` to `into/<assignment>/` and return its path.
+
+    With `gradebook` the assignment is also entered into `into/../gradebook.db`, which must be done
+    before submissions of it are graded. What was in the folder before is removed. Raises
+    nbgrader's NbGraderException where the source is not what nbgrader understands.
+    """
+    config = base_config(solutions, into.parent)
+    config.CourseDirectory.release_directory = str(into)
+    config.CourseDirectory.assignment_id = assignment
+    config.GenerateAssignment.no_database = not gradebook
+    config.SaveCells.enabled = gradebook
+    config.GenerateAssignment.force = True
+    GenerateAssignment(coursedir=CourseDirectory(config=config), config=config).start()
+    return into / assignment / f"{assignment}.ipynb"
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was written: the notebooks' folder, the zip, and the README with its table."""
+
+    notebooks: list[Path]
+    archive: Path
+    readme: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the handed-out notebooks lie on GitHub: `repository` is "owner/name", `folder` lies in it.
+
+    The course is installed from there, too. ReleaseError for a name that cannot be one.
+    """
+
+    repository: str
+    branch: str = "main"
+    folder: str = "notebooks"
+
+    def __post_init__(self) -> None:
+        if not REPOSITORY.fullmatch(self.repository):
+            raise ReleaseError(
+                f"{self.repository!r} is not the name of a repository: it is OWNER/NAME, as on GitHub."
+            )
+        if not BRANCH.fullmatch(self.branch) or ".." in self.branch:
+            raise ReleaseError(f"{self.branch!r} is not the name of a branch.")
+        if not FOLDER.fullmatch(self.folder) or ".." in self.folder:
+            raise ReleaseError(
+                f"{self.folder!r} is not a folder of a repository: it is a path such as notebooks."
+            )
+
+    @property
+    def package(self) -> str:
+        """What pip installs the course from."""
+        return f"git+https://github.com/{self.repository}@{self.branch}"
+
+    def colab(self, assignment: str) -> str:
+        return f"https://colab.research.google.com/github/{self._file(assignment)}"
+
+    def kaggle(self, assignment: str) -> str:
+        return f"https://kaggle.com/kernels/welcome?src=https://github.com/{self._file(assignment)}"
+
+    def badges(self, assignment: str) -> str:
+        colab = "https://colab.research.google.com/assets/colab-badge.svg"
+        kaggle = "https://kaggle.com/static/images/open-in-kaggle.svg"
+        return (
+            f"[![Open in Colab]({colab})]({self.colab(assignment)}) "
+            f"[![Open in Kaggle]({kaggle})]({self.kaggle(assignment)})"
+        )
+
+    def _file(self, assignment: str) -> str:
+        return f"{self.repository}/blob/{self.branch}/{self.folder}/{assignment}/{assignment}.ipynb"
+
+
+def release(
+    assignments: Sequence[str],
+    into: Path,
+    *,
+    place: Place | None = None,
+    notebooks: Path = NOTEBOOKS,
+) -> Release:
+    """Write the student versions to `into/<assignment>/`, all of them into one zip, and a README.
+
+    Without a place on GitHub byte for byte as `notebooks` holds them: what was checked is what is handed out.
+    With one, `opened_anywhere` adds two cells before the others. ReleaseError if an assignment was not built.
+    """
+    texts = {}
+    for name in assignments:
+        path = notebooks / name / f"{name}.ipynb"
+        if not path.is_file():
+            raise ReleaseError(
+                f"there is no student version of {name}: run `make notebooks` first."
+            )
+        text = path.read_bytes()
+        texts[name] = opened_anywhere(text, name, place) if place else text
+    readme = _readme(texts, place)
+    written = []
+    for name, text in texts.items():
+        target = into / name / f"{name}.ipynb"
+        if target.parent.exists():
+            shutil.rmtree(target.parent)
+        target.parent.mkdir(parents=True)
+        target.write_bytes(text)
+        written.append(target)
+    (into / "README.md").write_text(readme, encoding="utf-8")
+    archive = into / "notebooks.zip"
+    _write_zip(
+        archive,
+        {f"{n}/{n}.ipynb": text for n, text in texts.items()} | {"README.md": readme.encode()},
+    )
+    return Release(written, archive, into / "README.md")
+
+
+def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
+    """The notebook behind a cell of badges and one that installs the course if it is not there.
+
+    Both belong to nobody's exercise: grading takes them for the student's own, and runs the second, which
+    finds the course and does nothing.
+    """
+    notebook: NotebookNode = nbformat.reads(text.decode("utf-8"), as_version=4)
+    badges = nbformat.v4.new_markdown_cell(place.badges(assignment), id="open-elsewhere")
+    course = nbformat.v4.new_code_cell(GET_THE_COURSE.format(place.package), id="get-the-course")
+    notebook.cells = [badges, course, *notebook.cells]
+    return f"{nbformat.writes(notebook)}\n".encode()
+
+
+GET_THE_COURSE = """\
+# Gets the course where it is not installed, as in Colab and Kaggle. PyTorch stays as it is.
+import importlib.util
+
+if importlib.util.find_spec("course_lib") is None:
+    %pip install -q {}"""
+
+
+def _readme(texts: dict[str, bytes], place: Place | None) -> str:
+    lines = ["# Notebooks", ""]
+    if place:
+        lines += ["| notebook | |", "|---|---|"]
+    for name, text in texts.items():
+        here = f"[{_title(text) or name}]({name}/{name}.ipynb)"
+        lines.append(f"| {here} | {place.badges(name)} |" if place else f"- {here}")
+    if place:
+        lines += [
+            "",
+            "The first code cell of each notebook gets the course where it is not installed. It leaves",
+            "PyTorch as it is. In Kaggle, turn on *Internet* in the notebook's settings before you run it.",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _title(text: bytes) -> str:
+    """The notebook's first heading, without what would end a link's text."""
+    for cell in nbformat.reads(text.decode("utf-8"), as_version=4).cells:
+        if match := re.search(r"^# +(.+)$", cell.source, re.MULTILINE):
+            return re.sub(r"[\[\]|]", "", match[1]).strip()
+    return ""
+
+
+def _write_zip(path: Path, files: dict[str, bytes]) -> None:
+    new = path.with_name(f".{path.name}.new")
+    with zipfile.ZipFile(new, "w") as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, EPOCH)
+            info.external_attr = 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, files[name])
+    os.replace(new, path)

@@ -1,0 +1,1 @@
+"""What became of a submission: plain data, its statuses, limits and sentences."""

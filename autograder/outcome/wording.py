@@ -1,0 +1,59 @@
+"""How results are put into words, the same on every page."""
+
+from __future__ import annotations
+
+from autograder.outcome import status as statuses
+from autograder.outcome.result import Exercise, Result
+
+SAID = {
+    statuses.GRADED: "",
+    statuses.BLANK: "Nothing was written into any exercise.",
+    statuses.TIMED_OUT: "Something took longer than it may. What was finished in time keeps its points.",
+    statuses.KERNEL_DIED: "A cell ended the notebook's process. What it does not touch keeps its points.",
+    statuses.OUT_OF_MEMORY: "More memory was needed than there is for one. The rest keeps its points.",
+    statuses.TOO_MANY_PROCESSES: "More processes were started than may run. The rest keeps its points.",
+    statuses.TOO_MANY_FILES: "More files were open at a time than may be. The rest keeps its points.",
+    statuses.DISK_FULL: "More was written to files than may be. The rest keeps its points.",
+    statuses.TOO_MUCH_OUTPUT: "More was printed than is kept. The beginning and the end are shown.",
+    statuses.UNREADABLE: "What was handed in could not be read as a notebook.",
+    statuses.MISSING: "No notebook of the right name was handed in.",
+    statuses.UNGRADED: "The grading itself failed: there is no score yet, and it is no fault of yours.",
+}
+FINE = (statuses.GRADED,)
+WITHOUT_NOTEBOOK = (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)
+
+
+def shown(points: float | None) -> str:
+    """12.0 -> "12"; 4.25 -> "4.25"; None, of a submission without a grade, -> "-"."""
+    return "-" if points is None else f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+def tone(status: str) -> str:
+    """How a status is coloured: "good", "warn" or "bad"."""
+    if status in FINE:
+        return "good"
+    return "warn" if status in (statuses.BLANK, statuses.UNGRADED, statuses.MISSING) else "bad"
+
+
+def title(exercise: Exercise) -> str:
+    """ "02_collectives/ring_all_reduce" -> "ring_all_reduce"; without a name, the cell's."""
+    return (exercise.name.rpartition("/")[2] or exercise.grade_id).removesuffix("_check")
+
+
+def earned(exercise: Exercise, points: float | None = None) -> str:
+    """ "2.5 of 4"; "extra credit: 3.5 of 4", or that it was left alone. points: the check's when left out."""
+    points = exercise.points if points is None else points
+    if not exercise.attempted and not points:
+        return f"extra credit, {shown(exercise.maximum)} points: not attempted"
+    said = f"{shown(points)} of {shown(exercise.maximum)}"
+    return f"extra credit: {said}" if exercise.extra else said
+
+
+def score(result: Result) -> float | None:
+    """The points of the checks; None where there is no grade."""
+    return None if result.status == statuses.UNGRADED else result.score
+
+
+def maximum(result: Result) -> float:
+    """The points that the checks could give without extra credit; 0 where nothing could be read."""
+    return sum(exercise.maximum for exercise in result.exercises if not exercise.extra)

@@ -1,1 +1,0 @@
-"""Our steps in nbgrader's pipelines: one module for each pipeline."""

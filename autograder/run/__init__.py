@@ -1,0 +1,1 @@
+"""A class is graded: the session, its workers, and what they do."""

@@ -1,0 +1,101 @@
+"""How far the grading of a class is: one line that is rewritten on a terminal, else a line for each."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from autograder.book.table import Row
+from autograder.outcome import status as statuses
+from autograder.outcome.wording import shown
+
+ERASE = "\r\x1b[K"
+
+
+class Progress:
+    """Tells on `stream` what is done, running and left of `total` submissions.
+
+    clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, stream: TextIO, total: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stream, self.total, self.clock = stream, total, clock
+        self.live = stream.isatty()
+        self.done = self.failed = 0
+        self.running: dict[tuple[str, str], float] = {}
+        self.began = clock()
+
+    def started(self, student: str, assignment: str) -> None:
+        self.running[student, assignment] = self.clock()
+        self.refresh()
+
+    def finished(self, row: Row, seconds: float) -> None:
+        """A submission has its row; grading it took so many seconds."""
+        self.running.pop((row.student, row.assignment), None)
+        self.done += 1
+        self.failed += row.status == statuses.UNGRADED
+        if not self.live:
+            points = f"{shown(row.score)} of {shown(row.max_score)}"
+            self.say(
+                f"[{self.done}/{self.total}] {row.student} {row.assignment}: {points}, "
+                f"{row.status} ({seconds:.1f} s)"
+            )
+        self.refresh()
+
+    def repeated(self, student: str, assignment: str) -> None:
+        """A submission ran into a time limit, or lost a process: it is not done yet."""
+        self.running.pop((student, assignment), None)
+        if not self.live:
+            self.say(
+                f"[-/{self.total}] {student} {assignment}: ran out of time or lost a process; it is graded "
+                "once more, alone, when the others are done"
+            )
+        self.refresh()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the one that is rewritten."""
+        erase = ERASE if self.live else ""
+        self.stream.write(f"{erase}{text}\n")
+        self.stream.flush()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Rewrite the line; does nothing where lines cannot be rewritten."""
+        if self.live and self.done < self.total:
+            width = shutil.get_terminal_size((80, 24)).columns - 1
+            self.stream.write(ERASE + self.line()[:width])
+            self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the terminal with an empty line to write on."""
+        if self.live:
+            self.stream.write(ERASE)
+            self.stream.flush()
+
+    def line(self) -> str:
+        parts = [f"{self.done} of {self.total} graded", f"{len(self.running)} running"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if (left := self.seconds_left()) is not None:
+            parts.append(f"{_duration(left)} left")
+        if self.running:
+            student, assignment = min(self.running, key=lambda one: self.running[one])
+            seconds = self.clock() - self.running[student, assignment]
+            parts.append(f"{student} {assignment} for {_duration(seconds)}")
+        return " · ".join(parts)
+
+    def seconds_left(self) -> float | None:
+        """At the pace so far; None before anything is done."""
+        if not self.done:
+            return None
+        return (self.clock() - self.began) / self.done * (self.total - self.done)
+
+
+def _duration(seconds: float) -> str:
+    """75.2 -> "1 min 15 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

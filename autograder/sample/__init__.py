@@ -1,0 +1,1 @@
+"""A class of made-up students, and the answers that they give."""

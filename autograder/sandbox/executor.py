@@ -1,0 +1,161 @@
+"""Inside the sandbox: run cells when told to, hand in what an exercise's check is to judge.
+
+    {"run": source, "number": 5}      {"output": ...}, {"clear": ...}, then {"done": name of the error}
+    {"submit": [expressions], ...}    {"submitted": n} and buffers, or {"refused": sentence}
+
+Commands come over a socket, one at a time, and the answers go back there. What the cells print goes
+through two pipes, by descriptor, so that what C code, threads and child processes print is caught too.
+Verdicts never come here, and graded cells are never run here. The process ends by being killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from autograder.sandbox import shell as shells
+from course_lib.runtime import pool, wire
+from course_lib.runtime.pickling import explain
+
+CLIENT = "course_lib.checks.client"
+
+# Taken before the first byte of a student's: a cell may replace what it finds in these modules.
+_exit, _pid, _read, _dumps, _send = os._exit, os.getpid, os.read, wire.dumps, wire.send
+
+shells.warm()  # whoever forks executors imports this module beforehand
+
+
+def main(args: dict, fds: Sequence[int]) -> NoReturn:
+    """Entry of the process.
+
+    fds: the socket for commands and answers; the pipes for stdout and stderr; a pipe with a byte for
+    each output that was heard; and, where `launch` is to find ranks without importing torch once more,
+    the socket of a server that forks them.
+    """
+    control, out, err, heard, *servers = fds
+    redirect(out, err)
+    if servers:
+        pool.adopt(socket.socket(fileno=servers[0]))
+    sys.modules[CLIENT] = shells.inert_client()
+    Executor(socket.socket(fileno=control), heard).serve()
+
+
+def redirect(out: int, err: int) -> None:
+    """Descriptors 1 and 2 become the pipes, 0 is empty."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = os.fdopen(fd, "wb", buffering=8192, closefd=False)
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+class Executor:
+    """The loop: a command, its work, its answer."""
+
+    def __init__(self, sock: socket.socket, heard: int):
+        self.sock, self.heard, self.owner, self.lock = sock, heard, _pid(), threading.Lock()
+        self.receiver = wire.Receiver(sock)
+        self.shell = shells.make(self.show)
+
+    def show(self, header: dict) -> None:
+        """Send an output and wait until it was heard: what is printed next comes behind it."""
+        self.send(header)
+        if _pid() == self.owner:
+            with contextlib.suppress(OSError):  # the cell closed the descriptor
+                _read(self.heard, 1)
+
+    def send(self, header: dict, buffers: Sequence[wire.Buffer] = ()) -> None:
+        """One message. A child process that a cell forked has no voice: two would mix their bytes."""
+        if _pid() == self.owner:
+            with self.lock:
+                _send(self.sock, header, buffers)
+
+    def serve(self) -> NoReturn:
+        self.send({"ready": True})
+        while True:
+            try:
+                message = self.receiver.read()
+            except EOFError:
+                _exit(0)
+            if message is not None:
+                self.obey(message[0])
+
+    def obey(self, command: dict) -> None:
+        answer: dict[str, Any]
+        buffers: Sequence[wire.Buffer] = ()
+        try:
+            shells.interruptible(True)
+            if "run" in command:
+                error = self.shell.run(command["run"], command["number"])
+                name = type(error).__name__ if error is not None else ""
+                answer = {"done": name, "limit": shells.limit_of(error)}
+            else:
+                buffers = self.submit(command["submit"], command["functions"], command["most"])
+                answer = {"submitted": len(buffers)}
+        except RefusedError as refusal:
+            buffers, answer = (), {"refused": str(refusal)}
+        except BaseException as error:  # an interrupt that came a moment late, or IPython's own
+            answer = {"done": type(error).__name__, "limit": shells.limit_of(error)}
+        finally:
+            if _pid() != self.owner:
+                _exit(0)  # a child that a cell forked, and that came back here
+            shells.interruptible(False)
+        shells.flush()
+        self.send({**answer, "answers": command["id"]}, buffers)
+
+    def submit(self, expressions: list[str], functions: bool, most: int) -> list[wire.Buffer]:
+        """What the expressions are worth in the notebook, pickled. RefusedError says why it cannot be."""
+        objects = tuple(self.evaluate(expression) for expression in expressions)
+        for expression, value in zip(expressions, objects, strict=True):
+            if functions and not callable(value):
+                kind = type(value).__name__
+                raise RefusedError(
+                    f"{expression} is a function to write; what came is of type {kind}."
+                )
+        try:
+            buffers = _dumps(objects)
+        except Exception as error:
+            raise RefusedError(why(expressions, objects, error)) from None
+        size = sum(wire.view(buffer).nbytes for buffer in buffers)
+        if size > most:
+            raise RefusedError(f"what is handed in has {size:,} bytes; at most {most:,} are taken.")
+        return buffers
+
+    def evaluate(self, expression: str) -> Any:
+        try:
+            return eval(expression, self.shell.user_global_ns, self.shell.user_ns)
+        except NameError:
+            raise RefusedError(f"{expression} is not defined.") from None
+        except Exception as error:
+            said = f"{type(error).__name__}: {shells.text_of(error)}"
+            raise RefusedError(f"{expression} has no value: {said}") from None
+
+
+class RefusedError(Exception):
+    """What an exercise asks for cannot be handed in; the text says why."""
+
+
+def why(expressions: Sequence[str], objects: Sequence[Any], error: Exception) -> str:
+    """Which of the objects cannot be pickled, and because of what."""
+    for expression, value in zip(expressions, objects, strict=True):
+        try:
+            _dumps(value)
+        except Exception as reason:
+            if callable(value):
+                return explain(value, (), {}, reason)
+            kind = type(value).__name__
+            return (
+                f"{expression} is a {kind}, which cannot be copied to another process ({reason})."
+            )
+    return f"the objects cannot be copied to another process: {error}"

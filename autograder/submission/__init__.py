@@ -1,0 +1,1 @@
+"""One submission: from its folder to its result."""

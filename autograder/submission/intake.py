@@ -1,0 +1,298 @@
+"""A class handed in: which submissions there are, and what of each one is read.
+
+Of a submission's folder only the notebook and nbgrader's `timestamp.txt` are read, never more than a
+limit of them, and only where they are regular files: a link, a pipe or whatever else lies there was
+put there by somebody, and is named instead of opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.outcome.limits import Limits
+
+STAMP = "timestamp.txt"
+STAMP_BYTES = 200
+NAMES_SHOWN = 5
+FOLDERS_SEARCHED = 100
+OF_PROGRAMS = (".ipynb_checkpoints", ".git", ".github", ".vscode", ".idea", ".cache", ".Trash")
+NAME_BYTES = 128  # nbgrader's column for a student's id
+CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+SURROGATE = re.compile("[\ud800-\udfff]")
+LINE_END = re.compile("\r\n?")
+
+
+class UnreadableError(Exception):
+    """What was handed in is no notebook; the text says why, for the student and the table."""
+
+
+class MissingError(UnreadableError):
+    """There is a folder for the assignment, but not the notebook."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One student's folder of one assignment, laid out as nbgrader's submitted directory.
+
+    `student` is the folder's name, with characters that no table can show written as escapes,
+    and shortened where no file could be named after it.
+    """
+
+    student: str
+    assignment: str
+    folder: Path
+
+    @property
+    def notebook(self) -> Path:
+        return self.folder / f"{self.assignment}.ipynb"
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """What was read of a submission: the notebook's bytes, the time stamp or "", remarks on both."""
+
+    content: bytes
+    stamp: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+# ---- which submissions there are
+
+
+def find_submissions(folder: Path, known: list[str]) -> tuple[list[Submission], list[str]]:
+    """(submissions, notes) of `folder/<student>/<assignment>/`, ordered by student.
+
+    notes: sentences about folders that are nobody's submission of a `known` assignment, and about
+    students whose names had to be written in another way. OSError where `folder` cannot be listed.
+    """
+    submissions: list[Submission] = []
+    notes: list[str] = [
+        f"{_printable(path.name)} is left out, as hidden folders are; if it is a student's, rename it."
+        for path in sorted(folder.iterdir())
+        if _hidden(path) and path.name not in OF_PROGRAMS and path.is_dir()
+    ]
+    for path in _listed(folder):
+        name = _printable(path.name)
+        if path.is_symlink():
+            notes.append(f"{name} is a link and is left out: links are not followed.")
+            continue
+        if not path.is_dir():
+            continue
+        if name != path.name:
+            notes.append(f"{path.name!r} is written as {name!r}.")
+        inside = [entry for entry in _listed(path) if entry.is_symlink() or entry.is_dir()]
+        for entry in inside:
+            if entry.name in known:  # also a link: it gets a row, and is not followed
+                submissions.append(Submission(name, entry.name, entry))
+            else:
+                notes.append(
+                    f"{folder.name}/{name}/{_printable(entry.name)} is left out: there is no "
+                    f"assignment {_printable(entry.name)!r}; there are {', '.join(known)}."
+                )
+        if not inside:
+            notes.append(f"{folder.name}/{name} holds no assignment's folder and is left out.")
+    return submissions, notes
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not _hidden(path))
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _printable(name: str) -> str:
+    """`name` if it can stand in a table and a database, else with escapes for what cannot.
+
+    Files are named after students, with something added: a longer name ends in its hash.
+    """
+    shown = name
+    if not name.isprintable():
+        raw = name.replace("\\", "\\\\")
+        shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in raw)
+    if len(shown.encode()) > NAME_BYTES:
+        mark = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+        shown = shown.encode()[: NAME_BYTES - 13].decode(errors="ignore") + f"~{mark}"
+    return shown
+
+
+# ---- what of a submission is read
+
+
+def collect(submission: Submission, largest: int = Limits().notebook) -> HandedIn:
+    """Read the submission's notebook, at most `largest` bytes of it, and its time stamp.
+
+    The notebook of the assignment's name counts; where there is none, the only other one in the
+    folder, and where there is none at all, in the folders within. MissingError and UnreadableError are
+    the student's; OSError means that this machine could not read what is there.
+    """
+    folder = submission.folder
+    if folder.is_symlink():
+        raise MissingError("the assignment's folder is a link; links are not followed")
+    notebook, notes = _choose(submission)
+    content = _read_regular(notebook, largest)
+    stamp, remarks = _read_stamp(folder / STAMP)
+    return HandedIn(content, stamp, notes + remarks)
+
+
+def _choose(submission: Submission) -> tuple[Path, list[str]]:
+    """(the notebook that counts, remarks)."""
+    wanted, folder = submission.notebook, submission.folder
+    others = [path for path in _notebooks(folder) if path.name != wanted.name]
+    is_folder = wanted.is_dir() and not wanted.is_symlink()
+    if os.path.lexists(wanted) and not is_folder:
+        return wanted, [f"not read: {_names(others, folder)}"] if others else []
+    others = others or _one_folder_deeper(submission)
+    if len(others) == 1:
+        return others[0], [f"the notebook was handed in as {_names(others, folder)}"]
+    hint = f"; the folder holds {_names(others, folder)}" if others else ""
+    hint += "; what has its name is a folder" if is_folder else ""
+    raise MissingError(f"{wanted.name} was not handed in{hint}")
+
+
+def _notebooks(folder: Path) -> list[Path]:
+    files = (path for path in _listed(folder) if path.suffix.lower() == ".ipynb")
+    return [path for path in files if not path.is_dir()]
+
+
+def _one_folder_deeper(submission: Submission) -> list[Path]:
+    """As an archive leaves it that was packed with its folder. One of the assignment's name stands alone."""
+    folders = [path for path in _listed(submission.folder) if path.is_dir()][:FOLDERS_SEARCHED]
+    found = [file for one in folders if not one.is_symlink() for file in _notebooks(one)]
+    named = [path for path in found if path.name == submission.notebook.name]
+    return named if len(named) == 1 else found
+
+
+def _names(paths: Iterable[Path], folder: Path) -> str:
+    names = [_printable(str(path.relative_to(folder))) for path in paths]
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _read_regular(path: Path, largest: int) -> bytes:
+    """The bytes of a regular file. Opens nothing else: a pipe would wait for its other end."""
+    name = _printable(path.name)
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise UnreadableError(f"{name} is a link or a socket, and no file") from None
+        raise
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):  # a folder, too, can be opened
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise UnreadableError(f"{name} is {what}")
+        with open(opened, "rb", closefd=False) as file:
+            content = file.read(largest + 1)
+    finally:
+        os.close(opened)
+    if len(content) > largest:
+        size = max(status.st_size, len(content)) / 2**20
+        raise UnreadableError(
+            f"{name} has {size:.0f} MB; notebooks of up to {largest / 2**20:.0f} MB are read"
+        )
+    return content
+
+
+def _read_stamp(path: Path) -> tuple[str, list[str]]:
+    """(the time stamp as nbgrader's `parse_utc` reads it, or "", remarks)."""
+    if not os.path.lexists(path):
+        return "", []
+    from nbgrader.utils import parse_utc  # seconds, which workers that only parse do not pay
+
+    try:
+        text = _read_regular(path, STAMP_BYTES).decode("ascii").strip()
+        parse_utc(text)
+    except (UnreadableError, ValueError, OverflowError):
+        return "", [f"{STAMP} holds no date and was not used"]
+    return text, []
+
+
+# ---- from bytes to a notebook
+
+
+def parse(content: bytes) -> NotebookNode:
+    """The notebook in `content`, of nbformat 4.5, without outputs. Raises UnreadableError."""
+    try:
+        data = json.loads(content.decode("utf-8-sig"), parse_constant=lambda _: None)
+        notebook = _as_notebook(_sound(data))
+    except UnicodeDecodeError:
+        raise UnreadableError("the file is not UTF-8 text, as notebooks are") from None
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"the file is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UnreadableError("the file's JSON is nested too deeply for a notebook") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableError(
+            f"the file is JSON but no notebook ({type(error).__name__}: {error})"
+        ) from None
+    return notebook
+
+
+def _sound(data: Any) -> Any:
+    """JSON without the halves of characters that it can name and that no file can hold."""
+    if isinstance(data, str):
+        return SURROGATE.sub("\ufffd", data)
+    if isinstance(data, list):
+        return [_sound(one) for one in data]
+    if isinstance(data, dict):
+        return {_sound(key): _sound(value) for key, value in data.items()}
+    return data
+
+
+def _as_notebook(data: Any) -> NotebookNode:
+    """Parsed JSON as a notebook of nbformat 4.5, with what matters for grading in its place."""
+    if isinstance(data.get("cells"), list):
+        # Also what calls itself newer than anything known: it has what a notebook needs.
+        data = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": data["cells"]}
+    elif not isinstance(data.get("worksheets"), list):
+        raise ValueError("it has no list of cells")
+    notebook = nbformat.convert(nbformat.from_dict(data), to_version=4)
+    seen: set[str] = set()
+    for index, cell in enumerate(notebook.cells):
+        _tidy(cell)
+        name = cell.get("id")
+        if not isinstance(name, str) or not CELL_ID.fullmatch(name) or name in seen:
+            cell["id"] = f"handed-in-{index}"
+        seen.add(cell["id"])
+    notebook.metadata = NotebookNode()
+    notebook.nbformat_minor = 5
+    return notebook
+
+
+def _tidy(cell: NotebookNode) -> None:
+    """One cell as nbformat 4.5 has it: text in one string, metadata a mapping, no outputs.
+
+    Lines end in a line feed, also if the file was written on Windows.
+    """
+    source = cell["source"]
+    text = "".join(source) if isinstance(source, list) else str(source)
+    cell["source"] = LINE_END.sub("\n", text)
+    metadata = cell.get("metadata")
+    cell["metadata"] = NotebookNode(metadata if isinstance(metadata, dict) else {})
+    tags = cell.metadata.get("tags")
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        cell.metadata.pop("tags", None)
+    if cell["cell_type"] not in ("code", "markdown", "raw"):
+        cell["cell_type"] = "raw"
+    if cell["cell_type"] == "code" or not isinstance(cell.get("attachments"), dict):
+        cell.pop("attachments", None)
+    if cell["cell_type"] == "code":
+        cell["outputs"], cell["execution_count"] = [], None
+    else:
+        cell.pop("outputs", None)
+        cell.pop("execution_count", None)

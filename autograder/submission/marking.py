@@ -1,0 +1,186 @@
+"""Grade one submission, from its folder to a result and an executed notebook.
+
+    read (bounded) -> restore -> run in a sandbox, hand in, judge outside -> status, reason, eyes
+
+The process that does this reads bytes, JSON and text that a student made, and runs nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbformat import NotebookNode
+from traitlets.log import get_logger
+
+from autograder.course.exercises import Assignment
+from autograder.course.scores import one_line
+from autograder.course.twin import grade_id
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
+from autograder.sandbox.child import Start
+from autograder.submission import verdict
+from autograder.submission.executing import RestoreReleased, RunAndJudge
+from autograder.submission.intake import (
+    HandedIn,
+    MissingError,
+    Submission,
+    UnreadableError,
+    collect,
+    parse,
+)
+from autograder.submission.recognise import defined_names, plain
+from autograder.submission.restore import Restored
+from autograder.submission.secret import seed
+from autograder.submission.suspicion import suspicious
+from autograder.submission.walk import Event, Judge, Means
+from course_lib.checks.judge.find import find
+from course_lib.checks.judge.masks import exported_from
+
+CRASHES = (
+    status.KERNEL_DIED, status.OUT_OF_MEMORY, status.TIMED_OUT,
+    status.TOO_MANY_PROCESSES, status.TOO_MANY_FILES,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is the same for all submissions of a run. Nothing of it reaches a student's code.
+
+    start: for an assignment, what starts a process for a notebook; judge: for an assignment, what
+    judges; layers: of the sandbox that they use, by name.
+    """
+
+    assignments: Mapping[str, Assignment]
+    secret: bytes
+    start: Callable[[Assignment], Start]
+    judge: Callable[[Assignment], Judge]
+    layers: tuple[str, ...] = ()
+
+
+def mark(
+    submission: Submission,
+    course: Course,
+    limits: Limits,
+    handed_in: HandedIn | None = None,
+    known: Sequence[Exercise] = (),
+) -> tuple[Result, NotebookNode | None]:
+    """Grade a submission; returns its result, and the executed notebook where there is one.
+
+    handed_in: what was read of the submission, if that was done already. known: verdicts that still hold:
+    these exercises are not judged again, though the notebook is executed as ever. Never raises for what was
+    handed in, nor for a failure of the grader: that is the status `ungraded`. `fingerprint` is left empty.
+    """
+    began = time.monotonic()
+    result = Result(submission.student, submission.assignment, status.UNGRADED)
+    result.sandbox = list(course.layers)
+    notebook = None
+    try:
+        if handed_in is None:
+            handed_in = collect(submission, limits.notebook)
+        notebook = parse(handed_in.content)
+        result.changes = list(handed_in.notes)
+        _grade(notebook, result, course, limits, known)
+    except UnreadableError as error:
+        missing = isinstance(error, MissingError)
+        result.status = status.MISSING if missing else status.UNREADABLE
+        result.reason = str(error)
+    except Exception as error:  # the grader's: this submission has no grade, others do
+        get_logger().error(traceback.format_exc())
+        said = one_line(f"the grading failed ({type(error).__name__}: {error})")
+        notebook = None
+        result = Result(
+            submission.student, submission.assignment, status.UNGRADED, said,
+            eyes=["the grading itself failed"], sandbox=list(course.layers), by_chance=True,
+        )  # fmt: skip
+    result.seconds = round(time.monotonic() - began, 3)
+    return result, notebook
+
+
+def _grade(
+    notebook: NotebookNode,
+    result: Result,
+    course: Course,
+    limits: Limits,
+    known: Sequence[Exercise],
+) -> None:
+    """Restore, run and judge; `notebook` and `result` are filled in."""
+    assignment = course.assignments[result.assignment]
+    means = Means(
+        course.start(assignment),
+        course.judge(assignment),
+        lambda exercise: seed(course.secret, result.student, exercise),
+        limits,
+    )
+    resources: dict[str, Any] = {
+        "nbgrader": {"student": result.student, "assignment": assignment.name}
+    }
+    RestoreReleased(assignment).preprocess(notebook, resources)
+    RunAndJudge(assignment, means, known).preprocess(notebook, resources)
+    events: list[Event] = resources["events"]
+    restored: Restored = resources["restored"]
+    result.exercises = resources["exercises"]
+    blank = result.score == 0 and untouched(notebook, assignment.released)
+    result.status = status.worst([*(e.status for e in events), *([status.BLANK] if blank else [])])
+    result.reason = one_line(_reason(result, events))
+    reports = [one.report for one in result.exercises if one.report is not None]
+    result.by_chance = any(e.by_chance for e in events) or any(r["by_chance"] for r in reports)
+    result.changes += [*restored.changes, *restored.notes]
+    result.eyes = [*_crashes(events), *restored.changes]
+    result.eyes += [
+        f"{one.name}: the record of its messages and the network contradict each other"
+        for one in result.exercises
+        if one.report is not None and one.report["tampered"]
+    ]
+    result.eyes += suspicious(notebook, assignment.released, _references(assignment))
+
+
+def untouched(notebook: NotebookNode, released: NotebookNode) -> bool:
+    """Whether every exercise is as it was handed out, and no other cell of the student's answers one."""
+    given = {grade_id(cell): plain(cell.source) for cell in released.cells if _is_solution(cell)}
+    own = {grade_id(cell): plain(cell.source) for cell in notebook.cells if _is_solution(cell)}
+    handed_out = {cell.source for cell in released.cells}
+    added = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    names = frozenset().union(*map(defined_names, given.values()))
+    answered = any(names & defined_names(text) for text in added if text not in handed_out)
+    return bool(given) and own == given and not answered
+
+
+def _is_solution(cell: NotebookNode) -> bool:
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
+def _reason(result: Result, events: list[Event]) -> str:
+    """The first reason why points are missing, or why the status is what it is."""
+    if result.status == status.BLANK:
+        return "nothing was written into any exercise"
+    for event in events:
+        if event.status == result.status:
+            return str(event)
+    return next((_loss(one) for one in result.exercises if _lost(one)), "")
+
+
+def _lost(exercise: Exercise) -> bool:
+    if exercise.extra or exercise.reason == verdict.BY_HAND:
+        return False
+    return exercise.points < exercise.maximum
+
+
+def _loss(exercise: Exercise) -> str:
+    return f"{exercise.name}: {exercise.reason}"
+
+
+def _crashes(events: list[Event]) -> list[str]:
+    said = [one_line(str(event)) for event in events if event.status in CRASHES]
+    return list(dict.fromkeys(said))
+
+
+def _references(assignment: Assignment) -> frozenset[str]:
+    """The modules that hold the answers, and the names by which packages export what is in them."""
+    checks = [one.check for one in assignment.graded.values() if one.check]
+    modules = frozenset(module for check in checks for module in find(check).references)
+    return modules | exported_from(modules)
