@@ -44,7 +44,7 @@ check: $(READY) ## lint, types, drift and the tests that start no ranks: some mi
 	@$(COMPILED)
 	@COURSE_QUICK=1 $(PY) -m pytest $(or $(ARGS),$(WORKERS))
 
-test: $(READY) ## run every test (some of them: make test ARGS="tests/test_doctor.py -x")
+test: $(READY) ## run every test (some of them: make test ARGS="tests/runtime/test_doctor.py -x")
 	@$(COMPILED)
 	@$(PY) -m pytest $(or $(ARGS),$(WORKERS))
 

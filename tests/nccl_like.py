@@ -36,7 +36,8 @@ from torch.distributed import distributed_c10d as c10d
 from course_lib.ledger import install
 from course_lib.ledger import recorder as recording
 from course_lib.ledger.group import FAMILIES, RecordingGroup, put_behind, real
-from course_lib.ledger.recorder import flatten, recorder
+from course_lib.ledger.recorder import recorder
+from course_lib.ledger.tensors import flatten
 
 NAME = "nccl-like"
 COLLECTIVES = {

@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOLUTIONS = ROOT / "solutions"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-ALONE = "tests/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
+ALONE = "tests/runtime/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
 SHARING_RANKS = 8  # the notebooks' largest world
 LAST_CHANCE = 15  # seconds in which a part that ran past its limit may write its results
 NEVER = (  # in no cell's output, also where the cell tells what went wrong and goes on

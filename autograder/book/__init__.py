@@ -1,1 +1,1 @@
-"""What is kept of a class: results, the table, nbgrader's gradebook."""
+"""The records of a class: results, the table, nbgrader's gradebook."""

@@ -1,1 +1,1 @@
-"""What an assignment is, and what students get of it."""
+"""Assignments: their sources, and the student versions."""

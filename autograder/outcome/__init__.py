@@ -1,1 +1,1 @@
-"""What became of a submission: plain data, its statuses, limits and sentences."""
+"""The grade of a submission as plain data, its statuses, limits and sentences."""

@@ -1,1 +1,1 @@
-"""A class is graded: the session, its workers, and what they do."""
+"""The grading of a class: the session, its workers, and their task."""

@@ -9,7 +9,6 @@ collective. A ledger with thousands of messages is drawn as bundles, and says so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -18,16 +17,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from course_lib.ledger import colours, marks, wording
-
-if TYPE_CHECKING:
-    from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.record import Record
 
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.5, 0.62, 0.6  # inches
 MATRIX_NUMBERS = 10  # ranks up to which the matrix shows its numbers
 
 
 def timeline(
-    ledger: Ledger,
+    ledger: Record,
     window: tuple[float, float] | None = None,
     title: str | None = None,
     after: str | None = None,
@@ -63,7 +60,7 @@ def timeline(
     return figure
 
 
-def _origin(ledger: Ledger, after: str | None) -> float:
+def _origin(ledger: Record, after: str | None) -> float:
     """When time begins, in seconds of the run."""
     if after is None:
         return min((one.issued for one in ledger.operations()), default=0.0)
@@ -76,7 +73,7 @@ def _origin(ledger: Ledger, after: str | None) -> float:
     return min(left)
 
 
-def _end(ledger: Ledger, origin: float) -> float:
+def _end(ledger: Record, origin: float) -> float:
     """Where the picture ends, in seconds since `origin`.
 
     Where ranks waited in vain until somebody ended the run, most of that is left out: it would press
@@ -115,7 +112,7 @@ def _frame(ax: Axes, rows: int, clock: marks.Clock, beginning: str) -> None:
     )
 
 
-def _title(ledger: Ledger) -> str:
+def _title(ledger: Record) -> str:
     messages, built_in = len(ledger.messages()), len(ledger.collectives())
     parts = [wording.counted(ledger.world_size, "rank")]
     if messages:
@@ -126,7 +123,7 @@ def _title(ledger: Ledger) -> str:
     return f"{', '.join(parts)}: {wording.size(total)} sent"
 
 
-def _legend(ax: Axes, ledger: Ledger, waiting: bool) -> None:
+def _legend(ax: Axes, ledger: Record, waiting: bool) -> None:
     handles: list[Patch | Line2D] = [
         Patch(fc=colours.IDLE, ec=colours.FAINT, label="own code, or idle"),
         Patch(fc=colours.COMMUNICATION, label="blocked in communication"),
@@ -161,7 +158,7 @@ def _legend(ax: Axes, ledger: Ledger, waiting: bool) -> None:
     )  # fmt: skip
 
 
-def matrix_figure(ledger: Ledger, title: str | None = None) -> colours.Picture:
+def matrix_figure(ledger: Record, title: str | None = None) -> colours.Picture:
     """Bytes from rank to rank: senders are rows, receivers columns, darker is more."""
     sent, ranks = ledger.matrix(), range(ledger.world_size)
     side = 1.6 + max(1.6, min(6.0, 0.62 * len(ranks)))
@@ -186,7 +183,7 @@ def matrix_figure(ledger: Ledger, title: str | None = None) -> colours.Picture:
     return figure
 
 
-def _numbers(ledger: Ledger, sent) -> Iterator[tuple[int, int, str]]:
+def _numbers(ledger: Record, sent) -> Iterator[tuple[int, int, str]]:
     if ledger.world_size > MATRIX_NUMBERS:
         return
     for src in range(ledger.world_size):

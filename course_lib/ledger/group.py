@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from course_lib.ledger import recorder as recording
-from course_lib.ledger.recorder import CommunicationError, flatten
+from course_lib.ledger.recorder import CommunicationError
+from course_lib.ledger.tensors import flatten
 from course_lib.ledger.work import RecordingWork, Together
 
 _coalesce, _nonzeros = torch.Tensor.coalesce, torch.Tensor._nnz

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,9 +14,7 @@ from matplotlib.patheffects import withStroke
 from course_lib.ledger import colours, wording
 from course_lib.ledger.matching import Collective, Message
 from course_lib.ledger.operation import Operation
-
-if TYPE_CHECKING:
-    from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.record import Record
 
 HALF_ROW = 0.2  # of a row
 MANY = 250  # messages that are still drawn as arrows, one by one
@@ -62,7 +59,7 @@ def blocked_span(one: Operation, ended: float) -> tuple[float, float] | None:
     return one.completed - one.blocked, one.completed
 
 
-def blocked(ax: Axes, ledger: Ledger, clock: Clock) -> bool:
+def blocked(ax: Axes, ledger: Record, clock: Clock) -> bool:
     """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was."""
     spans: list[list[tuple[float, float]]] = [[] for _ in range(ledger.world_size)]
     waiting = []
@@ -218,7 +215,7 @@ def _by_start(segments: Sequence[Segment], bins: int, clock: Clock) -> list[list
     return list(groups.values())
 
 
-def lonely(ax: Axes, ledger: Ledger, clock: Clock) -> list[str]:
+def lonely(ax: Axes, ledger: Record, clock: Clock) -> list[str]:
     """Sends and receives without a partner: a stub towards the peer, with a cross at its end."""
     alone = [one for one in ledger.unmatched() if not _out_of_sight(one, clock)]
     for one in alone[:MANY]:

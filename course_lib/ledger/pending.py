@@ -12,14 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch.distributed import Work
-
-if TYPE_CHECKING:
-    from course_lib.ledger.recorder import Recorder
 
 EVERY = 0.02  # seconds between two looks
 
@@ -81,8 +79,9 @@ class Open:
 class Pending:
     """The operations of one rank that the host has waited for and the stream has not finished."""
 
-    def __init__(self, recorder: Recorder):
-        self.recorder = recorder
+    def __init__(self, completed: Callable[[int, float, float], None]):
+        """completed: gets an operation's row, the moment of its end, and seconds of waiting on the stream."""
+        self.completed = completed
         self.open: deque[Open] = deque()
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
@@ -129,7 +128,7 @@ class Pending:
             blocked = moment - entry.before.moment() if entry.before else 0.0
         except RuntimeError:  # the GPU failed: the host's next call raises the reason
             moment, blocked = time.monotonic(), 0.0
-        self.recorder.completed_on_device(entry.row, moment, max(0.0, blocked))
+        self.completed(entry.row, moment, max(0.0, blocked))
         return True
 
     def clear(self) -> None:

@@ -16,11 +16,12 @@ Each violation raises `CommunicationError`, a sentence with both sides, before t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 from torch.distributed import Work
@@ -28,10 +29,7 @@ from torch.distributed import Work
 from course_lib.ledger import rows
 from course_lib.ledger.booking import logical_bytes
 from course_lib.ledger.pending import Mark, Pending
-
-if TYPE_CHECKING:
-    from course_lib.ledger.group import RecordingGroup
-    from course_lib.ledger.work import RecordingWork
+from course_lib.ledger.tensors import comparable, describe, dtype_name, shape_text
 
 TORCH = os.path.dirname(torch.__file__)
 COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -44,6 +42,15 @@ Observer = Callable[[str, int, torch.Tensor | None], None]
 
 class CommunicationError(RuntimeError):
     """A communication call that no backend should see. The message says what to do."""
+
+
+class Members(Protocol):
+    """What the recorder asks of a process group: its name, its members' global ranks, what numbers a call."""
+
+    label: functools.cached_property[str]
+    ranks: functools.cached_property[tuple[int, ...]]
+
+    def channel(self, op: str, rank: int, peer: int, tag: int) -> tuple: ...
 
 
 class Recorder:
@@ -66,8 +73,8 @@ class Recorder:
         self.batched = -1  # operations of the batch that is being begun; -1: there is none
         # Of messages that nobody has waited for yet. gloo may never send one whose handle is gone: the other
         # end would wait for ever, and nobody could tell the sender's rank what it forgot.
-        self.handles: dict[int, RecordingWork] = {}
-        self.pending = Pending(self)
+        self.handles: dict[int, Work] = {}
+        self.pending = Pending(self.completed_on_device)
         self.publish()
 
     def publish(self) -> None:
@@ -193,7 +200,7 @@ class Recorder:
         return found
 
     def add(
-        self, op: str, tensors: list[torch.Tensor], nbytes: int, group: RecordingGroup,
+        self, op: str, tensors: list[torch.Tensor], nbytes: int, group: Members,
         peer: int = -1, tag: int = 0, agree: str = "",
     ) -> int:  # fmt: skip
         """Write the row, tell the board, compare with the other end. Returns the row's index."""
@@ -251,9 +258,7 @@ class Recorder:
             f"{wanted}. Both ends must have the same number of elements and the same dtype."
         )
 
-    def compare_collective(
-        self, op: str, group: RecordingGroup, key: int, turn: int, mine: str
-    ) -> None:
+    def compare_collective(self, op: str, group: Members, key: int, turn: int, mine: str) -> None:
         calls = {self.rank: mine}
         for member in group.ranks:
             if member != self.rank and (found := self.board.look(member, key)) is not None:
@@ -307,40 +312,3 @@ def students_line() -> tuple[str, bool]:
             direct = False
         frame = frame.f_back
     return "", False
-
-
-def dtype_name(tensor: torch.Tensor | None) -> str:
-    """ "float32"; "sparse float32" where only some elements are there, whatever the shape says."""
-    if tensor is None:
-        return ""
-    return ("" if tensor.layout == torch.strided else "sparse ") + str(tensor.dtype)[6:]
-
-
-def shape_text(tensor: torch.Tensor | None) -> str:
-    return "" if tensor is None else ",".join(map(str, tensor.shape))
-
-
-def describe(tensors: list[torch.Tensor]) -> str:
-    """ "float32[2, 3]", or "4 x float32[2, 3]" for a list."""
-    if not tensors:
-        return ""
-    one = f"{dtype_name(tensors[0])}{list(tensors[0].shape)}"
-    return one if len(tensors) == 1 else f"{len(tensors)} x {one}"
-
-
-def comparable(signature: str) -> str:
-    """The part of a signature that must agree: the number of elements counts, not the shape."""
-    head, bracket, rest = signature.partition("[")
-    if not bracket:
-        return signature
-    shape, _, tail = rest.partition("]")
-    count = 1
-    for size in shape.split(","):
-        count *= int(size) if size.strip() else 1
-    return f"{head}{count}{tail}"
-
-
-def flatten(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [t for item in tensors or () for t in flatten(item)]

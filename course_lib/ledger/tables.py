@@ -10,14 +10,11 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from course_lib.ledger import wording
 from course_lib.ledger.matching import BUILT_IN, POINT_TO_POINT
 from course_lib.ledger.operation import Operation
-
-if TYPE_CHECKING:
-    from course_lib.ledger.ledger import Ledger
+from course_lib.ledger.record import Record
 
 HEADINGS = ("operation", "ranks", "calls", "peer", "tensor", "bytes", "sent", "blocked", "line")
 NUMBERS = ("calls", "bytes", "sent", "blocked")
@@ -50,7 +47,7 @@ class Table:
     times: with False, nothing that differs between two runs of the same program is shown.
     """
 
-    def __init__(self, ledger: Ledger, times: bool = True, rank: int | None = None):
+    def __init__(self, ledger: Record, times: bool = True, rank: int | None = None):
         self.times, self.world_size = times, ledger.world_size
         shown = range(ledger.world_size) if rank is None else [rank]
         operations = {r: ledger.operations(r) for r in shown}

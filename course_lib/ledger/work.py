@@ -18,7 +18,8 @@ from numpy import (
 from torch.distributed import Work
 
 from course_lib.ledger import rows
-from course_lib.ledger.recorder import CommunicationError, describe, recorder
+from course_lib.ledger.recorder import CommunicationError, recorder
+from course_lib.ledger.tensors import describe
 
 # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without a reference the
 # Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on a reference to a collective's

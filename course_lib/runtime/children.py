@@ -9,20 +9,30 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.held import Held, held_with_children
 from course_lib.runtime.sandbox.spec import PID, Sandbox
 
-if TYPE_CHECKING:
-    from course_lib.runtime.pool import Preloaded
-
 START = 120  # seconds until the children must be there
 KILLED = -signal.SIGKILL
+Socket: TypeAlias = socket.socket
 
 # "module:function", JSON-able arguments, descriptors: called in the child as function(arguments, descriptors)
 Entry = tuple[str, dict[str, Any], Sequence[int]]
+
+
+class Forker(Protocol):
+    """The preloaded process, as far as its children need it (`Preloaded` imports this file)."""
+
+    socket: Socket
+    groups: dict[int, Children]
+
+    def ask(self, request: dict) -> None: ...
+    def read(self, wait: float | None = 0) -> bool: ...
+    def alive(self) -> bool: ...
+    def obituary(self) -> str: ...
 
 
 class Children:
@@ -35,7 +45,7 @@ class Children:
 
     def __init__(
         self,
-        preloaded: Preloaded,
+        preloaded: Forker,
         entries: Sequence[Entry],
         sandbox: Sandbox | None = None,
         place: int = 0,

@@ -1,0 +1,138 @@
+"""What the ranks of one run told each other, as numbers: bytes, messages, what belongs together.
+
+A `Record` is made from the operations that the recorder wrote down, rank by rank, in order of issue. Counts
+and bytes are the same in every run of the same program; times are not. `Ledger` adds how it looks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from course_lib.ledger import wording
+from course_lib.ledger.matching import (
+    OPERATIONS,
+    POINT_TO_POINT,
+    Collective,
+    Message,
+    collectives,
+    pair,
+)
+from course_lib.ledger.operation import Operation
+from course_lib.ledger.rounds import Round, rounds
+
+
+class Record:
+    """The numbers of a run, without tables and figures; `Ledger` explains the arguments."""
+
+    def __init__(
+        self,
+        world_size: int,
+        operations: Sequence[Sequence[Operation]],
+        backend: str = "gloo",
+        ended: float | None = None,
+        damaged: Sequence[int] = (),
+    ):
+        if len(operations) != world_size:
+            raise ValueError(
+                f"a ledger of {wording.counted(world_size, 'rank')} needs that many lists of "
+                f"operations, but {len(operations)} came."
+            )
+        self.world_size = world_size
+        self.backend = backend
+        self.damaged = list(damaged)
+        self._operations = [list(rank) for rank in operations]
+        self.ended = self._last_time() if ended is None else ended
+
+    # ---- what was sent
+
+    def operations(self, rank: int | None = None, op: str | None = None) -> list[Operation]:
+        """The operations of one rank, or of all in the order of ranks; of one kind, or of all."""
+        if op is not None:
+            self._check_op(op)
+        ranks = range(self.world_size) if rank is None else [self._check_rank(rank)]
+        return [one for r in ranks for one in self._operations[r] if op is None or one.op == op]
+
+    def bytes_sent(self, rank: int) -> int | float:
+        """Bytes that this rank sent; an int whenever it is whole, which it is for messages."""
+        total = math.fsum(one.bytes_sent for one in self.operations(rank))
+        return _whole(total)
+
+    def messages_sent(self, rank: int) -> int:
+        """Point-to-point messages that this rank sent. Built-in collectives count none."""
+        return len(self.operations(rank, "send"))
+
+    def matrix(self) -> np.ndarray:
+        """Bytes sent from rank to rank: numpy, (world_size, world_size), [src][dst].
+
+        int64 when every entry is whole, else float64. Messages stand where they went. Built-in
+        collectives stand where the algorithm that they are booked as sends: to the next rank of the
+        group (rings and chains), spread over the group (all-to-all, scatter), to the root (gather).
+        """
+        sent = np.zeros((self.world_size, self.world_size))
+        for one in self.operations():
+            if one.bytes_sent:
+                receivers = _receivers(one)
+                sent[one.rank, receivers] += one.bytes_sent / len(receivers)
+        nearest = np.round(sent)
+        return nearest.astype(np.int64) if np.allclose(sent, nearest, rtol=0, atol=1e-6) else sent
+
+    # ---- what belongs together
+
+    def messages(self) -> list[Message]:
+        """Sends with their receives, ordered by sender and its order of issue."""
+        return list(self._pairing[0])
+
+    def unmatched(self) -> list[Operation]:
+        """Sends that nobody received and receives that nobody sent to, by rank."""
+        return list(self._pairing[1])
+
+    def collectives(self) -> list[Collective]:
+        """The built-in collectives, each with the calls of its members."""
+        return collectives(self._operations)
+
+    def rounds(self) -> list[Round]:
+        """Messages and collectives by round: how many had to follow one another (see `rounds`)."""
+        return rounds(self._operations, self._pairing[0], self.collectives())
+
+    # ---- helpers
+
+    @functools.cached_property
+    def _pairing(self) -> tuple[list[Message], list[Operation]]:
+        return pair(self._operations)
+
+    def _last_time(self) -> float:
+        times = [0.0]
+        for one in self.operations():
+            times.append(one.issued + one.blocked if one.completed is None else one.completed)
+        return max(times)
+
+    def _check_rank(self, rank: int) -> int:
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.world_size:
+            held = "only rank 0" if self.world_size == 1 else f"ranks 0 to {self.world_size - 1}"
+            raise ValueError(f"this ledger has no rank {rank!r}: the run had {held}.")
+        return rank
+
+    def _check_op(self, op: str) -> None:
+        if op not in OPERATIONS and all(one.op != op for one in self.operations()):
+            raise ValueError(
+                f"the ledger knows no operation {op!r}; the names are {', '.join(OPERATIONS)}."
+            )
+
+
+def _receivers(one: Operation) -> list[int]:
+    """Where an operation's bytes are booked as going."""
+    others = [rank for rank in one.group if rank != one.rank]
+    if one.op in (*POINT_TO_POINT, "gather"):
+        return others if one.peer is None else [one.peer]
+    if one.op in ("all_to_all", "scatter"):
+        return others
+    return [one.group[(one.group.index(one.rank) + 1) % len(one.group)]]
+
+
+def _whole(number: float) -> int | float:
+    nearest = round(number)
+    return nearest if abs(number - nearest) < 1e-6 else number

@@ -1,0 +1,1 @@
+"""Tests, in folders as the packages: see CONTRIBUTING.md."""

@@ -1,0 +1,1 @@
+"""The algorithms against one process, PyTorch and the closed forms."""

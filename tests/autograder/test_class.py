@@ -1,0 +1,900 @@
+"""A class is graded: once each, in any order, and again only where something has changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+from autograder.book.entries import Entries
+from autograder.book.gradebook import ClassBook
+from autograder.book.store import Store
+from autograder.book.table import Row
+from autograder.book.work import Work
+from autograder.commands.grade import _wanted
+from autograder.course.config import ROOT
+from autograder.course.kernels import prefer_this_environment
+from autograder.course.twin import read_twin
+from autograder.outcome import status
+from autograder.outcome.limits import Limits
+from autograder.outcome.result import Exercise, Result
+from autograder.run.jobs import LocalWorkers, TaskError
+from autograder.run.lock import BusyError, only_one
+from autograder.run.progress import Progress
+from autograder.run.session import Course, NotReadyError, Summary, grade_class
+from autograder.submission.fingerprint import (
+    of_course,
+    of_exercise,
+    of_library,
+    of_shared,
+    of_submission,
+)
+from autograder.submission.intake import HandedIn, Submission, find_submissions
+from autograder.submission.own_files import own_files
+from autograder.submission.secret import SecretError, course_secret, seed
+from course_lib.checks.judge.find import of_assignment
+from tests.autograder import marking_double
+
+TOY = Path(__file__).resolve().parents[1] / "toy/solutions/00_toy/00_toy.py"
+SECRET = b"0123456789abcdef"
+
+prefer_this_environment()  # a new gradebook asks for the program `alembic`
+# nbgrader 0.9.6 with SQLAlchemy 2.1: harmless, and the command sends them to its log.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+
+
+class InThisProcess:
+    """Workers that are none: each call is done when it is submitted. For what needs no processes."""
+
+    count = 1
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        self.calls += 1
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None:
+        pass
+
+    kill = shutdown
+
+
+@dataclass
+class Class:
+    """The toy assignment and a class that hands it in. One that is graded by the double."""
+
+    folder: Path
+    grade_one: Callable[..., dict] = marking_double.grade
+    said: io.StringIO = field(default_factory=io.StringIO)
+    calls: int = 0  # submissions that were graded in the last run
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def released(self) -> NotebookNode:
+        path = self.folder / "solutions/00_toy/00_toy.ipynb"
+        return nbformat.read(path, as_version=4)
+
+    def hand_in(self, student: str, one: str = "", two: str = "", stamp: str = "") -> Path:
+        """Write a submission with these directives for the double in its two exercises."""
+        notebook = self.released
+        for cell in notebook.cells:
+            if cell["id"] in ("one", "two"):
+                cell.source = one if cell["id"] == "one" else two
+        folder = self.folder / "class" / student / "00_toy"
+        folder.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, folder / "00_toy.ipynb")
+        if stamp:
+            (folder / "timestamp.txt").write_text(stamp)
+        return folder / "00_toy.ipynb"
+
+    def course(self, **changed: Any) -> Course:
+        made = Course(self.folder / "solutions", self.out, SECRET, self.grade_one)
+        return replace(made, **changed)
+
+    def grade(
+        self, workers: Any = None, order: Callable[[list], list] = list, **options: Any
+    ) -> Summary:
+        again, wanted = options.pop("again", False), options.pop("wanted", lambda _: True)
+        submissions, _ = find_submissions(self.folder / "class", ["00_toy"])
+        used = workers or InThisProcess()
+        summary = grade_class(
+            order(submissions),
+            self.course(**options),
+            lambda: used,
+            stream=self.said,
+            again=again,
+            wanted=wanted,
+        )
+        self.calls = summary.graded
+        return summary
+
+    def scores(self, **options: Any) -> dict[str, float | None]:
+        return {row.student: row.score for row in self.grade(**options).rows}
+
+    def table(self) -> list[dict[str, str]]:
+        with open(self.out / "grades.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def book_scores(self, student: str) -> dict[str, float | None]:
+        with ClassBook(self.out, self.folder / "solutions").open() as book:
+            grades = book.find_submission("00_toy", student).notebooks[0].grades
+            return {grade.name: grade.auto_score for grade in grades}
+
+
+ALL, HALF, NONE = "# share: 1", "# share: 0.5", "# share: 0"
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with its gradebook, made once: nbgrader takes a second for it."""
+    folder = tmp_path_factory.mktemp("toy")
+    source = folder / "solutions/00_toy"
+    source.mkdir(parents=True)
+    shutil.copy(TOY, source)
+    nbformat.write(read_twin(TOY), source / "00_toy.ipynb")
+    ClassBook(folder / "out", folder / "solutions").register(["00_toy"])
+    return folder
+
+
+@pytest.fixture
+def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    folder = tmp_path / "toy"
+    shutil.copytree(template, folder)
+    (folder / "class").mkdir()
+    # The gradebook has been made; its own test lets it be made again.
+    monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
+    # Somebody may be editing the library while its tests run.
+    monkeypatch.setattr("autograder.run.session.fingerprint.of_shared", lambda *_: "the library")
+    return Class(folder)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers(2) as workers:
+        yield workers
+
+
+class Lent:
+    """Workers that serve several runs: a run that ends leaves them running."""
+
+    def __init__(self, workers: LocalWorkers) -> None:
+        self.workers, self.count, self.submit = workers, workers.count, workers.submit
+
+    def shutdown(self) -> None:
+        pass
+
+    kill = shutdown
+
+
+# ---- who gets what
+
+
+def test_each_submission_gets_its_row_and_everything_that_belongs_to_it(toy: Class) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.hand_in("bob", ALL, ALL)
+    toy.hand_in("cem").write_bytes(b"{")
+    toy.hand_in("dot").unlink()
+    (toy.folder / "class/dot/00_toy/other.txt").write_text("left lying about")
+    rows = {row.student: row for row in toy.grade().rows}
+    assert [(row.score, row.max_score, row.status) for row in rows.values()] == [
+        *((7, 10, status.GRADED), (10, 10, status.GRADED)),
+        *((0, 10, status.UNREADABLE), (0, 10, status.MISSING)),
+    ]
+    assert rows["ann"].reason == "two_check: a share of 0.5"
+    assert "not valid JSON" in rows["cem"].reason
+    assert [(row["student"], row["score"]) for row in toy.table()] == [
+        *(("ann", "7"), ("bob", "10"), ("cem", "0"), ("dot", "0")),
+    ]
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+    assert toy.book_scores("dot") == {"one_check": 0, "two_check": 0}
+    assert (toy.out / "feedback/ann/00_toy/00_toy.html").read_text() == "7.0 points for ann"
+    autograded = nbformat.read(toy.out / "autograded/ann/00_toy/00_toy.ipynb", as_version=4)
+    assert HALF in [cell.source for cell in autograded.cells]
+    assert not list(toy.out.rglob("other.txt"))
+
+
+def test_the_gradebook_and_the_timestamp_of_a_submission_are_not_believed(toy: Class) -> None:
+    folder = toy.hand_in("eve", NONE, NONE).parent
+    shutil.copy(toy.out / "gradebook.db", folder / "gradebook.db")
+    (folder / "timestamp.txt").write_text("the day before; DROP TABLE grade")
+    assert toy.scores() == {"eve": 0}
+    assert "timestamp.txt holds no date" in str(Store(toy.out).find("00_toy", "eve"))
+
+
+def test_grades_do_not_depend_on_order_or_number(
+    toy: Class, two_workers: LocalWorkers, seed: int
+) -> None:
+    draw = random.Random(seed)
+    for number in range(8):
+        toy.hand_in(f"student-{number}", f"# share: {draw.random():.3f}", HALF)
+    alone = toy.scores()
+    results = [one.to_json() for one in Store(toy.out).all()]
+    for workers in (InThisProcess(), Lent(two_workers)):
+        shuffled = toy.grade(workers, lambda all: draw.sample(all, len(all)), again=True)
+        assert {row.student: row.score for row in shuffled.rows} == alone
+        assert [one.to_json() for one in Store(toy.out).all()] == results
+    assert toy.calls == 8
+
+
+# ---- what is graded again
+
+
+def test_only_what_has_changed_is_graded_again(toy: Class) -> None:
+    for student in ("ann", "bob"):
+        toy.hand_in(student, ALL, HALF)
+    before = toy.scores()
+    assert toy.calls == 2
+    table = toy.table()
+    assert (toy.scores(), toy.calls) == (before, 0)
+    assert toy.table() == table
+    toy.hand_in("bob", ALL, ALL)
+    summary = toy.grade()
+    assert toy.calls == 1
+    assert summary.changes == ["bob 00_toy: 7 points, graded before, 10 points, graded now"]
+    assert (toy.out / "results/last-changes").read_text().splitlines() == summary.changes
+    assert toy.grade().changes == []
+
+
+CHANGES: dict[str, Callable[[Class], dict[str, Any]]] = {
+    "a limit": lambda toy: {"limits": Limits(cell=7)},
+    "the secret": lambda toy: {"secret": b"another secret of the course"},
+    "the sandbox": lambda toy: {"sandbox": "off"},
+    "everything again": lambda toy: {"again": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_grade_depends_on_makes_it_due(toy: Class, change: str) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.grade(**CHANGES[change](toy))
+    assert toy.calls == 1
+
+
+def test_a_time_stamp_or_a_remark_makes_a_grade_due(toy: Class) -> None:
+    path = toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    (path.parent / "timestamp.txt").write_text("2026-11-21 10:00:00 UTC")
+    toy.grade()
+    assert toy.calls == 1
+    path.rename(path.with_name("renamed.ipynb"))
+    toy.grade()
+    assert toy.calls == 1
+    assert "handed in as renamed.ipynb" in str(Store(toy.out).find("00_toy", "ann"))
+
+
+def test_the_source_makes_all_grades_due(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    source = toy.folder / "solutions/00_toy/00_toy.ipynb"
+    source.write_text(source.read_text().replace("A toy assignment", "A toy"))
+    toy.grade()
+    assert toy.calls == 1
+
+
+def with_reports(work: Work) -> dict:
+    """The double's grading, as if a check had judged each exercise; what is known is not judged again."""
+    done = marking_double.grade(work)
+    known = {one.grade_id: asdict(one) for one in work.known}
+    for one in done["result"]["exercises"]:
+        one["report"] = {"name": one["name"], "by_chance": False}
+    done["result"]["exercises"] = [
+        known.get(one["grade_id"], one) for one in done["result"]["exercises"]
+    ]
+    return done
+
+
+def test_a_change_of_one_check_lets_that_exercise_be_judged_again(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        return with_reports(work)
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    toy.hand_in("bob", NONE, HALF)
+    before = toy.scores()
+    assert given == [[], []]
+    assert toy.scores() == before
+    assert toy.calls == 0
+    marks["00_toy/two_check"] = "c"
+    given.clear()
+    summary = toy.grade()
+    assert given == [["one_check"], ["one_check"]]
+    assert {row.student: row.score for row in summary.rows} == before
+    assert (
+        "Judged again, since nothing but these checks has changed: 00_toy/two_check (2)."
+        in summary.notes
+    )
+    given.clear()
+    toy.hand_in("bob", NONE, ALL)  # something else has changed too: everything is judged
+    marks["00_toy/one_check"] = "d"
+    toy.grade()
+    assert given == [["two_check"], []]
+    given.clear()
+    toy.grade(again=True)
+    assert given == [[], []]
+
+
+def test_verdicts_that_an_interrupted_run_set_aside_are_known(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        if len(given) == 2:
+            raise KeyboardInterrupt
+        return with_reports(work)
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    before = toy.scores()
+    marks["00_toy/one_check"] = "c"
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade()
+    assert Store(toy.out).find("00_toy", "ann") is None
+    assert toy.scores() == before
+    assert given == [[], ["two_check"], ["two_check"]]
+
+
+def test_what_rests_on_a_limit_is_judged_again_with_the_others(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"00_toy/one_check": "a", "00_toy/two_check": "b"}
+    monkeypatch.setattr(
+        "autograder.run.session.fingerprint.of_exercise", lambda check: marks[check]
+    )
+    given: list[list[str]] = []
+
+    def grade(work: Work) -> dict:
+        given.append([one.grade_id for one in work.known])
+        done = with_reports(work)
+        done["result"]["exercises"][0]["limit"] = status.TIMED_OUT
+        return done
+
+    toy.grade_one = grade
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    marks["00_toy/two_check"] = "c"
+    toy.grade()
+    assert given == [[], []]
+
+
+def test_an_exercise_rests_on_its_own_files_and_all_rest_on_the_others(tmp_path: Path) -> None:
+    checks = tmp_path / "course_lib/checks"
+    for file, text in {
+        "judge/case.py": "",
+        "notebooks/toy/__init__.py": "from course_lib.checks.notebooks.toy.one import first\n"
+        "from course_lib.checks.notebooks.toy.two import second\n",
+        "notebooks/toy/one.py": "from course_lib.checks.judge import case\n",
+        "notebooks/toy/two.py": "def cases():\n    from course_lib.checks.notebooks.toy import words\n",
+        "notebooks/toy/words.py": "import course_lib.checks.notebooks.other.deep\n",
+        "notebooks/other/__init__.py": "",
+        "notebooks/other/deep.py": "",
+    }.items():
+        (checks / file).parent.mkdir(parents=True, exist_ok=True)
+        (checks / file).write_text(text)
+
+    def own(check: str) -> list[str]:
+        return [str(file.relative_to("course_lib/checks")) for file in own_files(check, tmp_path)]
+
+    assert own("00_toy/first") == ["notebooks/toy/one.py"]
+    assert own("00_toy/second") == [
+        "notebooks/other/deep.py",
+        "notebooks/toy/two.py",
+        "notebooks/toy/words.py",
+    ]
+    assert len(own("00_toy/third")) == 6  # cannot be found: all exercises' files
+    (tmp_path / "autograder").mkdir()
+
+    def marks() -> list[str]:
+        checks = [of_exercise(f"00_toy/{one}", tmp_path) for one in ("first", "second")]
+        return [of_shared(tmp_path), *checks]
+
+    before = marks()
+    for file, differs in {
+        "judge/case.py": [True, False, False],
+        "notebooks/toy/one.py": [False, True, False],
+        "notebooks/toy/words.py": [False, False, True],
+    }.items():
+        with (checks / file).open("a") as changed:
+            changed.write("# changed\n")
+        after = marks()
+        assert [one != other for one, other in zip(before, after, strict=True)] == differs
+        before = after
+
+
+LOADED = """
+import importlib, json, sys, types
+from pathlib import Path
+import course_lib.checks.notebooks as notebooks
+from course_lib.checks.judge.find import find
+root = Path(notebooks.__path__[0])
+topics = [one.name for one in root.iterdir() if one.is_dir() and one.name[0] != "_"]
+
+def ours():
+    homes = tuple(f"{notebooks.__name__}.{topic}" for topic in topics)
+    return [one for one in sys.modules if one.startswith(homes)]
+
+found = {}
+for name in json.loads(sys.argv[1]):
+    for one in ours():
+        del sys.modules[one]
+    home = find(name).cases.__module__
+    for one in ours():
+        del sys.modules[one]
+    for topic in topics:  # packages that import nothing of what they hold
+        package = types.ModuleType(f"course_lib.checks.notebooks.{topic}")
+        package.__path__ = [str(root / topic)]
+        sys.modules[package.__name__] = package
+    importlib.import_module(home)
+    found[name] = sorted(sys.modules[one].__file__ for one in ours() if hasattr(sys.modules[one], "__file__"))
+print(json.dumps(found))
+"""
+
+
+def test_own_files_are_those_that_are_loaded_for_an_exercise() -> None:
+    known = [
+        f"{folder.name}/{name}"
+        for folder in sorted((ROOT / "tests/mutants").iterdir())
+        if folder.is_dir()
+        for name in of_assignment(folder.name)
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(known)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    loaded = json.loads(ran.stdout)
+    assert set(loaded) == set(known)
+    for check, files in loaded.items():
+        assert set(files) <= {str(ROOT / one) for one in own_files(check, ROOT)}, check
+    everything = {one for check in known for one in own_files(check, ROOT)}
+    assert all(len(own_files(check, ROOT)) < len(everything) / 3 for check in known)
+
+
+def test_every_field_counts_in_a_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "course_lib").mkdir()
+    (tmp_path / "autograder/out").mkdir(parents=True)
+    (tmp_path / "course_lib/a.py").write_text("a")
+    library = of_library(tmp_path)
+    (tmp_path / "autograder/out/grades.csv").write_text("made by grading")
+    (tmp_path / "course_lib/__pycache__").mkdir()
+    (tmp_path / "course_lib/__pycache__/a.pyc").write_text("made by Python")
+    assert of_library(tmp_path) == library
+    (tmp_path / "course_lib/a.py").write_text("b")
+    assert of_library(tmp_path) != library
+    course = of_course(library, SECRET, Limits(), "auto")
+    base: list[Any] = [course, "source", "released", "ann", "00_toy", HandedIn(b"text", "", ["x"])]
+    others = [
+        *([*base[:index], base[index] + "+", *base[index + 1 :]] for index in range(5)),
+        [*base[:5], HandedIn(b"text+", "", ["x"])],
+        [*base[:5], HandedIn(b"text", "+", ["x"])],
+        [*base[:5], HandedIn(b"text", "", ["x+"])],
+        [*base[:5], HandedIn(b"text", "", ["x", ""])],
+        [course, "sourcer", "eleased", *base[3:]],
+    ]
+    assert len({of_submission(*fields) for fields in [base, *others]}) == 1 + len(others)
+
+
+# ---- failures of the grader
+
+
+def test_a_failure_of_the_grader_is_ungraded_and_tried_again(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.hand_in("ann", "# raise", ALL)
+    toy.hand_in("bob", ALL, ALL)
+    toy.hand_in("cem", "# die", ALL)
+    summary = toy.grade(Lent(two_workers))
+    ann, bob, cem = summary.rows
+    assert (ann.score, ann.status) == (None, status.UNGRADED)
+    assert "the grading failed (ValueError: the grader has a fault)" in ann.reason
+    assert (bob.score, bob.status) == (10, status.GRADED)
+    assert (cem.score, cem.status) == (None, status.UNGRADED)
+    assert "exit code 9" in cem.reason
+    assert summary.ungraded == 2
+    assert toy.book_scores("ann") == {"one_check": None, "two_check": None}
+    assert not (toy.out / "feedback/ann/00_toy/00_toy.html").exists()
+    assert [row["score"] for row in toy.table()] == ["", "10", ""]
+    toy.hand_in("ann", HALF, ALL)
+    assert toy.scores(workers=Lent(two_workers)) == {"ann": 8, "bob": 10, "cem": None}
+    assert toy.calls == 2  # cem is tried again in every run, bob is not
+
+
+def test_a_worker_that_dies_once_costs_nobody_anything(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    toy.hand_in("ann", f"# die once: {toy.folder / 'flag'}\n{ALL}", ALL)
+    toy.hand_in("bob", ALL, ALL)
+    assert toy.scores(workers=Lent(two_workers)) == {"ann": 10, "bob": 10}
+
+
+def test_of_those_who_are_not_wanted_nothing_changes(toy: Class) -> None:
+    for student in ("ann", "bob", "cem"):
+        toy.hand_in(student, HALF, ALL)
+    toy.grade(wanted=lambda one: one.student != "cem")
+    assert [row["score"] for row in toy.table()] == ["8", "8", ""]
+    for student in ("ann", "bob"):
+        toy.hand_in(student, ALL, ALL)
+    summary = toy.grade(wanted=lambda one: one.student == "bob")
+    assert summary.graded == 1
+    assert [(row.student, row.score) for row in summary.rows] == [
+        ("ann", 8),
+        ("bob", 10),
+        ("cem", None),
+    ]
+    assert [row["score"] for row in toy.table()] == ["8", "10", ""]
+    assert (toy.out / "feedback/ann/00_toy/00_toy.html").read_text() == "8.0 points for ann"
+    assert toy.book_scores("ann") == {"one_check": 2, "two_check": 6}
+    assert toy.scores() == {"ann": 10, "bob": 10, "cem": 8}
+    assert toy.calls == 2, "bob has not changed since"
+
+
+@pytest.mark.parametrize(
+    ("student", "assignment", "wanted", "said"),
+    [
+        (None, None, ["ann 00_a", "ann 02_b", "bob 00_a"], ""),
+        (["bob"], None, ["bob 00_a"], ""),
+        (["ann", "bob"], ["02"], ["ann 02_b"], ""),
+        (None, ["00_a", "02"], ["ann 00_a", "ann 02_b", "bob 00_a"], ""),
+        (["ben"], None, [], "No student and no assignment of this class is called ben."),
+        (["ann"], ["03", "02"], [], "No student and no assignment of this class is called 03."),
+        (["bob"], ["02"], [], "None of these students handed in one of these assignments."),
+    ],
+)
+def test_students_and_assignments_are_chosen_by_name(
+    student: list | None, assignment: list | None, wanted: list, said: str,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    there = [
+        Submission(*one, Path()) for one in (("ann", "00_a"), ("ann", "02_b"), ("bob", "00_a"))
+    ]
+    found = _wanted(there, Namespace(student=student, assignment=assignment))
+    assert sorted(f"{one.student} {one.assignment}" for one in found) == wanted
+    assert capsys.readouterr().err.strip() == said
+
+
+def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(
+    toy: Class, two_workers: LocalWorkers
+) -> None:
+    log = toy.folder / "log"
+    toy.hand_in("ann", f"# late: {toy.folder / 'ann'}\n# log: {log}\n{ALL}", ALL)
+    toy.hand_in("bob", f"# late: {toy.folder / 'bob'}\n# log: {log}\n# sleep: 0.3\n{ALL}", ALL)
+    for student in ("cem", "dan", "eve"):
+        toy.hand_in(student, f"# log: {log}\n{ALL}", ALL)
+    assert set(toy.scores(workers=Lent(two_workers)).values()) == {10}
+    order = log.read_text().split()
+    assert sorted(order[:5]) == ["ann", "bob", "cem", "dan", "eve"]
+    assert sorted(order[5:]) == ["ann", "bob"], "once more, behind everybody, and not for ever"
+    assert toy.said.getvalue().count("it is graded once more, alone") == 2
+    assert [row["status"] for row in toy.table()][:2] == [status.TIMED_OUT] * 2
+    assert toy.calls == 5 and toy.grade().graded == 0, "what was said alone is believed"
+
+
+def test_nothing_is_written_of_what_is_not_believed_yet(toy: Class) -> None:
+    """A run that is ended in between grades it again."""
+    toy.hand_in("ann", f"# late: {toy.folder / 'ann'}\n{ALL}", ALL)
+    workers = InThisProcess()
+    submit = workers.submit
+
+    def once(fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        if workers.calls:
+            raise KeyboardInterrupt
+        return submit(fn, *args)
+
+    workers.submit = once
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade(workers)
+    assert not list(toy.out.rglob("*ann*.json"))
+    assert toy.scores() == {"ann": 10}
+
+
+def test_what_cannot_be_read_on_this_machine_is_ungraded(
+    toy: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("autograder.run.session.collect", fail)
+    (row,) = toy.grade().rows
+    assert (row.score, row.status) == (None, status.UNGRADED)
+    assert "Input/output error" in row.reason
+    monkeypatch.undo()
+
+
+def test_a_run_that_is_stopped_loses_nothing_and_is_carried_on(toy: Class) -> None:
+    for number in range(4):
+        toy.hand_in(f"student-{number}", ALL, ALL)
+    toy.grade()
+    for number in range(4):
+        toy.hand_in(f"student-{number}", HALF, HALF)
+
+    class Interrupted(InThisProcess):
+        def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().submit(fn, *args)
+
+    with pytest.raises(KeyboardInterrupt):
+        toy.grade(Interrupted())
+    seen = [row["score"] for row in toy.table()]
+    assert sorted(set(seen)) in (["", "5"], [""])  # a new score or none, never the old one
+    for number, score in enumerate(seen):
+        held = toy.book_scores(f"student-{number}")
+        assert held["one_check"] == (2 if score else None)
+    summary = toy.grade()
+    assert {row.score for row in summary.rows} == {5}
+    assert summary.graded == seen.count("")
+    assert len(summary.changes) == 4  # against the last complete run
+
+
+def test_only_one_run_writes_into_a_folder(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    with only_one(toy.out), pytest.raises(BusyError, match="another run"):
+        toy.grade()
+    assert toy.scores() == {"ann": 10}
+
+
+def test_workers_that_cannot_grade_touch_nothing(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    toy.hand_in("ann", HALF, HALF)
+
+    def not_ready(*_: Any) -> list[str]:
+        raise TaskError("SandboxError: none is to be had", "its traceback")
+
+    with pytest.raises(NotReadyError, match="none is to be had"):
+        toy.grade(ready=not_ready)
+    assert [row["score"] for row in toy.table()] == ["10"]
+    assert toy.scores(ready=lambda *_: ["user", "net"]) == {"ann": 5}
+    assert "Sandbox: user, net." in toy.said.getvalue()
+
+
+# ---- the gradebook
+
+
+def entered(toy: Class, config: Config | None = None) -> Any:
+    return Entries(ClassBook(toy.out, toy.folder / "solutions").open().__enter__(), config)
+
+
+def result(one: float, two: float, what: str = status.GRADED) -> Result:
+    exercises = [Exercise("one_check", "", one, 4), Exercise("two_check", "", two, 6)]
+    return Result("ann", "00_toy", what, exercises=exercises if what == status.GRADED else [])
+
+
+def rows_of(entries: Entries) -> list[Any]:
+    """Everything that the book says about grades, submissions and comments."""
+    tables = ("grade", "comment", "submitted_assignment", "submitted_notebook", "student")
+    from sqlalchemy import text
+
+    return [sorted(map(str, entries.db.execute(text(f"SELECT * FROM {one}")))) for one in tables]
+
+
+def test_entering_twice_changes_nothing(toy: Class) -> None:
+    entries = entered(toy)
+    total = entries.enter(result(4, 3), stamp="2026-11-21 10:00:00 UTC", untouched=["two"])
+    assert (total.score, total.maximum) == (7, 10)
+    before = rows_of(entries)
+    assert entries.enter(result(4, 3), stamp="2026-11-21 10:00:00 UTC", untouched=["two"]) == total
+    assert rows_of(entries) == before
+    assert entries.holds(result(4, 3)) and not entries.holds(result(4, 4))
+    comments = entries.book.find_submission("00_toy", "ann").notebooks[0].comments
+    assert {one.name: one.auto_comment for one in comments} == {"one": None, "two": "No response."}
+
+
+def test_scores_by_hand_and_comments_stay(toy: Class) -> None:
+    entries = entered(toy)
+    entries.enter(result(0, 3), stamp="")
+    grade = entries.book.find_grade("one_check", "00_toy", "00_toy", "ann")
+    grade.manual_score, grade.extra_credit, grade.needs_manual_grade = 3.0, 0.5, False
+    comment = entries.book.find_comment("one", "00_toy", "00_toy", "ann")
+    comment.manual_comment = "Nearly."
+    entries.db.commit()
+    assert entries.enter(result(0, 3)).score == 6.5
+    entries.clear([("ann", "00_toy")])
+    assert entries.total("ann", "00_toy").score == 3.5
+    assert entries.enter(result(4, 6), untouched=["one"]).score == 9.5
+    entries.db.expire_all()
+    assert (grade.auto_score, grade.manual_score, grade.needs_manual_grade) == (4, 3, True)
+    assert comment.comment == "Nearly."
+
+
+@pytest.mark.parametrize(
+    ("what", "scores"),
+    [(status.UNGRADED, None), (status.MISSING, 0.0), (status.UNREADABLE, 0.0)],
+)
+def test_without_exercises_the_old_scores_go(toy: Class, what: str, scores: float | None) -> None:
+    entries = entered(toy)
+    entries.enter(result(4, 6))
+    entries.enter(result(0, 0, what))
+    entries.db.expire_all()
+    grades = entries.book.find_submission("00_toy", "ann").notebooks[0].grades
+    assert {grade.auto_score for grade in grades} == {scores}
+    assert {grade.needs_manual_grade for grade in grades} == {scores is None}
+
+
+@pytest.mark.parametrize("points", [float("nan"), float("inf"), -1.0, 99.0])
+def test_points_beyond_what_there_is_are_not_believed(toy: Class, points: float) -> None:
+    total = entered(toy).enter(result(points, 0))
+    assert total.score == (4 if points == 99 else 0)
+
+
+def test_an_entry_that_fails_changes_nothing(toy: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = entered(toy)
+    entries.enter(result(4, 6))
+    before = rows_of(entries)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entries, "_set_penalty", fail)
+    with pytest.raises(KeyboardInterrupt):
+        entries.enter(result(0, 0), stamp="2026-11-21 10:00:00 UTC")
+    assert rows_of(entries) == before
+
+
+def test_late_penalties_are_nbgraders_own(toy: Class) -> None:
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    entries = entered(toy, config)
+    entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    entries = Entries(entries.book, config)
+    in_time, late = "2026-11-19 10:00:00 UTC", "2026-11-21 10:00:00 UTC"
+    assert entries.enter(result(4, 3), stamp=in_time).score == 7
+    assert entries.enter(result(4, 3), stamp=late).score == 0
+    assert entries.total("ann", "00_toy").penalty == 7
+    assert entries.enter(result(4, 6)).penalty == 10  # the time stamp is still there
+    entries.book.grant_extension("00_toy", "ann", days=3)
+    assert entries.enter(result(4, 6)).score == 10
+    assert Entries(entries.book).enter(result(4, 6), stamp=late).penalty == 0  # the default: none
+
+
+def test_a_penalty_shows_in_the_table(toy: Class) -> None:
+    entries = entered(toy)
+    entries.book.update_or_create_assignment("00_toy", duedate=datetime(2026, 11, 20))
+    toy.hand_in("ann", ALL, ALL, stamp="2026-11-21 10:00:00 UTC")
+    config = Config({"LateSubmissionPlugin": {"penalty_method": "zero"}})
+    for _ in range(2):  # when it is graded, and when its grade is kept
+        (row,) = toy.grade(config=config).rows
+        assert (row.score, row.reason) == (0, "10 taken off for being late.")
+
+
+def test_a_grade_that_the_book_lost_is_entered_again(toy: Class) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    entered(toy).clear([("ann", "00_toy")])
+    toy.grade()
+    assert toy.calls == 0
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+
+
+def test_a_new_gradebook_gets_the_old_grades(
+    toy: Class, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hand_in("ann", ALL, HALF)
+    toy.grade()
+    shutil.copy(template / "out/gradebook.db", toy.out / "gradebook.db")
+    assert toy.scores() == {"ann": 7}
+    assert toy.calls == 0
+    assert toy.book_scores("ann") == {"one_check": 4, "two_check": 3}
+
+
+# ---- the secret
+
+
+def test_the_secret_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
+    made = course_secret(tmp_path)
+    assert course_secret(tmp_path) == made and len(made) == 64
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_secret_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SECRET", "from the environment")
+    assert course_secret(tmp_path / "out") == b"from the environment"
+    (tmp_path / "file").write_text("from the file, which comes first\n")
+    assert course_secret(tmp_path / "out", tmp_path / "file") == b"from the file, which comes first"
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("short")
+    with pytest.raises(SecretError, match="has 5 characters; it needs 16"):
+        course_secret(tmp_path, tmp_path / "file")
+    with pytest.raises(SecretError, match="cannot be read"):
+        course_secret(tmp_path, tmp_path / "nowhere")
+
+
+def test_seeds_differ_by_student_exercise_and_secret() -> None:
+    seeds = {
+        seed(secret, student, exercise)
+        for secret in (SECRET, SECRET + b"x")
+        for student in ("ann", "bob")
+        for exercise in ("a/b", "a/c")
+    }
+    assert len(seeds) == 8
+    assert all(0 <= one < 2**63 for one in seeds)
+    assert seed(SECRET, "ann", "a/b") == seed(SECRET, "ann", "a/b")
+
+
+# ---- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal() -> None:
+    now = [0.0]
+    stream = Terminal()
+    progress = Progress(stream, 3, clock=lambda: now[0])
+    progress.started("ann", "00_toy")
+    now[0] = 30.0
+    assert progress.line() == "0 of 3 graded · 1 running · ann 00_toy for 30 s"
+    progress.finished(Row("ann", "00_toy", None, 10, status.UNGRADED, ""), 30.0)
+    assert progress.line() == "1 of 3 graded · 0 running · 1 failed · 1 min 00 s left"
+    progress.close()
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_is_plain_lines_elsewhere() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, 2, clock=lambda: 0.0)
+    progress.started("ann", "00_toy")
+    progress.finished(Row("ann", "00_toy", 2.5, 10, status.GRADED, ""), 1.25)
+    progress.say("a note")
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "[1/2] ann 00_toy: 2.5 of 10, graded (1.2 s)",
+        "a note",
+    ]
+
+
+def test_no_file_is_left_half_written(toy: Class) -> None:
+    toy.hand_in("ann", ALL, ALL)
+    toy.grade()
+    left = [path.name for path in toy.out.rglob("*.new")]
+    assert left == []
+    assert os.stat(toy.out / "results/00_toy/ann.json").st_size > 0

@@ -1,0 +1,57 @@
+"""The policy on points: docs/points.md says what each exercise is about, as the checks have it.
+
+python -m tests.checks.test_points        writes the table again
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autograder.course.config import NOTEBOOKS, ROOT, SOLUTIONS, assignments
+from autograder.course.exercises import read_assignment
+from course_lib.checks.judge.case import Draw
+from course_lib.checks.judge.find import find
+from course_lib.checks.words import number
+
+PAGE = ROOT / "docs" / "points.md"
+BEGIN, END = "<!-- POINTS: begin -->\n", "<!-- POINTS: end -->\n"
+
+
+def table() -> str:
+    """A row for each exercise that says what it is about."""
+    rows = ["| exercise | points | is about | without that at most |", "|---|---|---|---|"]
+    for assignment in assignments():
+        for graded in read_assignment(assignment, SOLUTIONS, NOTEBOOKS).graded.values():
+            exercise = None if graded.by_hand else find(graded.check)
+            if exercise is not None and exercise.point:
+                keeps = f"a quarter, for {exercise.besides}" if exercise.besides else "half"
+                points = f"{number(graded.points)}{' extra' if graded.extra else ''}"
+                rows.append(f"| `{graded.check}` | {points} | {exercise.point} | {keeps} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_page_says_what_the_exercises_are_about() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0] == table(), (
+        "python -m tests.checks.test_points"
+    )
+
+
+def test_lines_of_communication_and_memory_have_values_beside_them() -> None:
+    """They count only where the values of the same run are right, so that there must be some."""
+    for assignment in assignments():
+        for graded in read_assignment(assignment, SOLUTIONS, NOTEBOOKS).graded.values():
+            if graded.by_hand:
+                continue
+            for case in find(graded.check).cases(Draw(1, hidden=True)):
+                aspects = {line.aspect for line in case.lines}
+                assert aspects & {"value", "shape"}, f"{graded.check}: {case.title}"
+
+
+def write(path: Path = PAGE) -> None:
+    head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    path.write_text(head + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

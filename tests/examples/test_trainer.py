@@ -1,0 +1,135 @@
+"""The trainer of examples/ under torchrun: two agents with two ranks each, as on two machines.
+
+With COURSE_ALL_TESTS=1 (`make test-all`) every class is killed and resumed, and torchrun restarts ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from course_lib import facts
+from course_lib.models import GPT, PRESETS
+from examples import train
+from tests.conftest import wait_until_gone
+from tests.examples.two_machines import (
+    CLASSES,
+    MODEL,
+    OPTIONS,
+    PATIENCE,
+    ROOT,
+    WHOLE,
+    assert_as_one_process,
+    one_process,
+    started,
+)
+
+
+@pytest.mark.parametrize("parallel", CLASSES if WHOLE else ("ddp", "zero3"))
+def test_two_machines_have_the_losses_of_one_process(
+    parallel: str, own_temporary_folder: Path
+) -> None:
+    with started("--parallel", parallel, "--steps", "20", "--ledger", "--backend", "gloo") as job:
+        codes = job.wait()
+    assert codes == [0, 0], job.said
+    assert f"4 ranks on {socket.gethostname()} (4); backend gloo: asked for" in job.said
+    assert list(job.losses) == list(range(20))
+    assert_as_one_process(job.losses)
+
+    model = GPT(PRESETS[MODEL])
+    blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    whole = sum(p.numel() for p in model.parameters())
+    sizes = [*blocks, whole - sum(blocks)] if parallel == "zero3" else [whole]
+    sent = facts.zero_bytes(sizes, 4, 4, {"ddp": 0, "zero1": 1, "zero3": 3}[parallel])
+    norm = 0 if parallel == "ddp" else 2 * 3 / 4 * 4  # bytes for the norm of gradients in shards
+    assert "What the ranks sent in step 1:" in job.said
+    assert f"Each rank sent {sent + norm:,.0f} bytes in built-in collectives." in job.said
+    assert "train.py:" in job.said
+
+
+@pytest.mark.parametrize("parallel", CLASSES if WHOLE else ("zero1",))
+def test_a_machine_is_killed_and_the_run_resumed(
+    parallel: str, tmp_path: Path, own_temporary_folder: Path
+) -> None:
+    """The losses after it are those of an undisturbed run; nothing is left running."""
+    folder = tmp_path / "run"
+    options = ["--parallel", parallel, "--checkpoints", str(folder), "--checkpoint-every", "5"]
+    with started(*options, "--steps", "100000") as job:
+        job.wait_until(lambda: 12 in job.losses)
+        ranks = job.ranks()
+        assert len(ranks) == 4
+        job.agents[1].kill()
+        codes = job.wait()
+        assert codes[0] != 0 and codes[1] == -9
+        assert not wait_until_gone(ranks, 10.0), "ranks are still running"
+    before = job.losses
+    kept = train.checkpoints(folder)
+    assert 1 <= len(kept) <= 2
+    reached = int(kept[-1].name.removeprefix("step-"))
+    assert 10 <= reached <= max(before) + 1
+    half = folder / "step-99999995.partial"  # a run that is killed while it saves leaves this
+    half.mkdir()
+    (half / "model.pt").write_bytes(b"not all of it")
+
+    with started(*options, "--steps", str(reached + 10)) as job:
+        codes = job.wait()
+    assert codes == [0, 0], job.said
+    after = job.losses
+    assert list(after) == list(range(reached, reached + 10))
+    twice = before.keys() & after.keys()
+    assert {step: before[step] for step in twice} == {step: after[step] for step in twice}
+    assert_as_one_process(before | after)
+    assert not (folder / f"step-{reached + 10:08d}.partial").exists()
+    assert train.checkpoints(folder)[-1].name == f"step-{reached + 10:08d}"
+
+
+@pytest.mark.skipif(not WHOLE, reason="takes a minute: make test-all")
+def test_torchrun_restarts_the_ranks_by_itself(
+    tmp_path: Path, own_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the README in examples/ says: with --max-restarts, and a new store for each start."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    folder = tmp_path / "run"
+    options = ["--parallel", "zero3", "--checkpoints", str(folder), "--checkpoint-every", "5"]
+    with started(*options, "--steps", "60", torchrun=["--max-restarts=3"]) as job:
+        job.wait_until(lambda: 12 in job.losses)
+        os.kill(job.ranks()[-1], 9)
+        codes = job.wait()
+    assert codes == [0, 0], job.said
+    starts = [int(start) for start in re.findall(r"steps (\d+) to 59", job.said)]
+    assert starts[0] == 0 and len(starts) >= 2 and starts[-1] >= 10
+    losses = job.losses
+    assert sorted(losses) == list(range(60))
+    assert_as_one_process({step: loss for step, loss in losses.items() if step < 40})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parallel", CLASSES)
+def test_each_rank_has_a_gpu(parallel: str, tmp_path: Path, own_temporary_folder: Path) -> None:
+    """On one machine, over NCCL: trains, saves, goes on, and has the losses of one process."""
+    ranks = min(4, torch.cuda.device_count())
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    mine = ["--parallel", parallel, "--checkpoints", str(tmp_path / "run"), "--ledger"]
+    said = ""
+    for steps in ("3", "6"):
+        done = subprocess.run(
+            [sys.executable, *command, "examples/train.py", *OPTIONS, *mine, "--steps", steps],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        said += done.stdout
+    assert (
+        f"{ranks} ranks on {socket.gethostname()} ({ranks}); backend nccl: every rank has" in said
+    )
+    losses = [float(loss) for loss in re.findall(r"(?m)^step \d+  loss (\S+)", said)]
+    worst = max(abs(loss - its) for loss, its in zip(losses, one_process(6), strict=True))
+    assert worst < 1e-3  # a GPU adds up in another order
+    assert "steps 3 to 5" in said and said.count("What the ranks sent in step ") == 2

@@ -1,0 +1,1 @@
+"""The record of what ranks send, its figures, and the closed forms."""

@@ -1,0 +1,1 @@
+"""The notebooks: built, released, run again."""

@@ -1,0 +1,1 @@
+"""The repository itself: pages, packages, set-up, style, hosts."""

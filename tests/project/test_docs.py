@@ -1,0 +1,228 @@
+"""The pages say what is so: files, links, tables, figures, versions; and their sentences have subjects."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import architecture_figure
+import pytest
+import yaml
+
+from benchmarks.table import Row, cells, with_rows
+from tests.checks.test_borders import MAY
+from tests.project.test_contributing import FILES as EXAMPLE
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAMES = [
+    "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "autograder/README.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]  # fmt: skip
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
+README, ARCHITECTURE = PAGES["README.md"], PAGES["docs/architecture.md"]
+BENCHMARKS = PAGES["docs/benchmarks.md"]
+
+
+# --- files and links -----------------------------------------------------------------------------
+
+PATH = re.compile(r"`(\.?[\w-]+(?:/[\w.-]+)*/?)`")
+ENDINGS = (".py", ".md", ".cff", ".toml", ".yml", ".lock", ".cfg", ".svg", "/")
+
+
+def files_named(text: str) -> set[str]:
+    """What stands between backticks and looks like a path in this repository."""
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {name for name in PATH.findall(without_code) if name.endswith(ENDINGS)}
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md"])
+def test_every_file_that_the_page_names_exists(page: str) -> None:
+    found = files_named(PAGES[page]) - set(EXAMPLE)
+    assert len(found) > 10
+    # docs/architecture.md says that paths may begin in course_lib
+    missing = {
+        name
+        for name in found
+        if not any((top / name).exists() for top in (ROOT, ROOT / "course_lib"))
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_module_that_the_page_names_exists(page: str) -> None:
+    for name in re.findall(r"`((?:course_lib|autograder|tests)(?:\.\w+)+)`", PAGES[page]):
+        assert find_spec(name) is not None, name
+
+
+def headings(text: str) -> set[str]:
+    """The anchors of a page."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a name="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target.read_text(encoding="utf-8")), link
+
+
+# --- the architecture ----------------------------------------------------------------------------
+
+
+def test_the_table_of_borders_is_what_the_tests_hold() -> None:
+    """Each part of the checks, and what it may import beside itself."""
+    table = ARCHITECTURE.partition("<!-- BORDERS: begin -->")[2].partition("<!-- BORDERS: end -->")[
+        0
+    ]
+    rows = [line.split("|")[1:-1] for line in table.strip().splitlines()[2:]]
+    said = {first.strip(" `"): set(re.findall(r"`(\w+)`", last)) for first, _, last in rows}
+    assert said == {part: set(may) for part, may in MAY.items()}
+
+
+def test_the_figure_is_what_its_script_draws() -> None:
+    drawn = architecture_figure.figure()
+    assert architecture_figure.FIGURE.read_text(encoding="utf-8") == drawn, (
+        "python tools/architecture_figure.py"
+    )
+    for box in architecture_figure.BOXES:
+        assert (ROOT / "course_lib" / box.file.rpartition(" ")[2]).exists(), box.file
+
+
+def test_the_figures_numbers_are_those_of_the_text() -> None:
+    steps = [int(number) for number in re.findall(r"^(\d+)\. \*\*", ARCHITECTURE, re.MULTILINE)]
+    assert steps == sorted(box.number for box in architecture_figure.BOXES if box.number)
+
+
+# --- benchmarks ----------------------------------------------------------------------------------
+
+
+def rows_of(text: str) -> list[str]:
+    """The rows of all tables of measurements."""
+    head = re.escape("| what | against | measured | reach |\n|---|---|---|---|\n")
+    return [
+        row for table in re.findall(rf"{head}((?:\|.*\n)+)", text) for row in table.splitlines()
+    ]
+
+
+def test_the_readme_shows_five_rows_of_the_benchmarks() -> None:
+    shown = rows_of(README)
+    assert len(shown) == 5 and set(shown) <= set(rows_of(BENCHMARKS))
+
+
+def test_the_readme_counts_the_rows_that_miss_their_reach() -> None:
+    missed = sum("(missed" in row for row in rows_of(BENCHMARKS))
+    words = ("none", "one", "two", "three", "four", "five")
+    assert f"Of all rows there, {words[missed]} exceed" in " ".join(README.split())
+
+
+def test_rows_that_were_measured_again_are_replaced() -> None:
+    old, new = Row("a step", "DDP", 1.5, 2.0), Row("a step", "DDP", 2.5, 2.0, detail="5 s, 2 s")
+    page = f"before\n{cells(old)}\n| a step of two | DDP | 1.00 | 2.00 |\nafter\n"
+    assert with_rows(page, [new]) == page.replace(
+        cells(old), "| a step | DDP | 2.50 (missed) (5 s, 2 s) | 2.00 |"
+    )
+
+
+# --- versions and workflows ----------------------------------------------------------------------
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """Valid by the schema of 1.2.0 as far as its required keys go; cffconvert validates the rest."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", PROJECT["version"])
+    assert citation["license"] == PROJECT["license"]
+    holders = re.findall(
+        r"^Copyright \(c\) \d+ (.+)$", (ROOT / "LICENSE").read_text(), re.MULTILINE
+    )
+    assert [author["name"] for author in citation["authors"]] == holders
+    assert README.startswith(f"# {citation['title']}\n")
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert "\n## [Unreleased]\n" in PAGES["CHANGELOG.md"]
+    assert PROJECT["version"] in PAGES["CHANGELOG.md"]
+    kinds = re.findall(r"^### (\w+)$", PAGES["CHANGELOG.md"], re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+WORKFLOW = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    jobs = yaml.safe_load(WORKFLOW)["jobs"]
+    commands = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
+    assert "make check" in commands["check"] and ".ci/run" in commands["test"]
+    assert jobs["check"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_the_workflow_has_pinned_actions_and_no_secrets() -> None:
+    actions = re.findall(r"uses: (\S+)", WORKFLOW)
+    assert actions and all(
+        re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", action) for action in actions
+    )
+    assert "secrets" not in WORKFLOW
+    assert yaml.safe_load(WORKFLOW)["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize(
+    "template", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md")), ids=lambda p: p.stem
+)
+def test_issue_templates_have_their_heads(template: Path) -> None:
+    head = yaml.safe_load(template.read_text(encoding="utf-8").split("---\n")[1])
+    assert set(head) == {"name", "about", "title", "labels"} and all(head.values())
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+HEADLESS = re.compile(
+    r"(?:^|[.:;] )[*_]*(?:who|what|whoever|nobody)\b|\b(?:whoever|nobody)\b", re.IGNORECASE
+)
+IS_NO = re.compile(
+    r"(?<!there )\b(?:is|are|was|were) no\b(?! (?:longer|more|fewer|less)\b)", re.IGNORECASE
+)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences and cells of tables, without code, headings, heads of tables and examples of bad style."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^### Sentences\n.*?(?=^##)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\|.*\n(?=\|---)", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "`x`", text)
+    for block in re.split(r"\n\s*\n|\n(?=\||[-*] |\d+\. |#)", text):
+        if not block.lstrip().startswith("#"):
+            for cell in " ".join(block.split()).split("|"):
+                part = re.sub(r"^(?:\d+\.|[-*]) ", "", cell.strip())
+                yield from re.split(r"(?<=[.!?]) +", part)
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_sentences_have_a_noun_as_their_subject(page: str) -> None:
+    """The two patterns of CONTRIBUTING.md that are found without reading; questions are free."""
+    found = [
+        sentence
+        for sentence in sentences(PAGES[page])
+        if not sentence.endswith("?") and (HEADLESS.search(sentence) or IS_NO.search(sentence))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    ["What has not left leaves.", "It grades. Who leaves it alone loses nothing.", "It costs nobody a grade.",
+     "The file is no notebook.", "It is so for whoever imports it."],
+)  # fmt: skip
+def test_the_patterns_are_found(sentence: str) -> None:
+    (*_, last) = sentences(f"Text.\n\n{sentence}")
+    assert HEADLESS.search(last) or IS_NO.search(last)

@@ -1,0 +1,114 @@
+"""Imports run one way: between packages, between autograder's folders, and between any two modules."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def table(name: str) -> list[list[str]]:
+    """The rows of a table of docs/architecture.md, cell by cell."""
+    text = ARCHITECTURE.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[
+        0
+    ]
+    return [line.split("|")[1:-1] for line in text.strip().splitlines()[2:]]
+
+
+def named(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def may_import() -> dict[str, set[str]]:
+    """What each part of the library may import of the others; a row may stand for several parts."""
+    rows = {frozenset(named(parts)): (holds, others) for parts, holds, others in table("PARTS")}
+    algorithms = {
+        name for parts, (holds, _) in rows.items() if "algorithm" in holds for name in parts
+    }
+    return {
+        name: named(others) | (algorithms if "the algorithms" in others else set())
+        for parts, (_, others) in rows.items()
+        for name in parts
+    }
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Every module of a package by its dotted name; a package's is that of its `__init__`."""
+    names = {}
+    for file in (ROOT / package).rglob("*.py"):
+        path = file.relative_to(ROOT).with_suffix("")
+        if path.parts[1:3] == ("faults", "course"):  # a notebook's source
+            continue
+        names[".".join(path.parts).removesuffix(".__init__")] = file
+    return names
+
+
+def imports(package: str) -> Iterator[tuple[str, str]]:
+    """(importing, imported) modules of a package, wherever the import stands, for types alone as well."""
+    known = modules(package)
+    for name, file in known.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            else:
+                continue
+            for target in targets:
+                while target not in known and "." in target:
+                    target = target.rpartition(".")[0]
+                if target in known and target not in (name, package):
+                    yield name, target
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("package", ["course_lib", "autograder"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for importing, imported in imports(package):
+        graph.setdefault(importing, set()).add(imported)
+    assert len(graph) > 50
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_a_part_of_the_library_imports_only_what_it_may() -> None:
+    parts = {part(name) for name in modules("course_lib")} - {""}
+    may = may_import()
+    assert parts == set(may)
+    beyond = [
+        (importing, imported)
+        for importing, imported in imports("course_lib")
+        if part(importing) not in ("", part(imported))
+        and part(imported) not in may[part(importing)]
+    ]
+    assert not beyond
+
+
+def test_autograders_folders_import_only_folders_below_them() -> None:
+    order = [*(name for row in table("FLOORS") for name in named(row[0])), "__main__"]
+    assert {part(name) for name in modules("autograder")} - {""} == set(order)
+    place = {name: number for number, name in enumerate(order)}
+    upward = [
+        (importing, imported)
+        for importing, imported in imports("autograder")
+        if place[part(imported)] > place[part(importing)]
+    ]
+    assert not upward
+
+
+def test_the_library_imports_nothing_of_the_grader_or_the_tests() -> None:
+    for file in modules("course_lib").values():
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(
+            r"^\s*(?:from|import) (?:autograder|tests|tools)\b", text, re.MULTILINE
+        ), file

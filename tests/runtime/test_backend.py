@@ -1,0 +1,368 @@
+"""Which backend a session gets, on machines that are imagined: one answer for all, and said once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import gpu_session
+import pytest
+import torch
+import torch.distributed as dist
+
+from autograder import __main__ as autograder_main
+from course_lib import doctor, launch
+from course_lib.checks.judge import judge
+from course_lib.doctor import sharing
+from course_lib.runtime import backend, gpus, pool, residue
+from course_lib.runtime.gpus import Trial
+
+WORKS = Trial(nccl=22809)
+SHARES = Trial(nccl=23007)
+
+
+class Machine:
+    """Makes this machine look as if it had so many GPUs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.monkeypatch = monkeypatch
+        for name in ("COURSE_BACKEND", gpus.PER_GPU):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(backend, "_said", set())
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+
+    def has(self, count: int, trial: Trial = WORKS, share: int = 1) -> None:
+        self.trials = 0
+
+        def tried() -> Trial:
+            self.trials += 1
+            return trial
+
+        for module in (gpus, backend, sharing):
+            if hasattr(module, "gpu_count"):
+                self.monkeypatch.setattr(module, "gpu_count", lambda: count)
+            if hasattr(module, "trial"):
+                self.monkeypatch.setattr(module, "trial", tried)
+        if share > 1:
+            self.monkeypatch.setenv(gpus.PER_GPU, str(share))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    yield Machine(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "trial", "chosen", "says"),
+    [
+        (0, 1, WORKS, "gloo", ""),
+        (1, 1, WORKS, "gloo", "1 GPU: ranks run on the CPU"),
+        (2, 1, WORKS, "gloo", "with worlds of at most 2, or COURSE_RANKS_PER_GPU=2"),
+        (3, 1, WORKS, "gloo", "COURSE_RANKS_PER_GPU=2"),
+        (4, 1, WORKS, "nccl", "4 GPUs: ranks run over NCCL, one a GPU"),
+        (8, 1, WORKS, "nccl", "8 GPUs"),
+        (2, 2, SHARES, "nccl", "2 GPUs: ranks run over NCCL, 2 a GPU"),
+        (1, 4, SHARES, "nccl", "1 GPU: ranks run over NCCL, 4 a GPU"),
+        (2, 2, WORKS, "gloo", "needs NCCL 2.30 or newer; PyTorch has loaded 2.28.9"),
+        (4, 1, Trial("driver too old"), "gloo", "a trial on them failed: driver too old"),
+    ],
+)
+def test_one_backend_a_session_said_once(
+    machine: Machine, capsys: pytest.CaptureFixture,
+    count: int, share: int, trial: Trial, chosen: str, says: str,
+) -> None:  # fmt: skip
+    machine.has(count, trial, share)
+    assert [backend.choose(n) for n in (1, 2, 3, 4, 2, 1)] == [chosen] * 6
+    printed = capsys.readouterr().out
+    assert says in printed
+    assert len(printed.splitlines()) == (1 if says else 0)
+    assert backend.device() == torch.device("cpu"), "outside of a rank"
+
+
+def test_a_world_that_is_too_large_runs_on_the_cpu_and_says_so_once(
+    machine: Machine, capsys: pytest.CaptureFixture
+) -> None:
+    machine.has(4)
+    assert [backend.choose(n) for n in (4, 8, 8, 2)] == ["nccl", "gloo", "gloo", "nccl"]
+    assert capsys.readouterr().out.splitlines() == [
+        "4 GPUs: ranks run over NCCL, one a GPU.",
+        "8 ranks, room for 4 over NCCL: this run is on the CPU with gloo.",
+    ]
+
+
+def test_cuda_is_not_tried_where_it_is_not_used(machine: Machine) -> None:
+    for count in (0, 1, 2):
+        machine.has(count)
+        backend.choose(4)
+        backend.choose(4, "gloo")
+        assert machine.trials == 0
+
+
+def test_what_is_asked_for_overrides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.has(2)
+    assert backend.choose(2, "nccl") == "nccl"
+    with pytest.raises(ValueError, match=r"4 ranks over NCCL need 4 GPUs, one each.*world_size=2"):
+        backend.choose(4, "nccl")
+    monkeypatch.setenv("COURSE_BACKEND", "nccl")
+    assert backend.choose(1) == "nccl"
+    assert backend.choose(2, "gloo") == "gloo"
+    machine.has(2, Trial("no kernel image is available"))
+    with pytest.raises(ValueError, match="no kernel image"):
+        backend.choose(2)
+    machine.has(1, SHARES, share=4)
+    assert backend.choose(4) == "nccl"
+    with pytest.raises(ValueError, match=r"5 ranks over NCCL need 2 GPUs, 4 ranks on each"):
+        backend.choose(5)
+
+
+@pytest.mark.parametrize("text", ["0", "two", "-1", "100"])
+def test_a_share_that_is_not_a_number(machine: Machine, text: str) -> None:
+    machine.monkeypatch.setenv(gpus.PER_GPU, text)
+    with pytest.raises(ValueError, match="number of ranks from 1 to 16"):
+        gpus.ranks_per_gpu()
+
+
+def test_the_trial_is_a_process_of_its_own_and_says_what_went_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On this machine's build of PyTorch; without a GPU it uses none, and that is not an error."""
+    assert gpus.run_trial().error == ""
+    assert not torch.cuda.is_initialized()
+
+    def broken(*args: object, **kwargs: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nRuntimeError: driver\n")
+
+    monkeypatch.setattr(subprocess, "run", broken)
+    assert gpus.run_trial().error == "RuntimeError: driver"
+
+    def slow(*args: object, **kwargs: object) -> SimpleNamespace:
+        raise subprocess.TimeoutExpired("python", 1)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert "did not answer" in gpus.run_trial().error
+
+
+def test_the_version_of_nccl_is_read_as_it_numbers_itself() -> None:
+    assert (Trial(nccl=22809).nccl_text, Trial(nccl=23007).nccl_text) == ("2.28.9", "2.30.7")
+
+
+# ---- in a rank
+
+
+def test_ranks_over_gloo_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    seen = launch(lambda: os.environ["CUDA_VISIBLE_DEVICES"], world_size=2, backend="gloo")
+    assert seen == ["", ""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert launch(lambda: os.environ["CUDA_VISIBLE_DEVICES"], world_size=1, backend="gloo") == [""]
+
+
+def test_variables_that_are_read_at_the_start_are_those_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spare ranks joined before; a new value gets new ranks, which have it before they join."""
+    launch(lambda: None, world_size=2, backend="gloo")
+    process = pool.preloaded()
+    assert pool.read_at_the_start(process, None) == ()
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("UNRELATED", "1")
+    assert pool.read_at_the_start(process, None) == (("NCCL_DEBUG", "INFO"),)
+    ranks = pool.pool(2, "gloo", True)
+    try:
+        assert ranks.environment == (("NCCL_DEBUG", "INFO"),)
+    finally:
+        ranks.end()
+    assert launch(lambda: os.environ["NCCL_DEBUG"], world_size=2, backend="gloo") == ["INFO"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "nccl"),
+    [
+        ("nccl", [], True),
+        ("gloo", [], False),
+        ("cpu:gloo,cuda:nccl", [], True),
+        ("undefined", ["cpu", "cuda"], True),
+        ("undefined", ["cpu"], False),
+    ],
+)
+def test_the_device_follows_what_carries_cuda_tensors(
+    monkeypatch: pytest.MonkeyPatch, name: str, types: list[str], nccl: bool
+) -> None:
+    group = SimpleNamespace(_device_types=[torch.device(kind) for kind in types])
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: name)
+    assert backend.on_nccl(group) is nccl  # type: ignore[arg-type]
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert str(backend.device()) == ("cuda:1" if nccl else "cpu")
+
+
+def test_ranks_that_share_a_gpu_get_what_nccl_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in gpus.SHARED:
+        monkeypatch.setenv(name, "")  # so that it is taken back whatever becomes of it here
+        monkeypatch.delenv(name)
+    backend.take_gpu(1)
+    assert taken == [1] and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+    monkeypatch.setenv(gpus.PER_GPU, "2")
+    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
+    backend.take_gpu(3)
+    assert taken == [1, 1]
+    assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and os.environ["NCCL_MAX_CTAS"] == "1"
+
+
+# ---- ranks that are kept
+
+
+def test_what_a_task_leaves_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = residue.Residue.now()
+    assert before.unchanged()
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "all_reduce", lambda tensor: None)
+        assert not before.unchanged()
+    assert before.unchanged()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert not before.unchanged()
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    torch.set_default_device("meta")
+    try:
+        assert not before.unchanged()
+    finally:
+        torch.set_default_device(None)  # "cpu" would leave a mode that all later operations pass
+    monkeypatch.setattr(dist, "something_new", lambda: None, raising=False)
+    assert residue.Residue.now().unchanged()
+
+
+def test_of_ranks_on_gpus_one_pool_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def pool_of(world_size: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            world_size=world_size, backend="nccl", record=True, sandbox=None, environment=(),
+            end=lambda: ended.append(world_size),
+        )  # fmt: skip
+
+    monkeypatch.setattr(pool, "_spares", {})
+    for world_size in (1, 2, 4):
+        pool.keep(pool_of(world_size))  # type: ignore[arg-type]
+    assert ended == [1, 2] and [key[0] for key in pool._spares] == [4]
+
+
+# ---- checks, grading, doctor
+
+
+def test_cases_that_find_no_room_on_the_gpus_run_on_the_cpu(
+    machine: Machine, capsys: pytest.CaptureFixture
+) -> None:
+    machine.has(4)
+    assert judge.backend(4) == "gloo", "unless GPUs are asked for"
+    machine.monkeypatch.setenv("COURSE_BACKEND", "nccl")
+    assert [judge.backend(n) for n in (4, 8, 8)] == ["nccl", "gloo", "gloo"]
+    assert capsys.readouterr().out.count("Cases of 8 ranks are judged on the CPU") == 1
+
+
+def test_no_submission_is_graded_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COURSE_BACKEND", "nccl")
+    assert autograder_main.main(["grade", "--submissions", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "Nothing was graded: submissions are graded on the CPU" in said
+    assert "COURSE_BACKEND is 'nccl'" in said
+
+
+@pytest.mark.parametrize(
+    ("count", "trial", "share", "status", "says"),
+    [
+        (0, WORKS, 1, "ok", "no GPU"),
+        (2, WORKS, 1, "note", 'os.environ["COURSE_RANKS_PER_GPU"] = "2"'),
+        (1, WORKS, 1, "note", "pip install --no-deps nvidia-nccl-cu"),
+        (1, SHARES, 1, "ok", 'os.environ["COURSE_RANKS_PER_GPU"] = "4"'),
+        (1, Trial("no driver"), 1, "problem", "no driver"),
+        (1, SHARES, 4, "problem", "were tried, and failed"),
+    ],
+)
+def test_the_doctor_says_whether_ranks_can_share_a_gpu(
+    machine: Machine, count: int, trial: Trial, share: int, status: str, says: str
+) -> None:
+    machine.has(count, trial, share)
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise ValueError("no such GPU")
+
+    machine.monkeypatch.setattr(sharing, "launch", refused)
+    finding = sharing.shared_gpus()
+    assert finding.status == status
+    assert says in finding.text + finding.advice
+
+
+def test_the_doctor_is_asked_from_the_command_line(capsys: pytest.CaptureFixture) -> None:
+    assert doctor.main(["--nccl"]) == 0
+    assert "shared GPUs" in capsys.readouterr().out
+
+
+def test_the_session_on_gpus_says_what_it_cannot_do_here(tmp_path: Path) -> None:
+    """`make gpu` without a GPU: the parts that need none, a report, and exit code 0."""
+    if gpus.gpu_count():
+        pytest.skip("this machine has a GPU: the session would take minutes")
+    command = [sys.executable, "tools/gpu_session.py", "--out", str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    said, *lines, where = answer.stdout.splitlines()
+    assert said.startswith("No GPU") and where.endswith("report.md")
+    results = {result["part"]: result for result in map(json.loads, lines)}
+    assert results["facts"]["status"] == "passed"
+    assert {r["status"] for name, r in results.items() if name != "facts"} == {"left out"}
+    assert "| facts | passed |" in (tmp_path / "report.md").read_text()
+
+
+def test_a_part_that_runs_past_its_limit_is_ended_with_all_that_it_started(
+    tmp_path: Path, assert_no_orphans: Callable[..., None]
+) -> None:
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', "
+        "'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: print('written down')"
+    )
+    log = tmp_path / "log"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as the session does, see there
+    began = time.monotonic()
+    ended, _ = gpu_session.run_logged([sys.executable, "-c", code], log, 10.0, dict(os.environ))
+    assert ended is None and time.monotonic() - began < 10 + gpu_session.LAST_CHANCE
+    pid, said = log.read_text().split(maxsplit=1)
+    assert said.strip() == "written down"
+    assert_no_orphans([int(pid)])
+
+
+def test_the_sessions_report_reads_what_pytest_wrote(tmp_path: Path) -> None:
+    (tmp_path / "cases.xml").write_text(
+        '<testsuites><testsuite><testcase classname="tests.runtime.test_gpu" name="a"/>'
+        '<testcase classname="tests.runtime.test_gpu" name="b"><failure message="E: no&#10;more"/></testcase>'
+        '<testcase classname="tests.runtime.test_gpu" name="c"><skipped message="why"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    assert list(gpu_session.read_cases(tmp_path / "cases.xml")) == [
+        ("test_gpu::a", "passed", ""),
+        ("test_gpu::b", "failed", "E: no"),
+        ("test_gpu::c", "skipped", "why"),
+    ]
+    broken = gpu_session.Result(
+        "tests", "failed", 1.0, "1 passed, 1 failed", ["test_gpu::b: E: no"]
+    )
+    text = gpu_session.report("1 GPU", [broken])
+    assert "| tests | failed | 1 | 1 passed, 1 failed |" in text and "test_gpu::b: E: no" in text
