@@ -1239,6 +1239,28 @@ def test_a_judge_tells_what_ranks_used_up(strongest: Sandbox, seed: int, what: s
     assert (report["score"], report["limit"]) == (0.0, what), report
 
 
+def hold_a_share(tensor: torch.Tensor) -> torch.Tensor:
+    """Less than one process may hold, and with the other ranks more than all may."""
+    held = torch.ones(20 << 20)
+    time.sleep(0.5)  # until the sandbox has looked
+    return tensor + held[0]
+
+
+def test_a_sandbox_whose_ranks_use_up_memory_in_every_case_is_never_the_graders_fault(
+    strongest: Sandbox, seed: int
+) -> None:
+    """The sandbox of the next case stands already, and shares its bound with the one that is ended."""
+    if not strongest.has(spec.CONTROL_GROUPS):
+        pytest.skip("without control groups there is no bound on what all ranks hold together")
+    small = replace(strongest, memory=300 << 20)
+    report = judge(
+        "02_collectives/ring_all_reduce", wire.dumps((hold_a_share,)), seed, sandbox=small
+    )
+    sentences = " ".join(said for line in report["lines"] for said in line["sentences"])
+    assert (report["score"], report["limit"]) == (0.0, "memory"), report
+    assert sentences.count("its processes held too much memory") > 1, sentences
+
+
 def test_packages_that_pythonpath_leads_to_are_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
