@@ -4,17 +4,15 @@
 # **What is a rank, what is a message, and why does my program hang?**
 #
 # A model of 7 billion parameters, trained with Adam in fp32, needs 4 bytes each for weight, gradient and
-# Adam's two moments: 16 bytes × 7 billion = 112 GB (lecture 003), activations not counted. An A100 has
-# 80 GB at most. So on A100s it takes more than one GPU, hence more than one process, hence messages
-# between processes. Most of this course is about sending fewer of them, or sending them while something
-# else is computed. This notebook is about the messages themselves.
-#
-# (Lectures 000 to 004 are the texts that this course is built on; where one errs, we say so.)
+# Adam's two moments: 16 bytes × 7 billion = 112 GB, activations not counted. An A100 has 80 GB at most. So on
+# A100s it takes more than one GPU, hence more than one process, hence messages between processes. Most of
+# this course is about sending fewer of them, or sending them while something else is computed. This notebook
+# is about the messages themselves.
 #
 # | | |
 # |---|---|
 # | you will build | `hello`, `exchange`, `ring_shift`; three repairs of programs that hang |
-# | you will be able to | read from a diagnosis who waits for whom, and why; say what a message costs |
+# | you will be able to | read from a diagnosis which rank waits for which, and why; say what a message costs |
 # | you need to know | Python and PyTorch tensors. No networks, no `torch.distributed` |
 # | time | two hours |
 # | points | 10 |
@@ -31,6 +29,10 @@
 # | 7 Questions | 5 | 1 | 4, 5 |
 #
 # Work from top to bottom: cells below an exercise use what you wrote in it.
+#
+# <details><summary>In the lectures</summary>This course is built on five texts, the lectures 000 to 004. You
+# do not need them. Folded notes like this one cite them, and correct them if they err. The 112 GB are from
+# lecture 003.</details>
 
 # %%
 import os
@@ -42,10 +44,9 @@ import torch.distributed as dist
 from course_lib import RankError, check, device, doctor, launch
 
 # %% [markdown]
-# Before anything else: what can this machine do? The doctor starts two ranks, lets them play ping-pong,
-# and says what to do about everything that it does not like. (In a terminal: `python -m
-# course_lib.doctor`.) You need not know the words yet; α and β come in §4. Lines marked `ok` and `note` need
-# nothing done; a `problem` comes with its cure.
+# Before anything else: what can this machine do? The doctor starts two ranks, lets them play ping-pong, and
+# reports what it finds. (In a terminal: `python -m course_lib.doctor`.) You need not know the words yet; α
+# and β come in §4. A line marked `ok` or `note` asks nothing of you; a `problem` comes with its cure.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 doctor.report()
@@ -76,7 +77,7 @@ def who_am_i():
 launch(who_am_i, world_size=4)
 
 # %% [markdown]
-# Four process ids, and four others when you run the cell again: every `launch` has fresh ranks, so
+# These are four process ids. Run the cell again and you get four others: every `launch` has fresh ranks, so
 # nothing that one cell did to them can spoil the next.
 #
 # Processes share no memory. Before you run this cell: which five numbers will it print?
@@ -96,17 +97,17 @@ print("in the notebook:", counter)
 
 # %% [markdown]
 # `launch` packs the function and the globals that it uses and sends a copy to each rank. Each rank changed
-# its copy and was gone; the notebook's own stayed 10. This is why there are messages at all: *the only thing
-# that one rank can do to another is to send it bytes.*
+# its copy and ended; the notebook's own counter stayed 10. This is why there are messages at all: *the only
+# thing that one rank can do to another is to send it bytes.*
 #
 # Why processes, then, and not threads, which share everything? Because Python's global lock lets one thread
 # run Python at a time. PyTorch's older `DataParallel` has one process with a thread per GPU;
-# `DistributedDataParallel` has one rank per GPU (lecture 001, §19.2).
+# `DistributedDataParallel` has one rank per GPU.
 #
-# **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already done what the
-# lecture's code does with `dist.init_process_group(backend="nccl")`, so `torch.distributed` answers at
-# once. A **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between
-# GPUs. The device is the rank's own GPU when there are enough of them, else the CPU.
+# **Build.** Who am I, how many are we, and where do my tensors live? `launch` has already made the group of
+# all ranks, as `dist.init_process_group` does in a script, so `torch.distributed` answers at once. A
+# **backend** is the library that carries the bytes: `gloo` between CPUs, `nccl` (NVIDIA's) between GPUs. The
+# device is the rank's own GPU when there are enough of them, else the CPU.
 
 
 # %% nbgrader={"grade_id": "hello", "solution": true}
@@ -130,8 +131,13 @@ report = check("00_first_ranks/hello", hello, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# **Look.** What a rank prints arrives in the cell with its number in front. Ranks run at the same time:
-# run the cell a few times and watch the order. Results that matter are better returned than printed.
+# **Look.** The lines that a rank prints arrive in the cell with its number in front. Ranks run at the same
+# time: run the cell a few times and watch the order. If a result matters, return it and do not print it.
+#
+# <details><summary>In the lectures</summary>Lecture 001 compares <code>DataParallel</code> and
+# <code>DistributedDataParallel</code> in §19.2. Its code calls
+# <code>dist.init_process_group(backend="nccl")</code>, which <code>launch</code> has done for you
+# here.</details>
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 run = launch(lambda: print("hello, I am", hello()), world_size=4)
@@ -181,10 +187,10 @@ run.ledger.table(times=False)
 run.ledger.matrix()
 
 # %% [markdown]
-# And as a timeline. Ranks are rows, time runs right, grey is *blocked in communication*, an arrow is a
-# message. It runs from the call of the send to the end of the receive: most of it is waiting, not
-# travelling. Here rank 1 has something else to do for 50 milliseconds before it receives. What does rank 0
-# do in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the picture is the same on every
+# And as a timeline. Ranks are rows, time runs right, grey is *blocked in communication*. An arrow is a
+# message. It runs from the call of the send to the end of the receive: most of that time is waiting, not
+# travelling. Here rank 1 has something else to do for 50 milliseconds before it receives. What does rank 0 do
+# in the meantime? (`backend="gloo"` keeps this run on the CPU, so that the picture is the same on every
 # machine.)
 
 
@@ -202,9 +208,9 @@ run = launch(late_receiver, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# It waits. `send` is not a letter dropped into a box: it is over when the other side has taken the bytes,
-# even if there are only 24 of them. (That is `gloo`. Some systems take small messages in at once and wait only
-# for large ones. A program that relies on it works until its tensors grow.)
+# It waits. `send` is not a letter dropped into a box: the call returns when the other side has taken the
+# bytes, even if there are only 24 of them. (`gloo` works like this. Some systems take small messages in at
+# once and wait only for large ones. A program that relies on that works until its tensors grow.)
 #
 # `dist.isend` only *begins* a message and returns a handle; `handle.wait()` waits for its end. Between the
 # two the rank can work: 30 milliseconds here.
@@ -226,17 +232,17 @@ run = launch(early_start, world_size=2, backend="gloo")
 run.ledger.timeline()
 
 # %% [markdown]
-# White until 30 milliseconds: work that would have been waiting. Grey after it: `handle.wait()`. Much of what
-# makes real training fast is the art of making the grey shorter (notebook 03).
+# The white part, until 30 milliseconds, is work; with `send` the rank would have waited instead. The grey
+# part after it is `handle.wait()`. To make training fast is largely to make the grey shorter (notebook 03).
 #
-# Six rules. The lab in §5 breaks each of them:
+# There are six rules. The lab in §5 breaks each of them:
 #
 # 1. Every send needs its receive, and every receive its send.
 # 2. Both ends agree on the number of elements and on the dtype.
-# 3. From `isend` or `irecv` until `wait()` nobody touches the buffer.
+# 3. From `isend` or `irecv` until `wait()` your code does not touch the buffer.
 # 4. Every handle is waited for.
 # 5. Ranks must not wait in a circle: of two partners that both send first, neither gets to its receive.
-# 6. What all ranks do together (§5.3), all of them do, in the same order.
+# 6. If all ranks do something together (§5.3), every rank takes part, and all in the same order.
 
 # %% [markdown]
 # ## 3 · Exchange and shift
@@ -248,9 +254,9 @@ run.ledger.timeline()
 # | time | 35 minutes |
 # | points | 1 (prediction) + 1 + 2 |
 #
-# Two patterns are behind nearly everything that follows. In an **exchange** the ranks pair up, 0 with 1 and
-# 2 with 3, and swap what they hold: the partner of rank r is `r ^ 1`, its number with the lowest bit
-# flipped. In a **ring shift** everybody passes to the right, and the last rank passes to rank 0.
+# Two patterns are behind nearly everything that follows. In an **exchange** the ranks pair up, 0 with 1 and 2
+# with 3, and swap what they hold: the partner of rank r is `r ^ 1`, its number with the lowest bit flipped.
+# In a **ring shift** every rank passes its tensor to the right, and the last rank passes its own to rank 0.
 #
 # ```
 # exchange, 5 ranks      0 <-> 1     2 <-> 3     4
@@ -258,8 +264,8 @@ run.ledger.timeline()
 # ```
 #
 # Exchanges with partners at distance 1, 2, 4, ... sum a vector over all ranks in log2 N rounds (N a power of
-# two). Shifts sum it with the fewest bytes. You will build both in notebook 02. A **round** is what can be
-# under way at the same time: a rank's sends and receives that do not wait for one another.
+# two). Shifts sum it with the fewest bytes. You will build both in notebook 02. A **round** is a set of
+# messages that can be under way at the same time, because none of them waits for another.
 #
 # **Predict.** How many messages do all N ranks send together?
 
@@ -289,9 +295,9 @@ report = check(
 report.points(1)
 
 # %% [markdown]
-# **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. One
-# way out: the even rank sends first, the odd one receives first. The better one, because it needs no case
-# for odd and even: both *begin* both messages and then wait for both.
+# **Build: exchange.** If both partners first send and then receive, both wait for ever in their sends. There
+# are two ways out. The even rank sends first, and the odd one receives first. Or both ranks *begin* both
+# messages and then wait for both. The second way is better, because it needs no case for odd and even.
 #
 # `dist.irecv` begins a receive as `isend` begins a send. A `P2POp` only *describes* one of them (hence
 # `dist.isend` without parentheses); `batch_isend_irecv` begins them all and returns handles.
@@ -375,8 +381,8 @@ print("messages sent:  ", sent, "together", sum(sent), "predicted", exchange_mes
 run.ledger.table(times=False)
 
 # %% [markdown]
-# **Build: ring shift.** Send to the right, `(r + 1) % N`; receive from the left, `(r - 1) % N`; return what
-# came. The caller's tensor stays as it is.
+# **Build: ring shift.** Send to the right, `(r + 1) % N`; receive from the left, `(r - 1) % N`; return the
+# tensor that arrived. The caller's tensor stays as it is.
 
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
@@ -406,7 +412,7 @@ def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
 
 
 # %% [markdown]
-# <details><summary>Hint: what differs from exchange</summary>Two neighbours instead of one partner, and the
+# <details><summary>Hint: the difference from exchange</summary>Two neighbours instead of one partner, and the
 # result is returned instead of copied back.</details>
 # <details><summary>Hint: two ranks</summary>The left and the right neighbour are the same rank. Nothing special
 # is needed, as long as send and receive are begun together.</details>
@@ -420,9 +426,10 @@ report.points(2)
 
 # %% [markdown]
 # **Look.** Four ranks, four elements each. Your function is called three times, so that every rank has seen
-# everybody's data once. Move the slider. Each box is an element; the stripe's colour *and place* say whose it
-# is (so that it reads in grey too). Between the columns: the messages of a round, with the elements they
-# carry (0-3: all four). Four int64 are 32 bytes. A dark frame: changed in this round.
+# the data of every other rank once. Move the slider. Each box is an element; the stripe's colour *and place*
+# say which rank it came from (so that the picture reads in grey too). Between the columns are the messages of
+# a round, with the elements that they carry (0-3 is all four). Four int64 are 32 bytes. A dark frame marks an
+# element that changed in this round.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.ledger.stepper import stepper
@@ -441,8 +448,8 @@ run = launch(three_shifts, world_size=4, backend="gloo")
 stepper(run.ledger, run)
 
 # %% [markdown]
-# **Measure.** One shift on five ranks. In the timeline every row has one arrow out and one in. The ranks do not
-# begin at the same moment, and whoever is early waits: that is what real runs look like.
+# **Measure.** One shift on five ranks. In the timeline every row has one arrow out and one in. The ranks do
+# not begin at the same moment, and an early rank waits: real runs look like this.
 
 # %% tags=["skip-in-grading"]
 run = launch(rank_number, ring_shift, world_size=5)
@@ -454,15 +461,15 @@ print("messages sent:  ", sent, "together", sum(sent), "predicted", ring_shift_m
 run.ledger.timeline()
 
 # %% [markdown]
-# The same as a matrix: everything one place right of the diagonal, and rank 4 wraps to rank 0. A ring, at a
-# glance.
+# The same run as a matrix: all bytes are one place right of the diagonal, and rank 4 wraps to rank 0. You see
+# the ring at a glance.
 
 # %% tags=["skip-in-grading"]
 run.ledger.matrix_figure()
 
 # %% [markdown]
-# **Break it.** The obvious ring, send to the right and then receive from the left, three ranks. Before you
-# run it: where does each rank stand when nothing moves any more? (This cell is meant to fail.)
+# **Break it.** Here is the obvious ring on three ranks: send to the right and then receive from the left.
+# Before you run it: where does each rank stand when nothing moves any more? (This cell is meant to fail.)
 
 
 # %% tags=["raises-exception", "nbval-ignore-output", "skip-in-grading"]
@@ -477,13 +484,14 @@ def naive_shift():
 launch(naive_shift, world_size=3, backend="gloo")
 
 # %% [markdown]
-# Nobody has reached the receive. The diagnosis came after about a second; without the course's runtime the three
-# would stand there for 30 minutes, PyTorch's default limit for gloo (10 for NCCL; see `init_process_group`), and
-# then say only "timed out".
+# No rank has reached the receive. The diagnosis came after about a second. Without the course's runtime the
+# three would stand there for 30 minutes, PyTorch's default limit for gloo (10 for NCCL; see
+# `init_process_group`), and then say only "timed out".
 
 # %% [markdown]
-# **What runs over gloo and can hang over NCCL.** A swap of two ranks that *begin* their messages one by one: first
-# the send, then the receive. Neither rank waits before it has begun both. Before you run it: does it go through?
+# **A program that runs over gloo and can hang over NCCL.** Two ranks swap tensors and *begin* their messages
+# one by one: first the send, then the receive. Neither rank waits before it has begun both. Before you run
+# it: does it go through?
 
 
 # %% tags=["skip-in-grading"]
@@ -500,9 +508,10 @@ def swap_one_by_one():
 launch(swap_one_by_one, world_size=2, backend="gloo")
 
 # %% [markdown]
-# It does: gloo works on everything that has been begun, side by side. The note printed above is about GPUs. With NCCL
-# each rank has one queue for each process group: a CUDA stream, where the group was made with its `device_id`, as
-# `launch` does. Operations stand there in the order of the calls, and each starts when the one before it is done:
+# It does: gloo works on everything that has been begun, side by side. The note printed above is about GPUs.
+# With NCCL each rank has one queue for each process group. (It is a CUDA stream if the group was made with
+# its `device_id`, as `launch` does.) Operations stand there in the order of the calls, and each starts when
+# the one before it is done:
 #
 # | | queue of rank 0 | queue of rank 1 |
 # |---|---|---|
@@ -513,9 +522,10 @@ launch(swap_one_by_one, world_size=2, backend="gloo")
 # queues, and no order of the two `wait()` helps. (NCCL has buffers, so a small message may get through. NCCL does not
 # promise that, and the tensors of a real model are not small.)
 #
-# There are two ways out. One rank begins the other way round: rank 0 sends first and rank 1 receives first. Or each
-# rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages are done side by side
-# (NCCL user guide, "Point-to-point communication"). Both ends batch. Your `exchange` does:
+# There are two ways out. One of the ranks begins the other way round: rank 0 sends first and rank 1 receives
+# first. Or each rank begins its messages as a batch. A batch is *one* entry of the queue, and its messages
+# are done side by side (NCCL user guide, "Point-to-point communication"). Both ends must batch. Your
+# `exchange` does:
 
 
 # %% tags=["skip-in-grading"]
@@ -528,13 +538,14 @@ def swap_together():
 launch(swap_together, world_size=2, backend="gloo")
 
 # %% [markdown]
-# No note. After every run over gloo, `launch` replays all that was begun, collectives too, through such queues. It
-# prints a note if ranks would wait in a circle. A check does the same, and takes no points for it. (Too many notes?
-# Set the environment variable `COURSE_NCCL_NOTES` to `off`.)
+# This time there is no note. After every run over gloo, `launch` replays all operations that were begun,
+# collectives too, through such queues. It prints a note if ranks would wait in a circle. A check does the
+# same, and takes no points off for it. (Too many notes? Set the environment variable `COURSE_NCCL_NOTES` to
+# `off`.)
 #
-# **On GPUs** one more thing differs. `wait()` makes the *queue of the GPU* wait, and Python goes on. So a hang shows
-# later, where Python needs a number: in `.item()` or `.tolist()`. `launch` then raises a `Deadlock` that names the
-# operations in the queues.
+# **On GPUs** one more thing differs. `wait()` makes the *queue of the GPU* wait, and Python goes on. So a
+# hang shows later, when Python needs a number: in `.item()` or `.tolist()`. `launch` then raises a `Deadlock`
+# that names the operations in the queues.
 #
 # **In production.** PyTorch's own pipelining calls `batch_isend_irecv`. Megatron-LM has both ways out: batches, and
 # single messages that even ranks begin with the send and odd ranks with the receive (`p2p_communication.py`).
@@ -552,14 +563,14 @@ launch(swap_together, world_size=2, backend="gloo")
 #
 # $$t(n) = \alpha + \beta\, n$$
 #
-# α is the **latency**: what it costs before the first byte arrives. β is the time of one byte, so 1/β is the
+# α is the **latency**: the time before the first byte arrives. β is the time of one byte, so 1/β is the
 # **bandwidth**. (Hockney 1994; it is the cost model of Thakur, Rabenseifner and Gropp 2005, and of every
 # formula in this course.)
 #
 # **Predict.** From 4 bytes to 16,384 bytes the size grows 4,096 times. How much longer will the message take?
 #
-# **Measure.** Two ranks play ping-pong: 24 round trips for each size after 8 to warm up, and the median of
-# half a round trip counts.
+# **Measure.** Two ranks play ping-pong: for each size 8 round trips to warm up, then 24 that count. The time
+# of a message is the median of half a round trip.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 link = doctor.measure_link(sizes=[4**k for k in range(1, 13)])
@@ -567,9 +578,9 @@ for nbytes, seconds in link.table:
     print(f"{nbytes:>12,} bytes {seconds * 1e6:>12,.0f} microseconds")
 
 # %% [markdown]
-# The line α + βn through it, both axes logarithmic. The **knee**, the grey vertical line, is where α = βn. Left
-# of it you pay for the *number* of messages, right of it for their *bytes*. (Points all over the place, or no
-# knee to be seen: something else is running. Measure again.)
+# The picture shows the line α + βn through the measurements, on logarithmic axes. The **knee**, the grey
+# vertical line, is where α = βn. Left of it you pay for the *number* of messages, right of it for their
+# *bytes*. (If the points scatter or you see no knee, something else is running. Measure again.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 import matplotlib.pyplot as plt
@@ -610,10 +621,13 @@ for wire in LINKS:
     )
 
 # %% [markdown]
-# Mind unit and direction. Lecture 001 (§25.3) gives an H100's NVLink 600 GB/s: that is the A100's, both
-# directions added; the H100 SXM has 900, which is 450 each way. Lecture 002 lists NVLink 600 GB/s, PCIe 4.0
-# 32 GB/s and InfiniBand 200 Gb/s together: both directions, one direction, and bits. Each way they are 300, 32
-# and 25 GB/s.
+# Mind unit and direction. It is often said that an H100's NVLink carries 600 GB/s. That is the A100's figure,
+# with both directions added; the H100 SXM has 900, which is 450 each way. And NVLink with 600 GB/s, PCIe 4.0
+# with 32 GB/s and InfiniBand with 200 Gb/s are often listed together. The first counts both directions, the
+# second one direction, and the third bits. Each way they carry 300, 32 and 25 GB/s.
+#
+# <details><summary>In the lectures</summary>Lecture 001 (§25.3) gives an H100's NVLink 600 GB/s. The list of
+# the three wires is lecture 002's.</details>
 
 # %% [markdown]
 # ## 5 · The lab: programs that hang
@@ -625,13 +639,15 @@ for wire in LINKS:
 # | time | 35 minutes |
 # | points | 1 + 1 + 1 + 1 |
 #
-# Programs that are broken the way real ones are, small enough to see through. Read each one, say what will happen, run it,
-# read what is said. Three of them you repair; about all you answer questions at the end.
+# These programs are broken the way real ones are, and small enough to see through. Read each one, say what
+# will happen, run it, and read the diagnosis. You will repair three of them, and answer questions about all
+# of them at the end.
 #
-# How to read a diagnosis: the first line says what is certain. Then one entry for each rank: what it does,
-# in which operation, at which line, since when, and **for whom it waits**. A blocked rank can go on only when
-# its partner issues the other half of the message. If the ranks wait in a circle, or for one that has
-# returned, it never will: that is a **deadlock**, and no time limit is needed to know it.
+# Read a diagnosis like this: the first line says what is certain. Then comes one entry for each rank. It says
+# what the rank does, in which operation, at which line, since when, and **for which rank it waits**. A
+# blocked rank can go on only when its partner issues the other half of the message. If the ranks wait in a
+# circle, or for one that has returned, it never will: that is a **deadlock**, and no time limit is needed to
+# know it.
 
 # %% tags=["skip-in-grading"]
 import textwrap
@@ -654,7 +670,8 @@ def run_and_read(program, **options):
 # %% [markdown]
 # ### 5.1 Everybody receives first
 #
-# Ranks in a circle; each wants its left neighbour's values, its own and its right neighbour's, added up.
+# The ranks stand in a circle. Each wants the sum of its left neighbour's values, its own and its right
+# neighbour's.
 
 
 # %% tags=["skip-in-grading"]
@@ -677,15 +694,15 @@ def neighbours():
 ledger = run_and_read(neighbours)
 
 # %% [markdown]
-# What it looks like from outside: three receives (circles) that nobody ever sent to. The picture is cut soon
-# after the last thing that happened.
+# This is the view from outside: three receives (circles) to which no rank ever sent. The picture is cut soon
+# after the last event.
 
 # %% tags=["skip-in-grading"]
 ledger.timeline()
 
 # %% [markdown]
-# **Repair it.** Same name, same result: a new tensor, the given one unchanged. With two ranks the left and
-# the right neighbour are the same rank, and its values count twice.
+# **Repair it.** Your function has the same name and the same result: a new tensor, with the given one
+# unchanged. With two ranks the left and the right neighbour are the same rank, and its values count twice.
 
 
 # %% nbgrader={"grade_id": "neighbour_sum", "solution": true}
@@ -727,7 +744,8 @@ report = check("00_first_ranks/neighbour_sum", neighbour_sum, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# After the repair: each rank sends two and gets two, and no hatching. The ranks held 1, 10 and 100.
+# After the repair each rank sends two messages and gets two, and there is no hatching. The ranks held 1, 10
+# and 100.
 
 # %% tags=["skip-in-grading"]
 run = launch(neighbours, world_size=3, backend="gloo")
@@ -766,8 +784,8 @@ def results_of_each():
 ledger = run_and_read(results_of_each)
 
 # %% [markdown]
-# Rank 0 assumed that the others have as many as itself. Nothing in a message tells how many follow, so
-# somebody must say it.
+# Rank 0 assumed that the others have as many results as itself. A message does not say how many follow it, so
+# the sender must.
 #
 # **Repair it.** `len(results)` may differ on all ranks, and be 0.
 
@@ -798,8 +816,8 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
 
 
 # %% [markdown]
-# <details><summary>Hint: what rank 0 cannot know</summary>How many results are coming. Who knows, and by what
-# means can one rank tell another?</details>
+# <details><summary>Hint: a number that rank 0 cannot know</summary>How many results are coming. Who knows,
+# and by what means can one rank tell another?</details>
 # <details><summary>Hint: two messages</summary>First a tensor with the count, then the results in one message.
 # The count is an int64 (<code>torch.tensor(3)</code>): receive it into one of the same dtype.</details>
 
@@ -814,7 +832,7 @@ report.points(1)
 # ### 5.3 A collective that one rank skips
 #
 # `dist.all_reduce(tensor)` is a **collective**: *all* ranks of the group call it, and each ends up with the
-# sum. How it is done is notebook 02. Here it computes a mean over all ranks' values. Rank 1 has none.
+# sum. (Notebook 02 shows how.) Here it computes a mean over all ranks' values. Rank 1 has none.
 
 
 # %% tags=["skip-in-grading"]
@@ -839,7 +857,7 @@ ledger = run_and_read(losses_of_each)
 # In training this is the rank whose batch was empty, whose loss was `nan`, or that does the logging: an `if`
 # around a collective, or a `return` before it.
 #
-# **Repair it.** Every rank returns the mean of all values, also the rank that has none. (Not the mean of the
+# **Repair it.** Every rank returns the mean of all values, even the rank that has none. (Not the mean of the
 # ranks' means: with different counts that is another number.)
 
 
@@ -874,7 +892,7 @@ report.points(1)
 # ### 5.4 Two ranks in different collectives
 #
 # `dist.broadcast(tensor, src)` gives every rank a copy of rank `src`'s tensor. "Rank 1 only needs a copy",
-# thought the author, and called that. Overlooked: it would be a copy of rank 0's values, not of the sum.
+# thought the author, and called that. But it would be a copy of rank 0's values, not of the sum.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -890,8 +908,8 @@ def average():
 ledger = run_and_read(average)
 
 # %% [markdown]
-# No deadlock this time: the ledger compares each rank's k-th collective with the others' and stops before
-# the backend sees two that do not fit. Collectives have no names and no addresses. They are matched by
+# No deadlock this time: the ledger compares each rank's k-th collective with the others' and stops the run
+# before the backend sees two that do not fit. Collectives have no names and no addresses. They are matched by
 # *order* alone.
 
 # %% [markdown]
@@ -913,9 +931,9 @@ def hand_over():
 ledger = run_and_read(hand_over)
 
 # %% [markdown]
-# What would gloo alone have done? Written the 16 bytes into the buffer of 20, and said nothing: the fifth
-# number stays what it was. Four float64 sent into eight float32 pass as well; 1.0 arrives as 0.0 and 1.875. A
-# buffer that is too *small* ends the whole process.
+# What would gloo alone have done? It would have written the 16 bytes into the buffer of 20 without a word,
+# and the fifth number would have stayed what it was. Four float64 sent into eight float32 pass as well; 1.0
+# arrives as 0.0 and 1.875. A buffer that is too *small* ends the whole process.
 
 # %% [markdown]
 # ### 5.6 Every other column
@@ -934,9 +952,11 @@ ledger = run_and_read(columns)
 
 # %% [markdown]
 # gloo alone sums the first twelve numbers in memory instead of the twelve that the view shows, and reports
-# success. This is the contiguity of lecture 001's interview questions (§28), where it matters most. (The
-# lecture says that `view` works only on contiguous tensors. It works whenever the new shape can be
-# expressed by strides; `reshape` copies when it cannot.)
+# success. Contiguity matters most in communication. (It is often said that `view` works only on contiguous
+# tensors. It works whenever the new shape can be expressed by strides; `reshape` copies when it cannot.)
+#
+# <details><summary>In the lectures</summary>Contiguity is one of lecture 001's interview questions (§28),
+# whose answer has <code>view</code> work only on contiguous tensors.</details>
 
 # %% [markdown]
 # ### 5.7 Writing too early
@@ -961,8 +981,8 @@ def relay():
 ledger = run_and_read(relay)
 
 # %% [markdown]
-# The worst kind: it often works. The bytes leave at some moment between `isend` and `wait`, and what they are
-# then is what arrives.
+# This is the worst kind of bug, because the program often works. The bytes leave at some moment between
+# `isend` and `wait`, and the receiver gets the values of that moment.
 
 # %% [markdown]
 # ### 5.8 Begun and forgotten
@@ -984,9 +1004,9 @@ def farewell():
 ledger = run_and_read(farewell)
 
 # %% [markdown]
-# With gloo alone the handle is all that keeps such a message alive. Tried on PyTorch 2.13: when the receiver is
-# there already, the message arrives. When it comes 50 milliseconds later, the message is gone, and the receiver
-# waits for ever.
+# With gloo alone the handle is all that keeps such a message alive. We tried it on PyTorch 2.13. If the
+# receiver is there already, the message arrives. If the receiver comes 50 milliseconds later, the message is
+# gone, and it waits for ever.
 #
 # **Your diagnoses.** For the three deadlocks: which rank does each blocked rank wait for? Only the blocked
 # ranks are listed. For the other five: what repairs it? Each remedy is one of
@@ -1035,11 +1055,11 @@ report = check("00_first_ranks/diagnoses", waits_for, remedies, cases="hidden")
 report.points(1)
 
 # %% [markdown]
-# ### 5.9 Trouble that is no communication (optional, 10 minutes)
+# ### 5.9 Trouble outside communication (optional, 10 minutes)
 #
-# **One rank raises.** The others wait in a collective for it. Who is to blame, and who is only waiting? A
-# plain launcher prints what every rank printed before it was ended, and the error that matters is somewhere
-# among it. (A GPU or a CPU out of memory is a case of this: one rank raises, the others wait.)
+# **One rank raises.** The others wait in a collective for it. Which rank is to blame, and which ones only
+# wait? A plain launcher prints the output of every rank, and the error that matters is somewhere in it. (A
+# GPU or a CPU out of memory is a case of this: one rank raises, the others wait.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1053,8 +1073,9 @@ def one_raises():
 ledger = run_and_read(one_raises)
 
 # %% [markdown]
-# **One rank never comes back.** It computes, so it might still finish: no deadlock, and only a time limit
-# helps. `launch` has 60 seconds; here two. (`dist.barrier()` waits until all have called it.)
+# **One rank never comes back.** It computes, so it might still finish. This is not a deadlock, and only a
+# time limit helps. `launch` allows 60 seconds; here the limit is two. (`dist.barrier()` waits until all ranks
+# have called it.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1087,10 +1108,10 @@ for how in ("killed", "exits"):
 # **A print in the inner loop.** A rank that prints 100,000 lines does not kill the browser: after its first
 # 500 only the last five are shown.
 #
-# **You lose patience.** Try this by hand: open a new cell, run
-# `launch(lambda: time.sleep(1000), world_size=4, timeout=2000)` and press the square button (or `I` twice).
-# The ranks are ended, you are told where each of them was, and the next `launch` works. An interrupt of the
-# kernel reaches no other process by itself: ranks that nobody ends keep their GPU's memory until somebody does.
+# **You lose patience.** Try this by hand: open a new cell, run `launch(lambda: time.sleep(1000),
+# world_size=4, timeout=2000)` and press the square button (or `I` twice). `launch` ends the ranks and says
+# where each of them was, and the next `launch` works. An interrupt of the kernel reaches no other process by
+# itself: a rank that is not ended keeps its GPU's memory.
 #
 # **All together**, to come back to when it happens in your own code:
 #
@@ -1103,11 +1124,11 @@ for how in ("killed", "exits"):
 # | the two ends of a message differ | a buffer of the wrong size or dtype |
 # | not contiguous | a transpose or a slice: send `x.contiguous()` |
 # | changed before wait() | a buffer used again too early |
-# | nobody waited for | a dropped handle |
+# | the function returned, but ... waited for a message | a dropped handle |
 # | rank r raised, the others wait | only rank r's traceback |
 # | not finished after t seconds, rank r computes | a loop, or just too little time |
 # | killed by SIGKILL | memory, of the machine rather than the GPU |
-# | NCCL does what a rank begins in a group one after the other | messages to begin in one batch |
+# | NCCL does what a rank begins in a group one after the other | messages that must begin in one batch |
 
 # %% [markdown]
 # ## 6 · In production
@@ -1118,7 +1139,7 @@ for how in ("killed", "exits"):
 # | rests on | §3, §5 |
 # | time | 10 minutes |
 #
-# On a cluster nobody calls `launch`. A launcher, usually `torchrun`, starts one process per GPU and puts
+# On a cluster you do not call `launch`. A launcher, usually `torchrun`, starts one process per GPU and puts
 # `RANK`, `WORLD_SIZE` and the address of a meeting point into its environment; the program calls
 # `dist.init_process_group`. Your function goes there as it is:
 
@@ -1173,11 +1194,11 @@ def torchrun(script, world_size, **environment):
 print(torchrun(script, world_size=3))
 
 # %% [markdown]
-# The same numbers as from `launch`, each rank holding its left neighbour's. Three processes printing at once would
-# mix their lines up, so one of them prints for all: `if rank == 0` stands in every training script (around a
-# collective it is the bug of §5.3). What `torchrun` adds: several machines (`--nnodes`), and a restart of all
-# ranks when one dies (`--max-restarts`). What it does not have: a look at who waits for whom. Here is `average` of §5.4 under
-# it, with PyTorch's time limit set to three seconds. First as it is; then with
+# The same numbers as from `launch`, each rank holding its left neighbour's. Three processes printing at once
+# would mix their lines up, so one of them prints for all: `if rank == 0` stands in every training script
+# (around a collective it is the bug of §5.3). `torchrun` adds several machines (`--nnodes`), and a restart of
+# all ranks when one dies (`--max-restarts`). It does not show which rank waits for which. Here is `average`
+# of §5.4 under it, with PyTorch's time limit set to three seconds. The first run is as it is; the second has
 # `TORCH_DISTRIBUTED_DEBUG=DETAIL`, which makes PyTorch compare the collectives of the ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1202,9 +1223,9 @@ for level in ("OFF", "DETAIL"):
 
 # %% [markdown]
 # Without it each rank says only that *it* timed out, and torchrun's summary (not shown here) then calls the
-# rank that was first to do so the root cause. With it you get the mismatch, at the price of an extra check before every
-# collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and `NCCL_DEBUG=WARN` its
-# errors (NCCL user guide, "Logging").
+# first such rank the root cause. With it you get the mismatch, at the price of an extra check before every
+# collective. On GPUs, `NCCL_DEBUG=INFO` prints which wires and algorithms NCCL chose, and `NCCL_DEBUG=WARN`
+# its errors (NCCL user guide, "Logging").
 #
 # | | `launch` | `torchrun` |
 # |---|---|---|
@@ -1250,9 +1271,9 @@ report.points(1)
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003 judges every way to distribute training by three criteria: little redundant computation, a small
-# peak of memory, little communication. Every notebook of this course ends with them, measured on what you
-# wrote. M is the tensor, here a million float32.
+# Three criteria judge every way to distribute training: little redundant computation, a small peak of memory,
+# little communication. Every notebook of this course ends with them, measured on what you wrote. M is the
+# tensor, here a million float32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.scorecard import costs, scorecard
@@ -1269,13 +1290,15 @@ runs = {f.__name__: launch(job, f, world_size=4) for f in (exchange, ring_shift)
 scorecard(runs, unit=4_000_000)
 
 # %% [markdown]
-# Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment: what
-# came cannot be written over what is still leaving. Notebook 02 cuts tensors into chunks so that the second M
-# becomes M/N.
+# Nothing is computed, so nothing is computed twice. Each rank sends M and holds 2 M at the worst moment: the
+# tensor that arrives cannot be written over the one that is still leaving. Notebook 02 cuts tensors into
+# chunks so that the second M becomes M/N.
 #
-# **What you built**: an exchange and a ring shift that cannot deadlock, for any group, shape and dtype; and the
-# eye that reads a hang. **What you measured**: α and β of this machine. You will meet both again as the
-# dashed lines in every plot of notebook 02.
+# **You have built** an exchange and a ring shift that cannot deadlock, for any group, shape and dtype, and
+# you can read a hang. **You have measured** α and β of this machine. You will meet both again as the dashed
+# lines in every plot of notebook 02.
+#
+# <details><summary>In the lectures</summary>The three criteria of the scorecards are lecture 003's.</details>
 #
 # **Read on**
 # - PyTorch: "Writing Distributed Applications with PyTorch" (tutorial), and the reference of
@@ -1284,4 +1307,4 @@ scorecard(runs, unit=4_000_000)
 #   1 to 3, for the cost model.
 # - NVIDIA: the NCCL user guide, "Point-to-point communication".
 #
-# **Next**: `02_collectives`. How do N ranks agree on a sum, and what is the least they must send?
+# **Next**: `02_collectives`. How do N ranks agree on a sum, and what is the least that they must send?
