@@ -9,14 +9,14 @@
 #
 # ZeRO, FSDP, tensor, context and expert parallelism are made of the same few exchanges. They are called
 # *collectives*, because every rank of a group takes part. Here you write them from `send` and `recv`, say
-# beforehand what each of them costs, and at the end race them against PyTorch's own.
+# beforehand how much each of them costs, and at the end race them against PyTorch's own.
 #
 # | | |
 # |---|---|
 # | you will build | broadcast, reduce-scatter, all-gather, all-to-all; all-reduce in three ways |
 # | you need | notebook 00: rank, message, deadlock, `batch_isend_irecv`, α and β |
-# | time | three hours; what is marked *optional* (§7 and the second half of §5) takes three quarters of an hour more |
-# | points | 60; without §7 (5 points) and the option in §5 (about 3) you can have 52 |
+# | time | three hours; the *optional* parts (§7 and the second half of §5) take three quarters of an hour more |
+# | points | 60 (52 without the optional parts: §7, 5 points, and part of §5, about 3) |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
 # | section | minutes | points | rests on |
@@ -33,9 +33,9 @@
 # | 9 The race | 10 | | all |
 # | 10 Questions | 10 | 4 | 4, 8, 9 |
 #
-# Sections 1 to 7 have the same steps: a picture, a prediction, your code, the check, a measurement,
-# something broken on purpose, the same job in production. Section 8 puts the predictions together,
-# section 9 measures them.
+# Sections 1 to 7 have the same steps: a picture, a prediction, your code, the check, a measurement, a mistake
+# made on purpose, the same job in production. Section 8 puts the predictions together, and section 9 measures
+# them.
 
 # %% [markdown]
 # ### Words and letters
@@ -48,24 +48,23 @@
 # | M | bytes of the *full* tensor |
 # | α | seconds that a message costs before its first byte arrives |
 # | β | seconds per byte, in one direction: 1/bandwidth |
-# | round | messages that travel at the same time; the next round needs what this one brought |
+# | round | messages that travel at the same time; the next round needs the data of this one |
 #
-# An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one
-# after another*: of each round the largest message. Where one rank is busy in every round, that is what
-# this rank sends, and so we count: the bytes of the *busiest* rank. In two places it is too little. In
-# §0 rank 0 first only receives and then only sends, so B is twice what it sends. In §5, where ranks are
-# folded in and out, B is one M more. Adding takes no time in this model.
+# An exchange of k rounds takes about **k · α + B · β** seconds, where B counts the bytes that pass *one after
+# another*: the largest message of each round. If one rank is busy in every round, B is the number of bytes
+# that this rank sends. So we count the bytes of the *busiest* rank. This undercounts in two places. In §0
+# rank 0 first only receives and then only sends, so B is twice the bytes that it sends. In §5, unless N is a
+# power of two, B is one M more. Adding takes no time in this model.
 #
-# That is all the theory of this notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that
-# every rank has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the
-# same time. Your laptop's ranks share a few cores instead: §9 shows what that changes.
+# This is all the theory of the notebook (Thakur, Rabenseifner and Gropp 2005, §3). It assumes that every rank
+# has a wire of its own, as GPUs on NVLink have, and that a rank can send and receive at the same time. Your
+# laptop's ranks share a few cores instead: §9 shows how that changes the times.
 #
 # In formulas rounds count from 0, as loops do. The films number them from 1.
 #
-# The rules for all that you write here: **messages only** (`send`, `recv`, `isend`, `irecv`,
+# The rules for all your code here: use **messages only** (`send`, `recv`, `isend`, `irecv`,
 # `batch_isend_irecv`), no built-in collective. `group=None` is the group of all ranks, as in
-# `torch.distributed`. All sums are plain sums: an all-reduce adds, and the *mean* of lecture 001 §19.3 is
-# a division by N that you do yourself.
+# `torch.distributed`. All sums are plain sums: an all-reduce adds. For a *mean* you divide by N yourself.
 
 # %%
 import math
@@ -83,8 +82,8 @@ from course_lib.scorecard import costs, scorecard
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# Two tools. `beside` prints your prediction next to the ledger of a real run. `try_it` runs something
-# that may fail and prints what the ranks have to say.
+# You get two tools. `beside` prints your prediction next to the ledger of a real run. `try_it` runs a
+# function that may fail and prints the messages of the ranks.
 
 # %%
 NBYTES = 3360  # 840 float32: divisible by 2, 3, 4, 5, 7 and 8
@@ -127,7 +126,8 @@ def try_it(exchange, world_size=4):
 # | rests on | notebook 00 |
 # | time | 10 minutes |
 #
-# The obvious way: everybody sends to rank 0, rank 0 adds, rank 0 sends the sum to everybody.
+# This is the obvious way: every rank sends its tensor to rank 0, rank 0 adds them, and rank 0 sends the sum
+# to every rank.
 
 
 # %% tags=["skip-in-grading"]
@@ -162,12 +162,12 @@ run.ledger.timeline(title="4 MB from each of 4 ranks, added on rank 0", after="b
 # waits until rank 0 has taken those of ranks 1 and 2, and waits again until rank 0 comes back with the
 # sum. Every arrow starts or ends at rank 0: while one pair talks, the others stand still.
 #
-# White is a rank's own work. Rank 0 has most of it: the additions, and handing over 4 MB at a time.
+# White is a rank's own work. Rank 0 has most of it: it adds, and it hands over 4 MB at a time.
 #
-# **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the
-# pair. (The prediction functions of the sections give no points by themselves, except the ring's. You
-# will put them together in §8, and that does. The docstring of an exercise says what it must cost:
-# predict before you scroll.)
+# **Predict.** With N ranks and M bytes: how many bytes does rank 0 send? In how many rounds? Write the pair.
+# (The prediction functions of the sections give no points by themselves, except the ring's. You will put them
+# together in §8, which gives points. The docstring of an exercise says how much it may cost: predict before
+# you scroll.)
 
 
 # %% nbgrader={"grade_id": "gather_to_one_cost", "solution": true}
@@ -191,17 +191,19 @@ beside(gather_to_one_cost, gather_to_one_on_840)
 
 # %% [markdown]
 # Put numbers on it: 8 GPUs, 14 GB each, links of 50 GB/s each way (one 400 Gb/s InfiniBand port). Rank 0
-# takes in 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum
-# that it does not have yet.) A step that computes for one second would wait for almost four. And with 16
-# GPUs it more than doubles.
+# takes in 98 GB, which is 1.96 s, and sends 98 GB, another 1.96 s. (Both count: it cannot send a sum that it
+# does not have yet.) A step that computes for one second would wait for almost four. With 16 GPUs the wait
+# more than doubles.
 #
-# **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients
-# of the others (lecture 001 §19.2 calls it the master GPU). PyTorch's own documentation recommends
-# `DistributedDataParallel` instead, even on one machine.
+# **In production.** You meet this pattern in `torch.nn.DataParallel`, whose GPU 0 collects the gradients of
+# the others. PyTorch's own documentation recommends `DistributedDataParallel` instead, even on one machine.
 #
 # Is this the price of an all-reduce, or only of doing it this way? §4 has the answer. First the parts.
 #
-# (Nothing to break here: notebook 00 has shown what goes wrong with single messages.)
+# (This section has nothing to break: notebook 00 has shown how single messages go wrong.)
+#
+# <details><summary>In the lectures</summary>Lecture 001 §19.2 calls GPU 0 of <code>DataParallel</code> the
+# master GPU. Its all-reduce in §19.3 gives the mean; ours gives the sum.</details>
 
 # %% [markdown]
 # ## 1 · Broadcast: a tree
@@ -236,7 +238,7 @@ run = launch(film_broadcast, reference.broadcast, world_size=8, backend="gloo")
 stepper(run.ledger, run)
 
 # %% [markdown]
-# Each rank that holds the value passes it on, in every round, to one that does not: 1, 2, 4, 8 holders.
+# In every round each rank that holds the value passes it on to one that does not: 1, 2, 4, 8 ranks hold it.
 # The edges form a *binomial tree*.
 #
 # **Predict.** The busiest rank is the root. How many bytes does it send, and in how many rounds, for any
@@ -257,18 +259,17 @@ def broadcast_cost(n: int, nbytes: int) -> tuple[float, int]:
 # circle. In round k the ranks 0 to 2^k − 1 hold the value, and each of them sends to the rank 2^k further
 # on, if there is one.
 #
-# Only the ranks of the group call the function. Here nobody sends and receives in the same round, so
-# plain `dist.send` and `dist.recv` will do.
+# Only the ranks of the group call the function. Here no rank sends and receives in the same round, so plain
+# `dist.send` and `dist.recv` will do.
 #
-# Two kinds of numbers meet here. `src` is a *global* rank, as in `torch.distributed`. Inside a group of
-# ranks {1, 3, 6} they count 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` count
-# inside; so does `group_peer=` in `dist.P2POp` (`group_dst=`, `group_src=` in `dist.send` and
-# `dist.recv`). `dist.get_group_rank(group, src)` translates; for the default group, where both numbers
-# are the same, it wants `dist.group.WORLD`.
+# Two kinds of numbers meet here. `src` is a *global* rank, as in `torch.distributed`. Inside a group the
+# ranks {1, 3, 6} have the numbers 0, 1, 2. `dist.get_rank(group)` and `dist.get_world_size(group)` use the
+# numbers inside; so does `group_peer=` in `dist.P2POp` (`group_dst=`, `group_src=` in `dist.send` and
+# `dist.recv`). `dist.get_group_rank(group, src)` translates. For the default group, whose numbers are the
+# same in both ways, it wants `dist.group.WORLD`.
 #
 # Several sections need the same few lines: post a send and a receive together, make a tensor contiguous,
-# write it back. The cells have room for helpers of your own; what you define here you may use in all
-# later ones.
+# write it back. The cells have room for helpers of your own, and you may use them in all later cells.
 
 # %% nbgrader={"grade_id": "broadcast", "solution": true}
 # Helpers of your own, if you like:
@@ -300,9 +301,9 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None) -> None:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d a
-# rank is one of three kinds: it holds the value and sends it d further; it gets the value now, from d
-# before it; or it is not yet its turn.</details>
+# <details><summary>Hint: the idea</summary>Loop over the distances 1, 2, 4, ... below N. At distance d a rank
+# is one of three kinds: it holds the value and sends it d further; it gets the value now, from the rank d
+# before it; or its turn has not come yet.</details>
 # <details><summary>Hint: the step</summary>With <code>place = (rank - root) % n</code>, the ranks with
 # <code>place &lt; d</code> send to <code>place + d</code> (unless that is n or more), those with <code>d
 # &lt;= place &lt; 2 * d</code> receive from <code>place - d</code>. Translate back: <code>(place + root)
@@ -332,12 +333,12 @@ def broadcast_840():
 beside(broadcast_cost, broadcast_840)
 
 # %% [markdown]
-# The tree's weak side: the root sends ceil(log2 N) · M, though one M would do. For large tensors one cuts
-# the tensor into pieces and lets them follow each other down a chain, rank to rank: every rank but the
-# last sends M, whatever N is. That is *pipelining*, and it comes back in notebook 07.
+# The tree has a weak side: the root sends ceil(log2 N) · M, though one M would do. A large tensor is better
+# cut into pieces that follow each other down a chain, rank to rank: every rank but the last sends M, whatever
+# N is. That is *pipelining*, and it comes back in notebook 07.
 #
-# **Break it.** Every rank must name the same `src`. Here the even ranks say 0 and the odd ranks say 1.
-# Before you run it: who waits for whom?
+# **Break it.** Every rank must name the same `src`. Here the even ranks say 0 and the odd ranks say 1. Before
+# you run it: which rank waits for which?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -350,19 +351,19 @@ def disagree_on_the_root():
 try_it(disagree_on_the_root)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Somebody sends to a rank that does not expect it. If
-# the message ends with the usual advice for a circle (let one send first, post both together), that is
-# not the cure here: the messages belong to two different trees. Ask first whether all ranks mean the
-# same exchange.</details>
+# <details><summary>After you have run it</summary>Some rank sends to a rank that does not expect it. The
+# diagnosis may end with the usual advice for a circle (let one send first, post both together). That is not
+# the cure here: the messages belong to two different trees. Ask first whether all ranks mean the same
+# exchange.</details>
 #
 # Without a ledger a job like this stands still until NCCL's time limit, ten minutes by default, and then
-# tells you only that it timed out. The usual way to get here in real code: `src` was computed from
-# something that differs between ranks.
+# tells you only that it timed out. Real code usually gets here because `src` was computed from a value that
+# differs between ranks.
 #
-# **In production.** `dist.broadcast(tensor, src)`, the same arguments. The ledger cannot see how a
-# built-in sends; it books every built-in at the least that any algorithm must send, here a chain: M from
-# every rank but the last. What really went over the wire only the operating system knows. Linux counts
-# the bytes of every TCP connection:
+# **In production.** `dist.broadcast(tensor, src)` has the same arguments. The ledger cannot see how a
+# built-in sends. It books every built-in at the least that any algorithm must send, here a chain: M from
+# every rank but the last. Only the operating system knows how many bytes really went over the wire. Linux
+# counts those of every TCP connection:
 
 
 # %% tags=["skip-in-grading"]
@@ -406,8 +407,8 @@ show_wire("dist.broadcast", lambda full, part: dist.broadcast(full, 0))
 show_wire("yours", lambda full, part: broadcast(full, 0))
 
 # %% [markdown]
-# gloo, the CPU backend, sends a binomial tree too: 2 M from the root of four ranks. (Some figures may be
-# a few hundredths above what the algorithm sends: Linux counts everything on the connection, also what
+# gloo, the CPU backend, sends a binomial tree too: 2 M from the root of four ranks. (Some figures may be a
+# few hundredths above the algorithm's bytes: Linux counts everything on the connection, even the bytes that
 # TCP had to send again. NCCL's bytes do not go over TCP on one machine, so these cells ask for gloo.)
 
 
@@ -421,20 +422,19 @@ show_wire("yours", lambda full, part: broadcast(full, 0))
 # | time | 25 minutes |
 # | points | 8 |
 #
-# Nobody said that *one* rank must add everything. Cut the tensor into N chunks and make rank r
-# responsible for the sum of chunk r alone. That is a reduce-*scatter*: reduced, and scattered over the
-# ranks. ZeRO (notebook 04) wants exactly this and no more: rank r updates only its own share of the
-# parameters, so it needs only its own share of the gradient.
+# It need not be *one* rank that adds everything. Cut the tensor into N chunks and make rank r responsible for
+# the sum of chunk r alone. That is a reduce-*scatter*: reduced, and scattered over the ranks. ZeRO
+# (notebook 04) wants exactly this and no more: rank r updates only its own share of the parameters, so it
+# needs only its own share of the gradient.
 #
-# On a ring every rank sends to its right neighbour and hears from its left one, all at the same time. A
-# chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on
-# 4 ranks and follow *one* chunk, from where it starts to where it ends.
+# On a ring every rank sends to its right neighbour and receives from its left one, all at the same time. A
+# chunk travels round the circle, and every rank that it visits adds its own part. Step through a run on 4
+# ranks and follow *one* chunk, from where it starts to where it ends.
 #
-# How to read this film and those that follow: the stripes of a cell are the ranks whose contributions it
-# holds, a dark frame says that the cell changed in this round, and a number beside a message or in a
-# cell says which chunk it is (in a cell it is left out where it is that of its column). Follow your
-# chunk in the *messages*: `output` is not its landing place in every round. In between, a sum lies in a
-# buffer that the film does not show.
+# Read this film and those that follow like this. The stripes of a cell are the ranks whose contributions it
+# holds. A dark frame says that the cell changed in this round. A number beside a message or in a cell says
+# which chunk it is; a cell shows it only if it differs from its column's. Follow your chunk in the
+# *messages*: the reference alternates between `output` and a buffer that the film does not show.
 
 
 # %% tags=["skip-in-grading"]
@@ -513,14 +513,14 @@ def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = Non
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>In round 0 rank r sends off the chunk that starts its journey
-# here: chunk r − 1, as it stands in <code>input</code>. In round k it passes on what arrived in round k −
-# 1, with its own part added. </details>
+# here: chunk r − 1, as it stands in <code>input</code>. In round k it passes on the sum that arrived in round
+# k − 1, with its own part added.</details>
 # <details><summary>Hint: the step</summary>Round k: send (the partial sum of) chunk r − k − 1 to rank r +
 # 1, receive chunk r − k − 2 from rank r − 1, add your own part of it. All modulo N. The last one to
 # arrive is chunk r.</details>
-# <details><summary>Hint: everybody waits</summary>If all ranks receive first and then send, nobody sends.
-# Post both together: <code>dist.batch_isend_irecv</code>, then wait for every handle. Two buffers: one
-# that goes out, one that comes in.</details>
+# <details><summary>Hint: all ranks wait</summary>If all ranks receive first and then send, no rank gets to
+# its send. Post both together: <code>dist.batch_isend_irecv</code>, then wait for every handle. Two buffers:
+# one that goes out, one that comes in.</details>
 #
 # **Check.**
 
@@ -545,8 +545,8 @@ def reduce_scatter_840():
 beside(reduce_scatter_cost, reduce_scatter_840)
 
 # %% [markdown]
-# **Break it.** One round of a ring, with *one* buffer: it goes out to the right while the left
-# neighbour's value comes into it. Predict what rank 1 holds afterwards.
+# **Break it.** Here is one round of a ring with *one* buffer: it goes out to the right while the left
+# neighbour's value comes into it. Predict the value that rank 1 holds afterwards.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -563,12 +563,11 @@ def one_buffer():
 try_it(one_buffer)
 
 # %% [markdown]
-# Without the ledger nobody would have told you. Rank 1 should hold 0 now, and may well do so. But a rank
-# whose new value arrives before its own has left passes on the *new* one: one value then comes round
-# twice, and another is gone. Which rank is caught differs from run to run, and that is the trouble with
-# it.
+# Without the ledger you would not have noticed. Rank 1 should hold 0 now, and may well do so. But if a rank's
+# new value arrives before its own has left, the rank passes on the *new* one: one value then comes round
+# twice, and another is gone. The mistake hits another rank in every run, and so it is hard to find.
 #
-# **In production.** `dist.reduce_scatter_tensor(output, input)`. Ask the operating system what it sends.
+# **In production.** `dist.reduce_scatter_tensor(output, input)`. Ask the operating system how much it sends.
 # The least is (N−1)/N = 0.75 of M per rank.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -578,9 +577,9 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 
 # %% [markdown]
 # gloo's reduce-scatter sends what an all-reduce sends, because it *is* one: it sums the whole tensor
-# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL's is a true ring (or, since 2.23,
-# an algorithm called PAT). Keep this in mind when you test sharded training on a CPU: the ledger shows
-# what the algorithm must send, not what gloo does send.
+# everywhere and throws (N−1)/N of the sum away. Yours sends half. NCCL's is a true ring (or, since 2.23, an
+# algorithm called PAT). Keep this in mind when you test sharded training on a CPU: the ledger shows the bytes
+# that the algorithm must send, not those that gloo does send.
 
 # %% [markdown]
 # ## 3 · All-gather on a ring
@@ -592,11 +591,11 @@ show_wire("yours", lambda full, part: reduce_scatter(part, full))
 # | time | 15 minutes |
 # | points | 6 |
 #
-# The other half. Every rank holds one chunk; in the end every rank holds all of them. FSDP does this
-# before every layer: its weights lie in N parts on N ranks, and are put together for the time of one
-# forward, and once more for the backward.
+# This is the other half. Every rank holds one chunk; in the end every rank holds all of them. FSDP does this
+# before every layer: its weights lie in N parts on N ranks, and are put together for the time of one forward,
+# and once more for the backward.
 #
-# Same ring, nothing is added: every rank keeps a copy of what passes by.
+# The ring is the same, but nothing is added: every rank keeps a copy of each chunk that passes by.
 
 
 # %% tags=["skip-in-grading"]
@@ -624,8 +623,8 @@ def all_gather_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 
 # %% [markdown]
-# **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? No second buffer this
-# time: chunks arrive where they are to stay.
+# **Build.** What do you hold at the start, and what has rank r + 1 not seen yet? You need no second buffer
+# this time: a chunk arrives in the place where it stays.
 
 
 # %% nbgrader={"grade_id": "all_gather", "solution": true}
@@ -660,7 +659,7 @@ def all_gather(output: torch.Tensor, input: torch.Tensor, group: Group = None) -
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>First copy your own chunk to its place in <code>output</code>.
-# Then pass on, in every round, what came in the round before.</details>
+# Then pass on, in every round, the chunk that came in the round before.</details>
 # <details><summary>Hint: the step</summary>Round k: send chunk r − k to the right, receive chunk r − k −
 # 1 from the left, straight into its place in <code>output</code>.</details>
 #
@@ -687,8 +686,8 @@ def all_gather_840():
 beside(all_gather_cost, all_gather_840)
 
 # %% [markdown]
-# **Break it.** Ten elements over four ranks: the shards have 3, 3, 2 and 2. Every rank makes room for N
-# times its own shard. What happens where a rank with 2 meets a rank with 3?
+# **Break it.** Ten elements over four ranks: the shards have 3, 3, 2 and 2. Every rank makes room for N times
+# its own shard. What happens when a rank with 2 meets a rank with 3?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -703,11 +702,12 @@ def uneven_shards():
 try_it(uneven_shards)
 
 # %% [markdown]
-# gloo itself would have delivered garbage or ended the process; the sentence comes from the ledger, which
-# compares both ends of every message. The cure in real code is *padding*: FSDP and ZeRO make all shards
+# gloo itself would have delivered garbage or ended the process. The sentence above comes from the ledger,
+# which compares both ends of every message. The cure in real code is *padding*: FSDP and ZeRO make all shards
 # as long as the longest one.
 #
-# **In production.** `dist.all_gather_into_tensor(output, input)`. Same result, same bytes:
+# **In production.** `dist.all_gather_into_tensor(output, input)` gives the same result and sends the same
+# bytes:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 show_wire("dist.all_gather_into_tensor", lambda full, part: dist.all_gather_into_tensor(full, part))
@@ -723,12 +723,11 @@ show_wire("yours", lambda full, part: all_gather(full, part))
 # | time | 40 minutes |
 # | points | 2 + 12 |
 #
-# How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge
-# two partial sums into one, and no more than two; so the first complete sum cannot exist before N − 1
-# messages. The N − 1 ranks that do not have it then need one message each. That makes 2 (N − 1) messages
-# per element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out
-# evenly over the N ranks, and you have the least that the busiest of them can send. The next cell asks
-# you for it.
+# How cheap can an all-reduce be? Take a single element: N numbers, one on each rank. A message can merge two
+# partial sums into one, and no more than two; so the first complete sum cannot exist before N − 1 messages.
+# The N − 1 ranks that do not have it then need one message each. Together these are 2 (N − 1) messages per
+# element, however they are arranged (Patarasuk and Yuan 2009 prove it with care). Share them out evenly over
+# the N ranks, and you have the least that the busiest of them can send. The next cell asks you for it.
 #
 # §0 sends no more than that in total. Its fault is that one rank sends half of it. A reduce-scatter
 # followed by an all-gather loads all ranks alike. That is the ring all-reduce, and there is no algorithm
@@ -773,10 +772,9 @@ report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds, c
 report.points(2)
 
 # %% [markdown]
-# Lecture 001 §19.3 works an example: 8 GPUs, 1 GB, "each GPU sends 1.75GB", 14 hops. Your functions
-# should agree.
+# For 8 GPUs and 1 GB your functions should give 1.75 GB from each GPU, in 14 rounds.
 #
-# What grows with N, and what does not? The gradient of a 7B model in bf16, over 50 GB/s and 10 µs:
+# What grows with N, and what does not? Take the gradient of a 7B model in bf16, over 50 GB/s and 10 µs:
 
 # %% tags=["skip-in-grading"]
 ALPHA, BETA = 10e-6, 1 / 50e9  # one port of a cluster, one direction
@@ -788,8 +786,8 @@ for n in (2, 8, 64, 512, 4096):
     )
 
 # %% [markdown]
-# Lecture 001 §19.3 concludes that the cost of communication does not depend on N. Half of that holds.
-# The bytes are *bounded*: M at N = 2, towards 2 M, never more. The rounds grow with N, without end. The
+# It is often said that the cost of an all-reduce does not depend on N. Half of that holds. The bytes are
+# *bounded*: they start with M at N = 2 and approach 2 M, never more. The rounds grow with N, without end. The
 # plot shows the time per all-reduce for three sizes, by your two functions.
 
 # %% tags=["skip-in-grading"]
@@ -810,17 +808,18 @@ axes.legend(frameon=False)
 figure
 
 # %% [markdown]
-# The 14 GB hardly depend on N: that is the lecture's case. The 10 KB grow in proportion to N: all of it
-# is latency. The 25 MB change sides: at 64 ranks 1.3 ms of rounds and 1.0 ms of bytes.
+# The time of the 14 GB hardly depends on N: for them the saying holds. That of the 10 KB grows in proportion
+# to N: all of it is latency. The 25 MB change sides: at 64 ranks their rounds take 1.3 ms and their bytes 1.0
+# ms.
 #
 # **Build.** In place, for *any* size: 10 elements over 4 ranks, 2 elements over 3, none at all. You may
 # put your two halves together, or write the ring in one piece, on the tensor itself.
 #
-# In one piece, every rank can start off with the chunk of its own number, r. What reaches rank r in
-# round k = 0, 1, ... is then chunk r − k − 1; the rank adds it to its own and passes the sum on in the
-# next round. (Here it does not matter *which* chunk a rank completes. In §2 it had to be chunk r, so
-# there everything was one place off.) Write down for four ranks who holds which complete sum after the
-# last round, or look at the film; the second phase goes on from there.
+# In one piece, every rank can start off with the chunk of its own number, r. In round k = 0, 1, ... chunk r −
+# k − 1 then reaches rank r; the rank adds it to its own and passes the sum on in the next round. (Here it
+# does not matter *which* chunk a rank completes. In §2 it had to be chunk r, so there everything was one
+# place off.) Write down for four ranks which of them holds which complete sum after the last round, or look
+# at the film; the second phase goes on from there.
 
 
 # %% nbgrader={"grade_id": "ring_all_reduce", "solution": true}
@@ -859,9 +858,9 @@ def ring_all_reduce(tensor: torch.Tensor, group: Group = None) -> None:
 
 
 # %% [markdown]
-# <details><summary>Hint: sizes that do not divide</summary><code>flat.tensor_split(n)</code> gives n
-# views of <code>flat</code> whose sizes differ by at most one; some may be 0. All ranks compute the same
-# sizes, so sender and receiver can both leave out an empty message.</details>
+# <details><summary>Hint: sizes that do not divide</summary><code>flat.tensor_split(n)</code> gives n views of
+# <code>flat</code> whose sizes differ by at most one; some may be 0. All ranks compute the same sizes, so
+# sender and receiver can both skip an empty message.</details>
 # <details><summary>Hint: not contiguous</summary>Work on <code>flat =
 # tensor.contiguous().view(-1)</code>. If <code>tensor</code> was not contiguous this is a copy: at the
 # end write it back with <code>tensor.copy_</code>.</details>
@@ -893,20 +892,19 @@ def ring_840():
 beside(lambda n, nbytes: (ring_bytes_sent(n, nbytes), ring_rounds(n)), ring_840)
 
 # %% [markdown]
-# And in time. Count arrows rather than milliseconds: every row sends six messages and receives six, of 1
-# MB each. In §0 rank 0 took in three of 4 MB and sent three, the others one each way. (Grey is waiting,
-# on a laptop mostly for a core; what that does to the time is the subject of §9.)
+# And in time. Count arrows rather than milliseconds: every row sends six messages and receives six, of 1 MB
+# each. In §0 rank 0 took in three of 4 MB and sent three, the others one each way. (Grey is waiting, on a
+# laptop mostly for a core. §9 shows what that does to the time.)
 
 # %% tags=["skip-in-grading"]
 run = launch(sum_4_mb, ring_all_reduce, world_size=4)
 run.ledger.timeline(title="4 MB on each of 4 ranks, your ring", after="barrier")
 
 # %% [markdown]
-# **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk
-# that the rank has just *finished*, but from the one before it, in which its sum is not complete. In the
-# ring in one piece, which begins with chunk r and finishes r + 1, that is chunk r; if yours is §2
-# followed by §3, it finishes chunk r, and you take r − 1. Before the check says it: is anything right on
-# any rank?
+# **Break it.** Copy your ring and let its second phase start one place too early: not from the chunk that the
+# rank has just *finished*, but from the one before it, whose sum is not complete. A ring in one piece begins
+# with chunk r and finishes r + 1: there it is chunk r. If yours is §2 followed by §3, it finishes chunk r,
+# and you take r − 1. Before you run the check: is anything right on any rank?
 
 
 # %% nbgrader={"grade_id": "ring_from_the_wrong_chunk", "solution": true}
@@ -925,9 +923,9 @@ def ring_from_the_wrong_chunk(tensor: torch.Tensor, group: Group = None) -> None
 # %% tags=["skip-in-grading"]
 report = check("02_collectives/ring_all_reduce", ring_from_the_wrong_chunk, seed=4)
 # %% [markdown]
-# <details><summary>After you have run it</summary>Nothing is right, on any rank: what went round in the
-# second phase were chunks with a single rank's value. Note what is <i>not</i> wrong: the bytes, the
-# rounds, the shape, and that all ranks agree.</details>
+# <details><summary>After you have run it</summary>Nothing is right, on any rank: the second phase carried
+# round chunks with a single rank's value. Some things are <i>not</i> wrong: the bytes, the rounds and the
+# shape are right, and all ranks agree.</details>
 #
 # A training run with this ring would not crash. It would learn from gradients that are N times too small
 # and each come from one rank's data, and you would look for the reason in the learning rate.
@@ -940,10 +938,14 @@ show_wire("your ring", lambda full, part: ring_all_reduce(full))
 show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 
 # %% [markdown]
-# gloo's own sends what yours sends (its `allreduce.cc` has a ring as well). NCCL has several algorithms
-# to choose from: §5. Lecture 003's line that an all-reduce is a reduce-scatter and an all-gather is
-# exactly what you built. It is why ZeRO-1 costs no more communication than plain data parallelism: the
-# same two halves, with the optimizer step between them (notebook 04).
+# gloo's own sends what yours sends (its `allreduce.cc` has a ring as well). NCCL has several algorithms to
+# choose from: §5. You have built an all-reduce as a reduce-scatter and an all-gather. This is why ZeRO-1
+# costs no more communication than plain data parallelism: it has the same two halves, with the optimizer step
+# between them (notebook 04).
+#
+# <details><summary>In the lectures</summary>Lecture 001 §19.3 works the example of 8 GPUs and 1 GB: "each GPU
+# sends 1.75GB", 14 hops. It concludes that the cost of communication does not depend on N. Lecture 003 has
+# the line that an all-reduce is a reduce-scatter and an all-gather.</details>
 
 
 # %% [markdown]
@@ -957,12 +959,12 @@ show_wire("gather_to_one", lambda full, part: gather_to_one(full))
 # | points | 8 |
 #
 # Every step you log the loss: one float, 4 bytes, averaged over 512 ranks. In the ring that float is one
-# chunk of 512, and the others are empty. But this one must go round twice: 1,022 hops, one after
-# another. At 10 µs each that is 10 ms, for one number. Here the bytes do not matter; the rounds do.
+# chunk of 512, and the others are empty. But this one must go round twice: 1,022 hops, one after another. At
+# 10 µs each they take 10 ms, for one number. Here the bytes do not matter; the rounds do.
 #
-# How few rounds can it be? After one round a rank can have heard from one other, after two from three
-# others, after k from 2^k − 1. So at least log2 N. Recursive doubling gets there: in round k, rank r
-# swaps *everything it has* with rank r XOR 2^k, and both add.
+# How few rounds can it be? After one round a rank can have heard from one other, after two from three others,
+# after k from 2^k − 1. So an all-reduce takes at least log2 N rounds. Recursive doubling gets there: in round
+# k, rank r swaps *everything it has* with rank r XOR 2^k, and both add.
 
 # %% tags=["skip-in-grading"]
 run = launch(
@@ -987,12 +989,12 @@ def recursive_doubling_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** For a power of two it is a loop over the distances 1, 2, 4, ...: send the tensor to `rank ^
-# distance`, receive its tensor, add. What you send must not change while it is under way (§2), so receive
-# into a buffer and add after the wait.
+# distance`, receive its tensor, add. Your tensor must not change while it is under way (§2), so receive into
+# a buffer and add after the wait.
 #
-# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N.
-# Each of the N − P ranks that are too many, rank P + i, gives its tensor to rank i and waits; the first
-# P double; in the end rank i sends the sum back to rank P + i.
+# *Optional: any N* (about 3 of the 8 points). Let P be the largest power of two that is not above N. N − P
+# ranks are too many. Each of them, rank P + i, first gives its tensor to rank i and waits. The first P ranks
+# double. In the end rank i sends the sum back to rank P + i.
 
 
 # %% nbgrader={"grade_id": "recursive_doubling_all_reduce", "solution": true}
@@ -1038,10 +1040,10 @@ def recursive_doubling_all_reduce(tensor: torch.Tensor, group: Group = None) -> 
 # <details><summary>Hint: the idea</summary>After the round with distance d, the ranks whose numbers
 # agree in all but the lowest bits hold the same sum, of 2d contributions. Check that for rank 5 of
 # 8.</details>
-# <details><summary>Hint: everybody waits</summary>As in §2: post the send and the receive together, wait
-# for both, then add.</details>
-# <details><summary>Hint: who folds</summary>P = <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With N =
-# 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank 0 sends the sum to rank 4.</details>
+# <details><summary>Hint: all ranks wait</summary>As in §2: post the send and the receive together, wait for
+# both, then add.</details>
+# <details><summary>Hint: the ranks that fold</summary>P = <code>1 &lt;&lt; (n.bit_length() - 1)</code>. With
+# N = 5, rank 4 gives to rank 0, ranks 0 to 3 double, rank 0 sends the sum to rank 4.</details>
 # <details><summary>Hint: the same bits</summary><code>a + b</code> and <code>b + a</code> are the same
 # bits. So if both partners add the same two tensors, they get the same result, and after every round
 # whole groups of ranks agree.</details>
@@ -1098,19 +1100,21 @@ for rank, total in enumerate(totals):
 # Nothing ever pulls the replicas together again. A ring sums each chunk once and copies it; doubling adds
 # the same pairs on both sides.
 #
-# **In production.** Lecture 001 §19.3 says that NCCL uses trees for small N and rings for large N. Its
-# developers say otherwise: NCCL has a model of the time of each algorithm (ring, tree, a sum made by the
-# network switch) with each protocol (how a message is cut and signalled), computes all of them for the
-# *message size*, the nodes and the links at hand, and takes the least (NCCL issue 457; the code is
-# `tuning.cc`). Trees win where latency counts: small messages, *many* nodes; on two nodes they can win
-# on large messages too (issue 946). In §8 your own formula says where.
+# **In production.** It is often said that NCCL uses trees for small N and rings for large N. Its developers
+# say otherwise: NCCL has a model of the time of each algorithm (ring, tree, a sum made by the network switch)
+# with each protocol (how a message is cut and signalled), computes all of them for the *message size*, the
+# nodes and the links at hand, and takes the least (NCCL issue 457; the code is `tuning.cc`). Trees win when
+# latency counts: with small messages or *many* nodes. On two nodes they can win on large messages too (issue
+# 946). In §8 your own formula gives the border.
 #
-# NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor,
-# up to the root and down again, in pieces: 2 M per rank (the root M), a little more than the ring, in
-# rounds that grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for
-# long ones an algorithm by Rabenseifner: it halves the tensor from round to round while it adds, then
-# doubles what is complete; 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). *Optional:* watch
-# Rabenseifner's.
+# NCCL's tree is not recursive doubling. It is a pair of binary trees that each carry half of the tensor, up
+# to the root and down again, in pieces. Each rank sends 2 M (the root M), a little more than in the ring, and
+# the rounds grow with log N (NCCL issue 457). MPICH uses recursive doubling for short messages, and for long
+# ones an algorithm by Rabenseifner. It halves the tensor from round to round while it adds, and then doubles
+# the complete part: 2 (N−1)/N M in 2 log2 N rounds (Thakur et al. 2005). *Optional:* watch Rabenseifner's.
+#
+# <details><summary>In the lectures</summary>The rule of small N and large N is lecture 001's,
+# §19.3.</details>
 
 # %% tags=["skip-in-grading"]
 run = launch(film_in_place, reference.rabenseifner_all_reduce, 8, world_size=8, backend="gloo")
@@ -1126,11 +1130,11 @@ stepper(run.ledger, run)
 # | time | 15 minutes |
 # | points | 5 |
 #
-# Nothing to add this time. Every rank has N chunks, one *for each* rank, and they change places: chunk d
-# of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as columns, and it is the
-# transpose of a matrix. Experts (notebook 11) send each token to the rank that holds its expert, and
-# Ulysses attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads": both are
-# all-to-alls.
+# This time there is nothing to add. Every rank has N chunks, one *for each* rank, and they change places:
+# chunk d of rank s becomes chunk s of rank d. Write the ranks as rows and the chunks as columns, and the
+# exchange is the transpose of a matrix. Experts (notebook 11) send each token to the rank that holds its
+# expert, and Ulysses attention (notebook 08) turns "all heads of my tokens" into "all tokens of my heads":
+# both are all-to-alls.
 
 
 # %% tags=["skip-in-grading"]
@@ -1159,8 +1163,8 @@ def all_to_all_cost(n: int, nbytes: int) -> tuple[float, int]:
 
 # %% [markdown]
 # **Build.** If all ranks serve rank 0 first, then rank 1, and so on, then rank 0 has N − 1 senders at its
-# door while the others have none. Better: in round k rank r sends to r + k and receives from r − k.
-# Everybody sends one and receives one.
+# door while the others have none. It is better if in round k rank r sends to r + k and receives from r − k.
+# Then every rank sends one message and receives one.
 
 
 # %% nbgrader={"grade_id": "all_to_all", "solution": true}
@@ -1230,11 +1234,11 @@ def in_place():
 try_it(in_place)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Right would be 0, 10, 20, 30 on rank 0. There are
-# three outcomes. The result is right: your function keeps a copy, and no memory is saved. A chunk was
-# overwritten before it had left, and the result is wrong. Or the ledger complains, because with an even
-# N there is a round that sends and receives the same chunk. It goes unnoticed when all test data are
-# alike, such as all ones. <code>torch.distributed</code> does not promise to notice at all.</details>
+# <details><summary>After you have run it</summary>Rank 0 should hold 0, 10, 20, 30. There are three outcomes.
+# If the result is right, your function keeps a copy, and no memory is saved. If it is wrong, a chunk was
+# overwritten before it had left. Or the ledger complains, because with an even N there is a round that sends
+# and receives the same chunk. It goes unnoticed when all test data are alike, such as all ones.
+# <code>torch.distributed</code> does not promise to notice at all.</details>
 #
 # **In production.** `dist.all_to_all_single(output, input)`, with lists of sizes when the chunks differ,
 # as they do when experts are not equally popular.
@@ -1262,13 +1266,12 @@ try_it(both_ways)
 # | time | 30 minutes |
 # | points | 5 |
 #
-# A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table, and
-# what is wrong with the lectures' figures). NVLink in an H100 SXM node carries 450 GB/s each way, a 400
-# Gb/s port between nodes 50: a ninth. An all-reduce over 8 nodes of 8 GPUs should send as little as
-# possible across. In three steps:
+# A cluster has fast wires inside a node and slow ones between nodes (notebook 00, §4, has the table). NVLink
+# in an H100 SXM node carries 450 GB/s each way, a 400 Gb/s port between nodes 50: a ninth. An all-reduce over
+# 8 nodes of 8 GPUs should send as little as possible across. It takes three steps:
 #
 # 1. *reduce-scatter* inside each node: GPU i of a node holds 1/8 of the node's sum;
-# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes, on that 1/8 alone;
+# 2. *all-reduce* across: the eight GPUs with the same place i in their nodes sum that 1/8 alone;
 # 3. *all-gather* inside each node.
 #
 # On film with 2 nodes of 2 ranks: {0, 1} and {2, 3}.
@@ -1358,8 +1361,9 @@ report = check("02_collectives/hierarchical_all_reduce", hierarchical_all_reduce
 report.points(5)
 
 # %% [markdown]
-# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix: who sent how much to whom?
-# Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie inside the nodes.
+# **Measure.** Two nodes of four ranks, 3,360 bytes. The ledger's matrix shows how much each rank sent to each
+# other. Ranks 0 to 3 are one node, 4 to 7 the other: the two 4 x 4 blocks on the diagonal lie inside the
+# nodes.
 
 
 # %% tags=["skip-in-grading"]
@@ -1386,10 +1390,9 @@ print("every rank holds", run[0])
 run.ledger.matrix_figure(title="the groups swapped")
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>The sum is right, and four times as many bytes take
-# the slow wires. No test of values finds this; a look at the matrix does. On real clusters it happens
-# when the launcher deals ranks out over the nodes like cards, while the code believes that 0 to 7 share
-# one.</details>
+# <details><summary>After you have run it</summary>The sum is right, and four times as many bytes take the
+# slow wires. No test of values finds this; a look at the matrix does. On real clusters it happens when the
+# launcher places ranks round-robin over the nodes, while the code believes that 0 to 7 share one.</details>
 #
 # **In production.** Hybrid sharding (HSDP): `fully_shard` on a two-dimensional mesh (ranks in rows and
 # columns) reduce-scatters gradients along one axis and all-reduces the shards along the other; the
@@ -1416,12 +1419,14 @@ def hybrid():
 try_it(hybrid)
 
 # %% [markdown]
-# Is *one* ring through all 64 GPUs so bad, then? It crosses each node's border once: 2 · 63/64 M = 1.97
-# M leave a node. The three steps send 8 · 0.22 M = 1.75 M. That is hardly less; but the one ring pushes
-# it through *one* port. So NCCL builds several flat rings, each of which leaves by another port (NCCL
-# issue 471). What remains is latency: a ring over 64 GPUs has 126 rounds, the three steps have 28. And
-# lecture 001's "NCCL (intra-node), InfiniBand (inter-node)" sets a library beside a wire: NCCL runs over
-# both.
+# Is *one* ring through all 64 GPUs so bad, then? It crosses each node's border once: 2 · 63/64 M = 1.97 M
+# leave a node. The three steps send 8 · 0.22 M = 1.75 M. That is hardly less; but the one ring pushes it
+# through *one* port. So NCCL builds several flat rings, each of which leaves by another port (NCCL issue
+# 471). The latency remains: a ring over 64 GPUs has 126 rounds, the three steps have 28.
+#
+# <details><summary>In the lectures</summary>Lecture 001 has "NCCL (intra-node), InfiniBand (inter-node)".
+# That sets a library beside a wire: NCCL runs over both kinds of wire. For the lectures' figures of the wires
+# see the note in notebook 00, §4.</details>
 
 
 # %% [markdown]
@@ -1435,17 +1440,17 @@ try_it(hybrid)
 # | points | 4 |
 #
 # Put your formulas together. An algorithm goes by the name of its function: `"broadcast"`,
-# `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`,
-# `"all_to_all"`. `nbytes` is always the full tensor, and the bytes are those of the busiest rank.
-# Recursive doubling is asked here for *any* N, and more than half of the 4 points need it: the docstring
-# in §5 has the formula, also if you left the option out.
+# `"reduce_scatter"`, `"all_gather"`, `"ring_all_reduce"`, `"recursive_doubling_all_reduce"`, `"all_to_all"`.
+# `nbytes` is always the full tensor, and the bytes are those of the busiest rank. Here recursive doubling
+# must be right for *any* N, and more than half of the 4 points need it: the docstring in §5 has the formula,
+# even if you skipped the option.
 #
-# (No picture and no library here: §9 is the measurement.)
+# (This section has no picture and no library: §9 is the measurement.)
 #
-# Then the question that decides which algorithm a library takes. Ring and recursive doubling compute the
-# same thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time?
-# Write down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for
-# which the ring never wins: return `math.inf`.
+# Then the question that decides which algorithm a library takes. Ring and recursive doubling compute the same
+# thing. One sends less, the other takes fewer rounds. At how many bytes do they take the same time? Write
+# down *rounds · α + bytes · β* for both, set them equal and solve for the bytes. There is an N for which the
+# ring never wins: for this N return `math.inf`.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -1502,8 +1507,8 @@ def crossover(n: int, alpha: float, beta: float) -> float:
 
 
 # %% [markdown]
-# <details><summary>Hint: the crossover</summary>The ring has <i>more rounds</i>: that costs (rounds_ring
-# − rounds_doubling) · α, whatever the size. It sends <i>fewer bytes</i>: that saves (bytes_doubling −
+# <details><summary>Hint: the crossover</summary>The ring has <i>more rounds</i>: they cost (rounds_ring −
+# rounds_doubling) · α, whatever the size. It sends <i>fewer bytes</i>: that saves (bytes_doubling −
 # bytes_ring) · β, and both are proportional to M.</details>
 #
 # **Check.**
@@ -1518,8 +1523,8 @@ report = check(
 report.points(4)
 
 # %% [markdown]
-# Now the lecture's rule, trees for small N and rings for large N, can be judged. For N ranks on links of
-# 10 µs and 50 GB/s:
+# Now you can judge the rule from §5, trees for small N and rings for large N. For N ranks on links of 10 µs
+# and 50 GB/s:
 
 # %% tags=["skip-in-grading"]
 for n in (2, 8, 64, 512):
@@ -1530,12 +1535,12 @@ for n in (2, 8, 64, 512):
     )
 
 # %% [markdown]
-# The more ranks, the larger the message must be before a ring pays. So the rule has it the wrong way
-# round: what calls for few rounds is *many* ranks, or *small* messages. (This is recursive doubling.
-# NCCL's tree sends 2 M at most, which is closer to the ring's bytes: against it the ring has even less
-# to gain.)
+# The more ranks, the larger the message must be before a ring pays. So the rule has it the wrong way round:
+# *many* ranks call for few rounds, and so do *small* messages. (This is recursive doubling. NCCL's tree sends
+# 2 M at most, which is closer to the ring's bytes: against it the ring has even less to gain.)
 #
-# **Break it.** The classic mistake is in the unit. The same ring, with the data sheet read in three ways:
+# **Break it.** The classic mistake is in the unit. Here is the same ring, with the data sheet read in three
+# ways:
 
 # %% tags=["skip-in-grading"]
 readings = {
@@ -1559,10 +1564,11 @@ for reading, bandwidth in readings.items():
 # | time | 10 minutes |
 #
 # **Predict.** Four ranks on this machine, from 4 KB to 64 MB: your ring, your recursive doubling,
-# `gather_to_one` from §0, and PyTorch's own. Who is first at 4 KB, who at 64 MB? Where do your two cross?
+# `gather_to_one` from §0, and PyTorch's own. Which is first at 4 KB, and which at 64 MB? Where do your two
+# cross?
 #
-# **Measure.** A run begins when all ranks are ready and ends with the slowest. The best of several
-# counts: what else the machine does at the time can only add to it.
+# **Measure.** A run begins when all ranks are ready and ends with the slowest. The best of several runs
+# counts: any other work of the machine can only add to the time.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 RACE_RANKS = 4
@@ -1691,39 +1697,38 @@ for name in (RING, DOUBLING, "dist.all_reduce"):
     print(f"{name:30} at {text(RACE_SIZES[0])}: {n_rounds} rounds, {each:,.0f} µs each")
 
 # %% [markdown]
-# Look at five things. What you see depends on your machine, so hold each sentence against your own
-# figures.
+# Look at five things. They depend on your machine, so hold each sentence against your own figures.
 #
-# *The fit knows the answer, ping-pong did not.* α and β of the race were chosen to suit these very
-# curves, so their crossover only describes what was measured. The one from ping-pong is a prediction. If
-# it lies far off, the gap is the price of the assumption that every rank has a wire of its own.
-# Ping-pong keeps two ranks busy and has the memory to itself; in the race four ranks copy and add at the
-# same time. Compare the two 1/β: α and β belong to a load, not to a computer.
+# *The fit knows the answer, ping-pong did not.* α and β of the race were chosen to suit these very curves, so
+# their crossover only describes the measurement. The one from ping-pong is a prediction. If it lies far off,
+# the gap is the price of the assumption that every rank has a wire of its own. Ping-pong keeps two ranks busy
+# and has the memory to itself; in the race four ranks copy and add at the same time. Compare the two 1/β: α
+# and β belong to a load, not to a computer.
 #
-# *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring
-# takes three times as long. If yours takes more, its rounds are dearer (last lines above): in every one
-# of them *all* ranks must get a core, and where ranks outnumber cores some have to wait for one.
+# *On the left only rounds count.* The ring has 6, recursive doubling 2. With one α for both, the ring takes
+# three times as long. If yours takes more, its rounds are dearer (last lines above): in every one of them
+# *all* ranks must get a core, and if ranks outnumber cores, some have to wait for one.
 #
-# *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows
-# depends on what else a round costs. (Above, its rounds are counted as a ring's. If gloo takes another
-# way for small tensors, its figure means less.)
+# *The built-in* runs its rounds in C++; yours go through Python and the ledger. Whether that shows depends on
+# the other costs of a round. (Above, its rounds are counted as a ring's. gloo may use another algorithm for
+# small tensors; then do not compare.)
 #
-# *`gather_to_one` may do far too well.* By the model 3 M come into rank 0 and then 3 M go out, 6 M one
-# after another: four times the ring's 1.5 M. But here is no wire. All ranks share the cores and the
-# memory, so what counts is the *sum* of all bytes, and that is 6 M for both (§4). And with one pair of
-# ranks awake at a time it needs no more than two cores. On four machines the formula holds. A model is
-# as good as its assumption; this one assumes a wire for every rank.
+# *`gather_to_one` may do far too well.* By the model 3 M come into rank 0 and then 3 M go out, 6 M one after
+# another: four times the ring's 1.5 M. But there is no wire here. All ranks share the cores and the memory,
+# so the *sum* of all bytes counts, and that is 6 M for both (§4). And with one pair of ranks awake at a time
+# it needs no more than two cores. On four machines the formula holds. A model is as good as its assumption;
+# this one assumes a wire for every rank.
 #
-# *Recursive doubling may bend up at the end.* By the bytes alone the ring should take 1.5 / 2 = 0.75 of
-# its time there. If it takes much less, look at the memory: doubling receives into a buffer as large as
-# the tensor. If that is new in every call, the C library gives it back to the system each time (from 32
-# MB on) and fetches it again, page by page. On the machine that this was written on, swapping 64 MB took
-# three times as long into a new buffer as into an old one. α and β know nothing of memory.
+# *Recursive doubling may bend up at the end.* By the bytes alone the ring should take 1.5 / 2 = 0.75 of its
+# time there. If it takes much less, look at the memory: doubling receives into a buffer as large as the
+# tensor. If that buffer is new in every call, the C library gives it back to the system each time (from 32 MB
+# on) and fetches it again, page by page. On the machine that this was written on, swapping 64 MB took three
+# times as long into a new buffer as into an old one. α and β know nothing of memory.
 #
-# **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the
-# time. The *bus bandwidth* multiplies it by 2 (N−1)/N for an all-reduce: what each wire would carry if
-# the algorithm sent the least possible. So it can be held against the data sheet for any N, and a
-# wasteful algorithm shows as a low number. Yours:
+# **In production.** `nccl-tests` prints two bandwidths. The *algorithm bandwidth* is M divided by the time.
+# The *bus bandwidth* multiplies it by 2 (N−1)/N for an all-reduce: the bandwidth of each wire if the
+# algorithm sent the least possible. So it can be held against the data sheet for any N, and a wasteful
+# algorithm shows as a low number. These are yours:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 for name, times in measured.items():
@@ -1744,7 +1749,7 @@ for name, times in measured.items():
 # | time | 10 minutes |
 # | points | 4 |
 #
-# They come up in interviews in this form. A number may be written as arithmetic, such as `3 * 14 / 50`.
+# These questions come up in interviews. A number may be written as arithmetic, such as `3 * 14 / 50`.
 #
 # 1. A job on 64 ranks sums 70 GB of gradients with a ring; every link carries 50 GB/s each way. Below which
 #    time, in **seconds**, can no such all-reduce get?
@@ -1776,9 +1781,9 @@ report.points(4)
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003 judges a way to distribute training by three criteria: little redundant computation, little
-# peak memory, little communication. Here they are again, measured on your own code.
-# Here the job is the sum of four tensors of 3.36 MB. One process needs 3 additions per element for it.
+# Three criteria judge a way to distribute training: little redundant computation, little peak memory, little
+# communication. Here they are again, measured on your own code. The job is the sum of four tensors of 3.36
+# MB. One process needs 3 additions per element for it.
 
 
 # %% tags=["skip-in-grading"]
@@ -1799,24 +1804,25 @@ scorecard(
 )
 
 # %% [markdown]
-# Row by row. Recursive doubling adds everything on every rank: more additions than one process
-# needs, the price of few rounds. `gather_to_one` adds each element as often as it must, all on one rank.
-# The ring adds as little and sends least. It needs room for one chunk beside the tensor, 1.25 M in all,
-# if one buffer serves all rounds. Is yours higher? Then you make a new one in each round. What the card
-# does not show are the rounds: 6, 2 and 6. In rounds the ring is no better than where we began.
+# Read it row by row. Recursive doubling adds everything on every rank: it pays for its few rounds with more
+# additions than one process needs. `gather_to_one` adds each element as often as it must, all on one rank.
+# The ring adds as little and sends least. It needs room for one chunk beside the tensor, 1.25 M in all, if
+# one buffer serves all rounds. Is yours higher? Then you make a new one in each round. The card does not show
+# the rounds: 6, 2 and 6. In rounds the ring is not better than `gather_to_one`.
 #
-# **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand
-# what each of them costs. Next: notebook 03 all-reduces gradients while the backward pass is still
-# running.
+# **You have built** all the exchanges that the rest of the course is made of, and you can say beforehand how
+# much each of them costs. Next, notebook 03 all-reduces gradients while the backward pass is still running.
 #
 # **Read on.**
 # - Thakur, Rabenseifner, Gropp (2005), *Optimization of Collective Communication Operations in MPICH*:
 #   the algorithms and the α-β model, in 18 pages.
 # - Patarasuk, Yuan (2009), *Bandwidth optimal all-reduce algorithms for clusters of workstations*: the
 #   lower bound.
-# - Sanders, Speck, Träff (2009), *Two-tree algorithms for full bandwidth broadcast, reduction and scan*:
-#   what NCCL's trees come from.
-# - NCCL issues 457 (how it chooses), 471 (rings and nodes), 946 (two nodes, where trees also win on large
-#   messages).
-# - `course_lib/collectives/`: a reference of all of these, besides scatter, gather, reduce,
-#   Rabenseifner's and a double binary tree. Read it after you have written yours.
+# - Sanders, Speck, Träff (2009), *Two-tree algorithms for full bandwidth broadcast, reduction and scan*: the
+#   origin of NCCL's trees.
+# - NCCL issues 457 (how it chooses), 471 (rings and nodes), 946 (trees that win on large messages, on two
+#   nodes).
+# - `course_lib/collectives/`: a reference of all of these, besides scatter, gather, reduce, Rabenseifner's
+#   and a double binary tree. Read it after you have written yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
