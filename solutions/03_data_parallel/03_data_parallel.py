@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 03 · Data parallelism
 #
-# **How do replicas stay in step, and how is the cost of it hidden?**
+# **How do replicas stay in step, and how do you hide the cost?**
 #
-# Eight GPUs hold the same 7B model. Each sees its own eighth of the batch, so each gets another gradient:
-# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. Then they are
-# equal again, and the step is the one that a single GPU would have made on the whole batch.
+# Eight GPUs hold the same 7B model. Each sees its own eighth of the batch, so each gets a different gradient:
+# 14 GB in bf16. All eight take the mean of the eight gradients and make the same step. Then they are equal
+# again, and the step is the one that a single GPU would have made on the whole batch.
 #
-# Notebook 02 says what that costs: 2 · 7/8 · 14 GB = 24.5 GB out of every GPU, in every step. On a link of
-# 50 GB/s that is 0.49 s. Here you hide most of it behind the backward pass, and then send less.
+# Notebook 02 gives the cost: 2 · 7/8 · 14 GB = 24.5 GB out of every GPU, in every step. On a link of 50 GB/s
+# that is 0.49 s. Here you hide most of it behind the backward pass, and then send less.
 #
 # | | |
 # |---|---|
@@ -39,15 +39,18 @@
 # |---|---|
 # | N | ranks; each holds a *replica*, a full copy of the model |
 # | M | bytes of all gradients of one replica |
-# | microbatch | what one backward pass sees. Several of them may add up before the optimizer steps (*accumulation*). Lecture 001 §19.1 calls a GPU's share of the batch a microbatch; with accumulation that share is several of them |
+# | microbatch | the samples of one backward pass. Several of them may add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
 # | bucket | gradients of some neighbouring layers in one flat tensor, which travel as one message |
 # | hook | a function that autograd calls; here whenever a parameter's `.grad` is complete |
-# | handle | what `dist.all_reduce(t, async_op=True)` returns at once; only after `handle.wait()` does `t` hold the sum |
-# | exposed | communication that goes on when backward has ended: time that the step waits |
-# | error feedback | what was not sent this time is added to what is asked next time |
+# | handle | `dist.all_reduce(t, async_op=True)` returns it at once; only after `handle.wait()` does `t` hold the sum |
+# | exposed | communication that goes on after backward has ended: time that the step waits |
+# | error feedback | the part of a gradient that was not sent this time is added to the next gradient |
 #
-# From here on built-in collectives are allowed: you have built them. The ledger books them at the least
-# that any algorithm must send, 2 (N−1)/N · M for an all-reduce.
+# From here on built-in collectives are allowed: you have built them. The ledger books them at the least that
+# any algorithm must send, 2 (N−1)/N · M for an all-reduce.
+#
+# <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
+# That is right without accumulation.</details>
 
 # %%
 import contextlib
@@ -75,9 +78,9 @@ from course_lib.scorecard import costs, scorecard
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# Tools. `network` makes a small model, another one for every seed; `samples` draws data that can be learned
-# (targets are what a fixed layer makes of the inputs). `one_step` is what every rank does in a training step;
-# it returns the gradients. `try_it` runs something that may fail and prints what the ranks have to say.
+# These are the tools. `network` makes a small model, another one for every seed. `samples` draws data that
+# can be learned (a fixed layer makes the targets from the inputs). `one_step` is one training step of a rank;
+# it returns the gradients. `try_it` runs a function that may fail and prints the messages of the ranks.
 
 
 # %%
@@ -133,12 +136,12 @@ def said(prediction, *args):
 # | you will write | nothing |
 # | time | 5 minutes |
 #
-# PyTorch has had two ways. `nn.DataParallel` is one process that drives all GPUs: in *every* step it
-# cuts the batch up, copies the weights to the other GPUs, runs a thread for each of them, gathers the
-# outputs, and adds the gradients up on GPU 0, where alone the optimizer steps.
-# `DistributedDataParallel` is one process for each GPU, and one all-reduce of the gradients.
+# PyTorch has had two ways. `nn.DataParallel` is one process that drives all GPUs: in *every* step it cuts the
+# batch up, copies the weights to the other GPUs, runs a thread for each of them, gathers the outputs, and
+# adds the gradients up on GPU 0, the only one that runs the optimizer. `DistributedDataParallel` is one
+# process for each GPU, and one all-reduce of the gradients.
 #
-# Both as collectives, on four ranks. Rank 0 is the master of the first.
+# Here are both as collectives, on four ranks. Rank 0 is the master of the first.
 
 
 # %% tags=["skip-in-grading"]
@@ -172,19 +175,21 @@ for step in (master_step, replica_step):
     print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
 
 # %% [markdown]
-# The same bytes: (N−1) M out and (N−1) M in are 2 (N−1) M, and N times 2 (N−1)/N M is 2 (N−1) M too. So the
-# bytes are not why `nn.DataParallel` lost. These are:
+# Both move the same bytes: (N−1) M out and (N−1) M in are 2 (N−1) M, and N times 2 (N−1)/N M is 2 (N−1) M
+# too. So `nn.DataParallel` did not lose by its bytes. It lost for these reasons:
 #
-# - **The weights must arrive before forward begins.** Nothing is left to compute meanwhile. Gradients can
-#   leave while backward still runs (§3), and DDP sends nothing else.
+# - **The weights must arrive before forward begins.** There is nothing to compute in the meantime. Gradients
+#   can leave while backward still runs (§3), and DDP sends nothing else.
 # - **One Python.** N threads share one interpreter lock (GIL): the kernels of eight GPUs are launched one
 #   after another. With 1,000 kernels a pass and 10 µs each that is 10 ms for one GPU, 80 ms for eight.
 # - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for
 #   7B), all outputs, and steps alone while the others wait.
 # - **One machine.** Threads do not reach the next node.
 #
-# PyTorch's own documentation recommends DDP even on one machine. Lecture 001 §19.2 has the master
-# broadcast "updated params" after the step; `nn.DataParallel` copies them anew in each forward.
+# PyTorch's own documentation recommends DDP even on one machine.
+#
+# <details><summary>In the lectures</summary>In lecture 001 §19.2 the master broadcasts "updated params" after
+# the step; <code>nn.DataParallel</code> copies them anew in each forward.</details>
 
 # %% [markdown]
 # ## 1 · Who sees which samples
@@ -199,8 +204,8 @@ for step in (master_step, replica_step):
 # need equally many*: a rank with one batch more would wait in its all-reduce for ever. 10 = 4 · 3 − 2, so
 # two samples are seen twice.
 #
-# A row of the picture is an epoch, a column a sample; number and colour say which rank sees it. Two of
-# them: seen twice.
+# A row of the picture is an epoch, and a column is a sample; number and colour say which rank sees it. Two
+# numbers mean that two ranks see it.
 
 # %% tags=["skip-in-grading"]
 from course_lib import data_parallel as reference  # for the pictures; your own versions come below
@@ -233,8 +238,8 @@ def dealt(sampler, n, world_size, epochs):
 dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
-# **Predict.** How many samples does each rank get, and how many are given out a second time to fill up?
-# (The run under *Measure* tells. Predictions that give points are checked in §7.)
+# **Predict.** How many samples does each rank get, and how many are given out a second time to fill up? (The
+# run under *Measure* shows it. Predictions that give points are checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
@@ -247,8 +252,9 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Build.** Nothing is sent. All ranks draw the *same* permutation, from a generator seeded with
-# `seed + epoch`, and each takes every N-th of it. The order is filled up from its own beginning.
+# **Build.** Nothing is sent. All ranks draw the *same* permutation, from a generator seeded with `seed +
+# epoch`, and each takes every N-th sample of it. If N does not divide the number of samples, the order is
+# filled up from its own beginning.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -311,7 +317,7 @@ for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
         print("not written yet")
 
 # %% [markdown]
-# **Break it.** A sampler without filling up: ten samples on four ranks, one at a time. Ranks 0 and 1 have
+# **Break it.** This sampler does not fill up: ten samples on four ranks, one at a time. Ranks 0 and 1 have
 # three, ranks 2 and 3 two. Before you run it: what happens, and at which sample?
 
 
@@ -331,8 +337,8 @@ try_it(uneven)
 # that have finished. On a cluster no sentence says so: NCCL waits ten minutes, at the end of an
 # epoch.</details>
 #
-# **In production.** `torch.utils.data.DistributedSampler`. Its epoch is set from outside, by
-# `sampler.set_epoch(epoch)`; forget it, and every epoch has the order of the first.
+# **In production.** `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
+# `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
 
 # %% tags=["skip-in-grading"]
 from torch.utils.data import DistributedSampler
@@ -352,10 +358,11 @@ for epoch in (0, 1):
 # | time | 25 minutes |
 # | points | 10 |
 #
-# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So: start
-# equal, average the gradients, step alike, stay equal. For ever, and without ever comparing the weights.
+# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So replicas that
+# start equal, average their gradients and step alike stay equal. They stay so for ever, and never compare
+# their weights.
 #
-# Here is one step of the reference on four ranks. Each has two rows: what it computes, and below it its
+# Here is one step of the reference on four ranks. Each has two rows: its computation, and below it its
 # all-reduces, from the call until it has waited for the result.
 
 
@@ -411,11 +418,11 @@ def one_step_drawn(wrap, title):
 one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, after backward")
 
 # %% [markdown]
-# First forward and backward. Then twelve all-reduces, one after the other (in three lines, to tell them apart),
-# while no rank computes. A long first one is a rank that came early and waits for the others.
+# First come forward and backward. Then come twelve all-reduces, one after the other (in three lines, to tell
+# them apart), while no rank computes. If the first one is long, its rank came early and waits for the others.
 #
-# **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the first K − 1 of them
-# only add up on their ranks, and the total is sent once; without it each is sent.
+# **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the gradients of the first
+# K − 1 only add up on their ranks, and the total is sent once. Without it the gradients are sent K times.
 
 
 # %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
@@ -429,16 +436,16 @@ def gradient_bytes_sent(
 
 
 # %% [markdown]
-# 7B in bf16, 8 ranks: 24.5 GB. With 64 ranks 27.6 GB. Lecture 001 says the cost is "independent of N":
-# it is bounded by 2M, and starts at M for two ranks.
+# 7B in bf16 on 8 ranks are 24.5 GB. On 64 ranks they are 27.6 GB. It is often said that the cost is
+# independent of N. In fact it starts at M for two ranks, and it is bounded by 2M.
 #
-# **Build.** A module around a module. `__init__` makes all replicas equal; after backward the training
-# loop calls `finish_gradient_synchronization()`.
+# **Build.** Your class is a module around a module. `__init__` makes all replicas equal; after backward the
+# training loop calls `finish_gradient_synchronization()`.
 #
-# Four things that real models have: *frozen* parameters (`requires_grad=False`: broadcast them, but they
-# have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once), *buffers*
-# (part of the model, not of the gradients), and parameters that got *no gradient on this rank* (`.grad`
-# is `None`, because its samples took another branch). The other ranks wait for that one, too.
+# Real models have four things that you must handle: *frozen* parameters (`requires_grad=False`: broadcast
+# them, but they have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once),
+# *buffers* (part of the model, not of the gradients), and parameters that got *no gradient on this rank*
+# (`.grad` is `None`, because its samples took another branch). The other ranks wait for that gradient, too.
 
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
@@ -477,8 +484,8 @@ class NaiveDataParallel(nn.Module):
 
 # %% [markdown]
 # <details><summary>Hint: broadcasting</summary>A parameter is a leaf that requires a gradient; a broadcast
-# writes into it in place. <code>p.detach()</code> shares its memory and may be written. The first rank of a
-# group: <code>dist.broadcast(t, group_src=0, group=group)</code>.</details>
+# writes into it in place. <code>p.detach()</code> shares its memory and may be written.
+# <code>dist.broadcast(t, group_src=0, group=group)</code> starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums. Divide by
 # <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> does both; it is
 # NCCL's, and not every gloo has it.)</details>
@@ -493,7 +500,7 @@ report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel, cases=
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Your run beside your formula; what was sent before the barrier is the broadcast.
+# **Measure.** Here is your run beside your formula; the bytes before the barrier are the broadcast's.
 
 
 # %% tags=["skip-in-grading"]
@@ -516,8 +523,9 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# **Break it, twice.** First: the average forgotten. The gradient is N times too large. Forty steps on
-# four ranks, with SGD and with AdamW, right and wrong. Before you run it: which of the four losses differ?
+# **Break it, twice.** The first class forgets the average, so its gradient is N times too large. It makes
+# forty steps on four ranks, with SGD and with AdamW, beside the right class. Before you run it: which of the
+# four losses differ?
 
 
 # %% tags=["skip-in-grading"]
@@ -561,8 +569,8 @@ for optimizer in ("SGD", "AdamW"):
 # at a small one it may even look better, at a good one it breaks. So training with Adam does not test your
 # averaging. Compare gradients, or train with SGD, as the checks do.</details>
 #
-# Second: the hook's argument. `register_post_accumulate_grad_hook` calls you with the *parameter*. A tired
-# engineer reduces what comes in:
+# The second class mistakes the hook's argument. `register_post_accumulate_grad_hook` calls you with the
+# *parameter*. A tired engineer reduces the argument:
 
 
 # %% tags=["skip-in-grading"]
@@ -587,11 +595,11 @@ class ParameterInHook(NaiveDataParallel):
 check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>In step 1 the averaged weights are equal already: nothing
-# seems wrong. The gradients stay each rank's own, and after the step the replicas differ. The next backward
-# averages the *weights*, but its gradients come from unequal ones. It trains, worse: after forty steps of
-# <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of 0.05. No error
-# message.</details>
+# <details><summary>After you have run it</summary>In step 1 the averaged weights are equal already, and
+# nothing seems wrong. The gradients stay each rank's own, and after the step the replicas differ. The next
+# backward averages the *weights*, but its gradients come from unequal ones. It trains, but worse: after forty
+# steps of <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of 0.05. There is no
+# error message.</details>
 #
 # **In production.** `DistributedDataParallel`, on the same model and data. It reduces in buckets of 25 MB
 # (the first of 1 MB), so this model goes in one message.
@@ -622,9 +630,12 @@ def compared(ours, theirs=ddp, before=0):
 compared(NaiveDataParallel)
 
 # %% [markdown]
-# Equal bytes. Between the two lies one flat all-reduce (`reference.FlatDataParallel`): it pays the latency
-# once instead of twelve times. With 300 parameters and α = 20 µs a round, 14 rounds on 8 ranks, that is 84 ms
-# against 0.3 ms. But none of these hides anything: all is sent after backward.
+# The bytes are equal. Between the two lies one flat all-reduce (`reference.FlatDataParallel`): it pays the
+# latency once instead of twelve times. With 300 parameters and α = 20 µs a round, 14 rounds on 8 ranks, the
+# latency is 0.3 ms instead of 84 ms. But none of these hides anything: all is sent after backward.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
+# of N".</details>
 
 # %% [markdown]
 # ## 3 · Buckets, while backward runs
@@ -636,10 +647,10 @@ compared(NaiveDataParallel)
 # | time | 65 minutes |
 # | points | 16 |
 #
-# Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the
-# work is still ahead: send it at once. (Lecture 001 §25.2 sends layer i "while computing layer i+1". It is
-# layer i − 1: backward counts down.) One message for each parameter pays too much latency, one for all can leave
-# only at the end. Buckets of some megabytes are between.
+# Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
+# is still ahead: send it at once. Layer i travels while backward computes layer i − 1: it counts down. One
+# message for each parameter pays too much latency, and one for all can leave only at the end. Buckets of some
+# megabytes are between.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 one_step_drawn(
@@ -647,15 +658,16 @@ one_step_drawn(
 )
 
 # %% [markdown]
-# A bar begins when its bucket is handed over, below the orange, and ends when it has been waited for, which is
-# after backward in any case: when the sum really arrived is not known. The part to the right of orange
-# is exposed. (On a laptop ranks and messages share the cores, so that little time is won, and backward itself
-# takes longer. What is hidden in earnest is a GPU's network.)
+# A bar begins when its bucket is handed over, below the orange. It ends when the rank has waited for it,
+# which is always after backward: the picture cannot know when the sum really arrived. The part to the right
+# of orange is exposed. (On a laptop ranks and messages share the cores, so you win little time, and backward
+# itself takes longer. Overlap pays when the network needs no CPU core.)
 #
 # **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
 # communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
 # has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
-# Below: the 0.49 s of the beginning, beside a backward of 1 s in a step that computes for 1.5 s in all.
+# The cell after yours has the 0.49 s of the beginning, beside a backward of 1 s in a step that computes for
+# 1.5 s in all.
 #
 # <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has arrived
 # before the last one leaves. If communication is the slower, the wire is never idle from the moment when the
@@ -736,15 +748,15 @@ figure
 # `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered last,
 # get their gradients first and leave first.
 #
-# In the hook: the parameter's gradient is complete. If its bucket is, and all buckets before it have left,
-# copy its gradients into a flat tensor and start the all-reduce with `async_op=True`. *All ranks must
-# start the same all-reduces in the same order*, but gradients need not become ready in one order on all
-# ranks: so a full bucket waits for those before it. Keep the handle; do not wait.
+# In the hook the parameter's gradient is complete. If its bucket is full, and all buckets before it have
+# left, copy the bucket's gradients into a flat tensor and start the all-reduce with `async_op=True`. *All
+# ranks must start the same all-reduces in the same order*, but gradients need not become ready in one order
+# on all ranks. So a full bucket waits for those before it. Keep the handle; do not wait.
 #
 # In `finish_gradient_synchronization()`: send the buckets that have not been sent yet (parameters without a
 # gradient count as zeros), wait for each handle, divide, copy back.
 #
-# Under `no_sync()` hooks do nothing: gradients of several microbatches add up in `.grad`. The backward
+# Under `no_sync()` hooks do nothing: gradients of several microbatches add up in `.grad`. The first backward
 # outside sends the total.
 
 
@@ -833,9 +845,9 @@ class BucketedDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: what to remember</summary>The buckets (lists of parameters), for every parameter
-# its bucket, for every bucket the parameters that are still missing, and for those that have left the flat
-# tensor and the handle. Start anew at the end of <code>finish</code>.</details>
+# <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters); for
+# every parameter its bucket; for every bucket the parameters that are still missing; and for every bucket
+# that has left its flat tensor and its handle. Start anew at the end of <code>finish</code>.</details>
 # <details><summary>Hint: flat and back</summary><code>torch.cat([g.flatten() for g in grads])</code>;
 # back with <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
 # <details><summary>Hint: it hangs, or values are mixed up</summary>Print the order of all-reduces on each
@@ -852,11 +864,11 @@ report = check("03_data_parallel/bucketed_data_parallel", BucketedDataParallel, 
 report.points(16)
 
 # %% [markdown]
-# **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little here,
-# and what it wins depends on what else is running. So this is your class under the conditions of a cluster, in
-# slow motion: the backward of each of eight layers takes 10 ms, and the wire carries 200 MB/s, and neither
-# needs a core. Ranks, gradients (1 MB a layer) and the order of things are real. Grey is exposed; the black
-# line is where your `exposed_seconds` expects its end.
+# **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little
+# here, and the other programs on the machine change how much. So this is your class under the conditions of a
+# cluster, in slow motion: the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and
+# neither needs a core. Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the
+# black line is the end that your `exposed_seconds` expects.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -937,15 +949,15 @@ if run is not None:
 figure
 
 # %% [markdown]
-# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With a bucket for
-# each layer all but the last have arrived by then. One message for each parameter, after backward, has the whole
-# wire to pay, and its sixteen latencies.
+# A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With a bucket
+# for each layer all but the last have arrived by then. One message for each parameter, after backward, pays
+# for the whole wire, and for sixteen latencies.
 #
 # `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` is your machine as it is. Run it twice: grey may
 # be shorter with buckets and orange longer, since the same two cores do both.
 #
-# **Break it, twice.** First: *only the last microbatch is synchronised*. This class resets the gradients
-# around `no_sync()`, keeps what the rank had, and adds it afterwards. Before you run it: which lines of the
+# **Break it, twice.** The first class *synchronises only the last microbatch*. It resets the gradients around
+# `no_sync()`, keeps those that the rank had, and adds them afterwards. Before you run it: which lines of the
 # check will notice?
 
 
@@ -975,15 +987,14 @@ check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>With one microbatch all is right, and the bytes are right
-# too: only the run with accumulation tells. The check computes what this mistake would give, and finds
-# exactly that.</details>
+# too: only the run with accumulation shows the mistake. The check computes the gradients that this mistake
+# would give, and finds exactly those.</details>
 #
-# Lecture 001's accumulation loop has two slips of its own. g = Σ gᵢ over K microbatches is K times the
-# mean (its code divides, rightly). And under DDP that code sends K times, since nothing says `no_sync()`:
-# K · 24.5 GB for the 7B model.
+# Accumulation loops often have two other slips. The sum g = Σ gᵢ over K microbatches is K times the mean:
+# divide it by K. And without `no_sync()` DDP sends the gradients K times: K · 24.5 GB for the 7B model.
 #
-# Second: *a bucket is read too early*. Without `wait()` the flat tensor may hold anything: what was put in,
-# half a sum, the sum. Predict what the four ranks see.
+# The second program *reads a bucket too early*. Without `wait()` the flat tensor may hold anything: the
+# rank's own values, half a sum, the sum. Predict the values that the four ranks see.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1002,12 +1013,13 @@ if run is not None:
     print(*(f"rank {rank} {said}" for rank, said in enumerate(run)), sep="\n")
 
 # %% [markdown]
-# The sum is 6. A rank that divides or copies before `wait()` trains on whatever was there. No exception, and on
-# another day another value.
+# The sum is 6. A rank that divides or copies before `wait()` trains on some other value. It raises no
+# exception, and the value may be another one on another day.
 #
-# **In production.** DDP does what you have built, in C++, and a little more. Its first step has one bucket: it
-# watches in which order gradients arrive, and makes its buckets from that. With `find_unused_parameters=True`
-# it walks the graph to see which will never come. A later step side by side, in buckets of 20 KB:
+# **In production.** DDP does what you have built, in C++, and a little more. Its first step has one bucket:
+# it watches in which order gradients arrive, and makes its buckets from that. With
+# `find_unused_parameters=True` it walks the graph to see which gradients will never come. Here is a later
+# step of DDP beside one of yours, in buckets of 20 KB:
 
 # %% tags=["skip-in-grading"]
 compared(
@@ -1017,8 +1029,8 @@ compared(
 )
 
 # %% [markdown]
-# The same bytes; how many buckets there are depends on where each closes. A *comm hook* says what DDP does with
-# a full bucket. The one that comes with it for 16 bits:
+# The bytes are the same. The number of buckets differs, because DDP closes them elsewhere. A *comm hook* says
+# what DDP does with a full bucket. DDP brings one for 16 bits:
 
 
 # %% tags=["skip-in-grading"]
@@ -1033,7 +1045,11 @@ def in_half(module):
 compared(BucketedDataParallel, in_half)
 
 # %% [markdown]
-# Half the bytes, and gradients that differ in the fourth digit. §5 and §6 go on from here.
+# It sends half the bytes, and its gradients differ in the fourth digit. §5 and §6 go on from here.
+#
+# <details><summary>In the lectures</summary>Lecture 001 §25.2 sends layer i "while computing layer i+1"; it
+# should be i − 1. Its accumulation loop writes g = Σ gᵢ, though its code divides, rightly. Under DDP that
+# code would send K times, since it does not use <code>no_sync()</code>.</details>
 
 # %% [markdown]
 # ## 4 · A mean of means is wrong
@@ -1044,11 +1060,12 @@ compared(BucketedDataParallel, in_half)
 # | rests on | §2 |
 # | time | 5 minutes |
 #
-# All of this was right because every rank took the mean over equally many samples. Sequences differ in
-# length, the last batch is short, padding does not count. Rank 0 has 30 tokens with a mean gradient of 2,
-# rank 1 has 10 with 6. All 40 tokens: (60 + 60)/40 = 3. The mean of the means: 4.
+# All of this was right because every rank took the mean over equally many samples. But sequences differ in
+# length, the last batch is short, and padding does not count. Say rank 0 has 30 tokens with a mean gradient
+# of 2, and rank 1 has 10 with 6. The mean of all 40 tokens is (60 + 60)/40 = 3. The mean of the means is 4.
 #
-# **Break it.** Both ways on two ranks, with three samples and one. The truth is one process with all four.
+# **Break it.** Here are both ways on two ranks, with three samples and one. The truth is one process with all
+# four.
 
 
 # %% tags=["skip-in-grading"]
@@ -1079,9 +1096,9 @@ for counted in (False, True):
     )
 
 # %% [markdown]
-# The cure: every rank takes the *sum* over its samples, the gradients are summed over the ranks, and
-# divided by the count of all ranks, which costs one all-reduce of 8 bytes. `reference`'s wrappers do it with
-# `finish_gradient_synchronization(count=...)`.
+# The cure has three steps. Every rank takes the *sum* over its samples. The gradients are summed over the
+# ranks. Then they are divided by the count of all ranks, which costs one all-reduce of 8 bytes. `reference`'s
+# wrappers do it with `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, always. With unequal counts multiply each rank's mean loss by
 # N · (own count)/(count of all) yourself. Until 2024 widely used trainers had this bug in their accumulation
@@ -1098,7 +1115,7 @@ for counted in (False, True):
 # | points | 8 |
 #
 # Between machines a link may carry 25 Gb/s, 3.1 GB/s, instead of 50, and 24.5 GB take 8 s. Then it pays to
-# send less. Most of a gradient sits in few elements: here is their share of its squared norm, Σ g², for one
+# send less. Most of a gradient sits in few elements. Here is their share of its squared norm, Σ g², for one
 # step of our network.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1115,8 +1132,9 @@ print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % o
 figure
 
 # %% [markdown]
-# Each rank sends its k largest elements and **keeps the rest**: next time it asks for gradient + rest. What
-# is small but points the same way in every step adds up until it is sent. That is *error feedback*.
+# Each rank sends its k largest elements and **keeps the rest**: next time it asks for gradient + rest. An
+# element that is small but points the same way in every step adds up until it is sent. That is *error
+# feedback*.
 #
 # Ranks pick different elements. So there is no vector to add up on the way: an element travels as a pair of
 # index and value, and every rank gets the pairs of all ranks, by all-gather.
@@ -1141,10 +1159,10 @@ for n in (2, 8, 64, 100, 512):
         print("not written yet")
 
 # %% [markdown]
-# Lecture 001 §25.1 says that top-k compresses 10 to 100 times. At 1 % it is 50 times on two ranks, since
-# indices cost as much as values, and nothing at all on 100.
+# It is often said that top-k compresses 10 to 100 times. At 1 % it sends 50 times less on two ranks, since
+# indices cost as much as values, and no less at all on 100.
 #
-# **Build.** `error` belongs to the caller, who keeps it from step to step.
+# **Build.** `error` belongs to the caller, which keeps it from step to step.
 
 
 # %% nbgrader={"grade_id": "topk_all_reduce", "solution": true}
@@ -1181,11 +1199,11 @@ def topk_all_reduce(
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>asked = tensor + error; pick; gather indices and values of all
-# ranks; add each value at its index; divide by N. What was asked, with zeros where it was sent, is the new
-# error. Both arguments are overwritten in place, as by <code>tensor.copy_(...)</code>.</details>
+# ranks; add each value at its index; divide by N. The new error is <code>asked</code> with zeros at the
+# elements that were sent. Both arguments are overwritten in place, as by
+# <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: the step</summary><code>asked.abs().topk(k).indices</code>;
-# <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds where an index comes
-# twice.</details>
+# <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds if an index comes twice.</details>
 #
 # **Check.**
 
@@ -1220,8 +1238,8 @@ def beside(name, average, prediction, *args):
 beside("top 1 %", lambda t, e: topk_all_reduce(t, 0.01, e), topk_bytes_sent, 0.01)
 
 # %% [markdown]
-# **Break it.** Without error feedback: the rest is thrown away in every step. Sixty steps of SGD on four
-# ranks. Before you run it: what happens to an element that is never among the largest?
+# **Break it.** Without error feedback the rest is thrown away in every step. The picture has sixty steps of
+# SGD on four ranks. Before you run it: what happens to an element that is never among the largest?
 
 
 # %% tags=["skip-in-grading"]
@@ -1283,15 +1301,18 @@ curves(
 )
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Thrown away, the small elements never count. Kept, they
-# come late, and the curve lags: on average an element is sent once in 1/fraction = 100 steps. With
-# momentum and a learning rate tuned for float32 that lag can hurt: compression is not
+# <details><summary>After you have run it</summary>If the small elements are thrown away, they never count. If
+# they are kept, they come late, and the curve lags: on average an element is sent once in 1/fraction = 100
+# steps. With momentum and a learning rate tuned for float32 that lag can hurt: compression is not
 # free.</details>
 #
 # **In production.** Deep Gradient Compression (Lin et al. 2018) sent 0.1 % with momentum correction and a
-# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which (unlike what
-# lecture 002 says) compresses the *momentum*, not the gradient, after a warm-up in full precision.
-# `course_lib.compression` has PowerSGD and 1-bit Adam to read.
+# warm-up. PyTorch's DDP has no top-k hook; it has `powerSGD_hook` (§6). DeepSpeed has 1-bit Adam, which
+# compresses the *momentum*, not the gradient, after a warm-up in full precision. `course_lib.compression` has
+# PowerSGD and 1-bit Adam to read.
+#
+# <details><summary>In the lectures</summary>Lecture 001 §25.1 gives gradient compression 10 to 100 times, by
+# top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates.</details>
 
 # %% [markdown]
 # ## 6 · Send eight bits
@@ -1303,9 +1324,9 @@ curves(
 # | time | 20 minutes |
 # | points | 8 |
 #
-# Keep all elements, but eight bits of each. A block of 256 elements is divided by its *scale*, its largest
-# magnitude over 127, and rounded: 256 bytes and 4 for the scale, 3.94 times less than float32. (Against the 16 bits of real
-# gradients it is 1.97 times, not the lecture's 10 to 100.) `quantize` and `dequantize` are given:
+# Keep all elements, but send only eight bits of each. A block of 256 elements is divided by its *scale*, its
+# largest magnitude over 127, and rounded: 256 bytes and 4 for the scale, 3.94 times less than float32.
+# (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and `dequantize` are given:
 
 # %%
 BLOCK = 256
@@ -1333,8 +1354,8 @@ print("int8      ", quantize(row)[0][0].tolist())
 print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()])
 
 # %% [markdown]
-# The picture: how far off is each value, with a scale for each block and with one for all, when one element
-# is large? (In its own block the two curves are one.)
+# How far off is each value when one element is large? The picture shows it with a scale for each block and
+# with one scale for all. (In the block of the large element the two curves are one.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1358,15 +1379,16 @@ figure
 
 # %% [markdown]
 # Now the sum. int8 cannot be summed as int8 (100 + 100 is −56), and blocks with different scales cannot be
-# added at all. Gathering everything would cost (N−1) · M/4: at N = 8 as much as float32's all-reduce. So
-# do it in two steps, as a reduce-scatter and an all-gather:
+# added at all. Gathering everything would cost (N−1) · M/4: at N = 8 as much as float32's all-reduce. So work
+# in two steps, as a reduce-scatter and an all-gather do:
 #
 # 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
-# 2. Rank r widens what it got, takes the mean, quantises *that*, and gives it to all: **all-gather**.
+# 2. Rank r widens the parts that it got, takes their mean, quantises *the mean*, and gives it to all:
+#    **all-gather**.
 #
-# The picture is a run of the library on three ranks, with six elements on each. Its numbers are read from what
-# the two collectives took and gave. Ranks are rows, time runs right. Follow the third shard of rank 0, the last
-# two of its blue elements: which rank takes their mean, and where does the mean go?
+# The picture is a run of the library on three ranks, with six elements on each. Its numbers are the inputs
+# and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
+# last two of its blue elements: which rank takes their mean, and where does the mean go?
 
 
 # %% tags=["skip-in-grading"]
@@ -1451,7 +1473,7 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# **Predict.** With s = ceil(size/N) each of the two sends (N−1)(s + 4 ceil(s/256)) bytes.
+# **Predict.** With s = ceil(size/N) each of the two steps sends (N−1)(s + 4 ceil(s/256)) bytes.
 
 
 # %% nbgrader={"grade_id": "int8_bytes_sent", "solution": true}
@@ -1464,10 +1486,10 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 
 # %% [markdown]
-# **Build.** There are two roundings, and both must be remembered. The first is easy: what this rank asked for,
-# less what the receivers make of it. The second is made by the owner of a shard alone. It is a part of the
-# *mean*; to come back in full, its N-fold must go into the owner's error, since next time it is divided by
-# N again. Then nothing is lost:
+# **Build.** There are two roundings, and both must be remembered. The first error is easy: `tensor + error`,
+# less the values that the receivers decode. The second rounding is made by the owner of a shard alone, and it
+# is a part of the *mean*. The owner adds N times this rounding error to `error`, since next time it is
+# divided by N again. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 
@@ -1523,7 +1545,7 @@ report = check("03_data_parallel/int8_all_reduce", int8_all_reduce, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Bytes, and the loss beside float32 and top-k.
+# **Measure.** Here are the bytes, and the loss beside float32 and top-k.
 
 # %% tags=["skip-in-grading"]
 beside("int8", int8_all_reduce, int8_bytes_sent)
@@ -1538,10 +1560,10 @@ curves(
 )
 
 # %% [markdown]
-# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. On 26 ranks
-# and more it would send more than int8.
+# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. From 26
+# ranks on it would send more than int8.
 #
-# **Break it.** Sum int8 as int8, which is what `dist.all_reduce` does with it:
+# **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
 
 
 # %% tags=["skip-in-grading"]
@@ -1554,12 +1576,13 @@ def overflow():
 print("four times [100, 20, -90] in int8:", launch(overflow, world_size=4)[0])
 
 # %% [markdown]
-# 400 − 2 · 256 = −112. No exception.
+# 400 − 2 · 256 = −112. There is no exception.
 #
-# **In production.** ZeRO++ (Wang et al. 2023) sends gradients so, in 4 bits, by all-to-all inside the node and
-# then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which gathers everything:
-# (N−1) · M/4. And it has `powerSGD_hook`: a matrix travels as the product of two thin ones, which *can* be added
-# on the way: two all-reduces, and the traffic does not grow with N. The reference's PowerSGD with two columns beside yours:
+# **In production.** ZeRO++ (Wang et al. 2023) sends gradients in this way, in 4 bits, by all-to-all inside
+# the node and then across (notebook 02, §7). DDP has an experimental `quantization_pertensor_hook`, which
+# gathers everything: (N−1) · M/4. And it has `powerSGD_hook`. There a matrix travels as the product of two
+# thin ones, which *can* be added on the way: two all-reduces, and the traffic does not grow with N. Here is
+# the reference's PowerSGD with two columns beside your two compressors:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1597,7 +1620,7 @@ curves(
 # | time | 5 minutes |
 # | points | 6 |
 #
-# Your formulas, checked.
+# The check takes your formulas from the sections above.
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 6}
 report = check(
@@ -1620,8 +1643,9 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# Their numbers for 7B parameters in bf16: forward, backward and step take 1.5 s together, of which backward is
-# 1 s, in 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, 3.1 GB/s one of 25 Gb/s:
+# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together, of which
+# backward takes 1 s, in 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and
+# 3.1 GB/s is one of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -1635,12 +1659,15 @@ with contextlib.suppress(NotImplementedError):
             )
 
 # %% [markdown]
-# Overlap hides what fits behind backward, and no more. At 3.1 GB/s nothing helps but sending less, or less
-# often. With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last
-# backward hides any: 6.9 s are exposed as before. But they stand beside about 12 s of computation, not 1.5:
-# efficiency about 0.6 instead of 0.18. (Lecture 001 says that accumulation makes training K times as long: one *optimizer
-# step* is; a sample takes the same time or less. And lecture 002's throughput, batch × world size, holds
-# only while all ranks are replicas: tensor-parallel ranks share their samples.)
+# Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
+# With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last backward
+# hides any: 6.9 s are exposed as before. But they stand beside about 12 s of computation, not 1.5: the
+# efficiency is about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long.
+# It makes one *optimizer step* K times as long; a sample takes the same time or less. And the throughput is
+# batch × world size only if all ranks are replicas: tensor-parallel ranks share their samples.)
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
+# long. Lecture 002 gives the throughput as batch × world size.</details>
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1695,12 +1722,12 @@ report.points(6)
 # | you will write | `PowerSGD(rank=2, group=None)` |
 # | rests on | §6; notebook 02: all-reduce |
 # | time | 30 minutes |
-# | extra credit | 4 points, on top of the 60. Leave it out and nothing is lost |
+# | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# Top-k and int8 share a fault: what they send cannot be added on the way, so it has to be gathered. What
-# can be added are linear things. A gradient G of (rows, columns) times a thin matrix Q of (columns, r) is linear
-# in G: the mean of the ranks' G·Q is the mean gradient times Q. And r columns may be enough. Here are the
-# singular values of one gradient of our network, the largest first:
+# Top-k and int8 share a fault: their messages cannot be added on the way, so they have to be gathered. Linear
+# functions of the gradient can be added. A gradient G of (rows, columns) times a thin matrix Q of (columns,
+# r) is linear in G: the mean of the ranks' G·Q is the mean gradient times Q. And r columns may be enough.
+# Here are the singular values of one gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1714,9 +1741,9 @@ figure
 
 # %% [markdown]
 # There are 16: a gradient is a sum of outer products, one for each sample, and 16 samples went in. The first
-# few hold most of it.
+# few hold most of the norm.
 #
-# One step for a matrix, with Q kept from the last step (in the first step it is random):
+# This is one step for a matrix, with Q kept from the last step (in the first step it is random):
 #
 # ```
 # G = gradient + error
@@ -1727,15 +1754,15 @@ figure
 # ```
 #
 # With orthonormal columns P Pᵀ projects, and P Qᵀ = P Pᵀ G is the best that the space of P can do. Because
-# gradients change slowly, the last Q already points where G is strong: that is the *warm start*, and it makes
-# one multiplication as good as a singular value decomposition.
+# gradients change slowly, the last Q already points in the directions in which G is strong. That is the *warm
+# start*, and it makes one multiplication as good as a singular value decomposition.
 #
 # **Predict.** A gradient of 4,096 x 4,096 in float32, r = 4, 8 ranks. How many bytes does each rank send, and
 # how many times less is that than the all-reduce? What changes on 800 ranks?
 #
 # <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, 131,072 bytes;
-# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816:
-# still 512 times less, where top-k is long beaten.</details>
+# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816: still 512
+# times less, and top-k is long beaten there.</details>
 #
 # **Build.** A gradient that is not a matrix (a bias's) travels whole.
 
@@ -1784,8 +1811,9 @@ class PowerSGD:
 
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included; the products are
-# averaged, never G. After the first average every rank has the same P, and each multiplies its own G again.
-# Which error a rank keeps, against its own Q or the averaged one, makes no difference to their sum.</details>
+# averaged, never G. After the first average every rank has the same P, and each multiplies its own G again. A
+# rank may keep its error against its own Q or against the averaged one: the sum of the errors is the
+# same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
 # span what those of p span; <code>asked.T @ p</code> is Q. Keep both by the gradient's position in the
 # list.</details>
@@ -1800,8 +1828,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** The loss and the bytes beside the others, and the reference without error feedback, which
-# forgets what P Qᵀ missed. Before you run it: does forgetting cost more here than with top-k, or less?
+# **Measure.** Here are the loss and the bytes beside the others, and the reference without error feedback,
+# which forgets the part of G that P Qᵀ missed. Before you run it: does forgetting cost more here than with
+# top-k, or less?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves(
@@ -1825,31 +1854,30 @@ curves(
 # | you will write | `sign_all_reduce(tensor, error, server_error, group=None)`, `OneBitAdam(params, ..., warmup_steps)` |
 # | rests on | §6 |
 # | time | 40 minutes |
-# | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
+# | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How far down can one go from int8? To the sign of each element, and one number for how large they are:
-# the mean of |x|. That is 32 times less than float32. With error feedback SGD lives with it; Adam does not. It
-# divides by the root of the variance, and what is nonlinear does not make up for errors later. Tang et al. (2021)
+# How far down can one go from int8? To the sign of each element, and one number for their size: the mean of
+# |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam divides
+# by the root of the variance, and a nonlinear step does not make up for errors later. Tang et al. (2021)
 # looked at the variance of BERT in training: after a while it hardly changes. So *1-bit Adam*
 #
 # - begins as Adam, gradients averaged in full precision (`warmup_steps`),
-# - then leaves the variance as it is. What is left is momentum, which is linear. Each rank adds its own
-#   gradient to the momentum, and **the momentum** is averaged, as signs.
-#
-# (Lecture 002 says that it quantises gradient updates.)
+# - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
+#   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
 # As in §6 there is a server for each shard: rank r gets all ranks' signs of shard r, averages, and sends
-# signs of the mean to all. Both steps miss something, and both keep it: a rank `error`, of the whole tensor;
-# a server `server_error`, of its shard.
+# signs of the mean to all. Both steps make an error, and both keep it: a rank keeps `error`, of the whole
+# tensor, and a server keeps `server_error`, of its shard.
 #
 # **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less is a whole run
 # whose first 15 % are in full precision?
 #
-# <details><summary>After you have said it</summary>A shard has 125,000 elements, 15,625 bytes, and a scale of 4:
-# 7 · 15,629 there and as many back, 218,806 bytes, 32 times less. A run of which 15 % is not compressed sends
-# 0.15 + 0.85/32 = 0.177 of it: 5.7 times less, and no trick with the bits will make it 7.</details>
+# <details><summary>After you have said it</summary>A shard has 125,000 elements, 15,625 bytes, and a scale of
+# 4: 7 · 15,629 there and as many back, 218,806 bytes, 32 times less. A run of which 15 % is not compressed
+# sends 0.15 + 0.85/32 = 0.177 of the full bytes: 5.7 times less, and no trick with the bits will make it
+# 7.</details>
 #
-# **Build.** These three you need not write:
+# **Build.** You need not write these three functions:
 
 
 # %%
@@ -1958,9 +1986,9 @@ class OneBitAdam:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Row r of the rows goes to rank r, so all-to-all it is, once for signs
-# and once for scales. What arrives are n rows of *your* shard, each with its sender's scale. An error is what
-# was asked less what the receivers will make of what was sent.</details>
+# <details><summary>Hint: the idea</summary>Row r of the rows goes to rank r, so use all-to-all, once for
+# signs and once for scales. You receive n rows of <i>your</i> shard, each with its sender's scale. An error
+# is the tensor that was asked for, less the tensor that the receivers will decode.</details>
 # <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0 where
 # there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is beta a + (1 - beta) b.
 # </details>
@@ -1975,8 +2003,9 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure, and break it.** Sixty steps on two ranks with a warm-up of 15, and with one of a single step, whose
-# variance is that of one gradient. Which elements will then take steps that are far too large?
+# **Measure, and break it.** The picture has sixty steps on two ranks with a warm-up of 15, and with one of a
+# single step, whose variance is that of one gradient. Which elements will then take steps that are far too
+# large?
 
 
 # %% tags=["skip-in-grading"]
@@ -2016,7 +2045,7 @@ figure
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
-# small variance for good, and every later step of theirs is divided by its root.</details>
+# small variance for good. Every later step of them is divided by its root.</details>
 #
 # **In production.** DeepSpeed's `OneBitAdam` (`freeze_step` is the warm-up), and 0/1 Adam, which needs no
 # warm-up in full precision (Lu et al. 2022).
@@ -2024,7 +2053,7 @@ figure
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003's three criteria, on one step of a network of 256 x 256 matrices: 64 samples in all, AdamW, four
+# Here are the three criteria, on one step of a network of 256 x 256 matrices: 64 samples in all, AdamW, four
 # ranks. M is the gradients' size. One process does the same step on all 64 samples.
 
 
@@ -2050,14 +2079,14 @@ card = {name: run for name, run in card.items() if run is not None}
 scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Row by row. Forward and backward are shared out without loss; what every rank repeats is the optimizer's step,
-# and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two states are there on every
-# rank, and only activations are shared out. (The buckets take an M more while backward runs. The peak comes
-# later, in the optimizer's step.) The bytes hold the broadcast at the start, too: 1 M and 1.5 M. *Four copies of
-# everything*: which of them did we need? That is notebook 04.
+# Read it row by row. Forward and backward are shared out without loss; every rank repeats the optimizer's
+# step, and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two states are there
+# on every rank, and only activations are shared out. (The buckets take an M more while backward runs. The
+# peak comes later, in the optimizer's step.) The bytes hold the broadcast at the start, too: 1 M and 1.5 M.
+# *Four copies of everything*: which of them did we need? That is notebook 04.
 #
-# **You have built** what `DistributedDataParallel` does, and what one can put in place of its all-reduce. You
-# can say beforehand what is exposed.
+# **You have built** the algorithm of `DistributedDataParallel`, and several that one can put in place of its
+# all-reduce. You can say beforehand how much communication is exposed.
 #
 # **Read on.**
 # - Li et al. (2020), *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, §3.2 and
@@ -2067,3 +2096,5 @@ scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 # - Karimireddy et al. (2019), *Error Feedback Fixes SignSGD*.
 # - Vogels et al. (2019), *PowerSGD*; Tang et al. (2021), *1-bit Adam*; Wang et al. (2023), *ZeRO++*.
 # - `course_lib/data_parallel/` and `course_lib/compression/`: read them after you have written yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
