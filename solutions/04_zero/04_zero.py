@@ -8,8 +8,8 @@
 # An H100 has 80. So the model does not fit, and eight more GPUs do not help: each would need 112 GB
 # again.
 #
-# But the eight copies are equal. Here you keep each part once instead of eight times: first the
-# optimizer's state, then the gradients, then the weights. From 112 GB you come to 38.5, 26.25 and 14.
+# But the eight copies are equal. Here you keep each part once instead of eight times: first the optimizer's
+# state, then the gradients, then the weights. From 112 GB you come down to 38.5, 26.25 and 14.
 #
 # | | |
 # |---|---|
@@ -39,21 +39,21 @@
 # | N | ranks; in data parallelism each has its own part of the batch |
 # | P | parameters of the model |
 # | K | microbatches whose gradients add up before a step |
-# | model states | weights, gradients and the optimizer's state: what ZeRO shards. Activations are something else |
-# | replicated | a tensor of which every rank has all, with the same values |
-# | partial | a tensor of which every rank has all, but only its own term of the sum: the gradients after backward |
-# | sharded | a tensor of which every rank has one of N equal parts, its *shard*; rank r *owns* the r-th |
+# | model states | weights, gradients and the optimizer's state. ZeRO shards these; activations do not belong to them |
+# | replicated | every rank has all of the tensor, with the same values |
+# | partial | every rank has a tensor of full size, but only its own term of the sum: the gradients after backward |
+# | sharded | every rank has one of N equal parts of the tensor, its *shard*; rank r *owns* the r-th |
 # | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
 # | unit | parameters that are gathered and freed together: here, a block |
 #
-# Bytes sent are given in units of **(N−1)/N · P** elements, which each rank sends in one collective of P
-# elements that makes one of two changes:
+# The unit of bytes sent is **(N−1)/N · P** elements. Each rank sends as many in one reduce-scatter or one
+# all-gather of P elements:
 #
 # | collective | before | after | sent |
 # |---|---|---|---|
 # | reduce-scatter | partial | sharded | 1 |
 # | all-gather | sharded | replicated | 1 |
-# | all-reduce | partial | replicated | 2, as it is one after the other (notebook 02) |
+# | all-reduce | partial | replicated | 2, since it is the first and then the second (notebook 02) |
 
 # %%
 import contextlib
@@ -81,11 +81,11 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# The tools, which you need not read now. `Network` is a small model whose layers stand in `blocks`. `train`
-# makes a few steps of it on every rank and measures how many bytes of tensors the rank holds: after the last
+# You need not read the tools now. `Network` is a small model whose layers stand in `blocks`. `train` makes a
+# few steps of it on every rank and measures how many bytes of tensors the rank holds: after the last
 # backward, after the last step, and whenever forward leaves a block or backward enters one. `most` is the
-# largest of these measurements. `memory_picture` draws those of the last step. `sent` reads from the ledger
-# how much a rank sent in it.
+# largest of these measurements. `memory_picture` draws the measurements of the last step. `sent` reads from
+# the ledger how much a rank sent in that step.
 
 
 # %%
@@ -206,17 +206,17 @@ def try_it(body, *args, world_size=4, **kwargs):
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
-# and a variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of
-# 1e-5 on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that
-# is a coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights and gradients stay in float32.
-# DeepSpeed and Megatron-LM have 2 + 2 + 12; lecture 001 shows it as PyTorch's.)
+# Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m and a
+# variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of 1e-5 on a
+# weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that is a
+# coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights and gradients stay in float32.
+# DeepSpeed and Megatron-LM have 2 + 2 + 12.)
 #
-# Lectures count this in three ways. 000 has "~28 GB" of optimizer states for 7B: that is m and v in 16
-# bits, without a master copy. 002 has 8 bytes a parameter: m and v in float32, the master copy forgotten.
-# 001 has the 12, and calls them once "fp32 momentum + variance": those are 8. Say what you count.
+# You will read other figures for the optimizer's state. 4 bytes a parameter, 28 GB for 7B, are m and v in 16
+# bits, without a master copy. 8 bytes are m and v in float32, without the master copy. 12 bytes are all
+# three. Always say which of them you count.
 #
-# First look at replicas. A small model, plain AdamW in float32, one rank:
+# First look at replicas. Here is a small model with plain AdamW in float32, on one rank:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -230,11 +230,11 @@ for when in ("after backward", "after step"):
     print(f"{when:15} {run[0][when]:10,} bytes: {run[0][when] / P:5.2f} for each parameter")
 
 # %% [markdown]
-# After the backward pass there are 16 bytes for each parameter; after the step the gradients are gone.
-# (The few hundredths more are activations and inputs. A real model has many more of those; ZeRO does not
-# shard them, notebook 09 does something about them.)
+# After the backward pass there are 16 bytes for each parameter; after the step the gradients are gone. (The
+# few hundredths more are activations and inputs. A real model has many more of those. ZeRO does not shard
+# them; notebook 09 makes them smaller.)
 #
-# **Predict.** ZeRO shards in three stages. Each shards one thing more, which is then divided by N:
+# **Predict.** ZeRO shards in three stages. Each stage shards one more part, which is then divided by N:
 #
 # | stage | sharded | whole on every rank |
 # |---|---|---|
@@ -243,9 +243,10 @@ for when in ("after backward", "after step"):
 # | 2 | state, gradients | weights |
 # | 3 | state, gradients, weights | nothing |
 #
-# With `offload` a part lies in the memory of the host, the computer in which the GPU sits, and does not count:
-# the optimizer's state; from stage 2 on the gradient shard too (ZeRO-Offload); in stage 3 the weights' shard
-# too (ZeRO-Infinity). Count what stays on the GPU between backward and step.
+# With `offload` a part lies in the memory of the host, the computer in which the GPU sits, and does not
+# count. This part is the optimizer's state; from stage 2 on the gradient shard too (ZeRO-Offload); and in
+# stage 3 the weights' shard too (ZeRO-Infinity). Count the bytes that stay on the GPU between backward and
+# step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
@@ -288,7 +289,7 @@ report = check("04_zero/memory_prediction", memory_per_rank, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The table that lecture 001 gives in parts, from your function: 7B parameters on 8 GPUs.
+# **Measure.** Here is the table of 7B parameters on 8 GPUs, from your function.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):  # prints nothing before you have written it
@@ -301,14 +302,13 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
     print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
 
 # %% [markdown]
-# Three things to see. Stage 1 alone saves 73.5 of the 98 GB that there are to save. The weights set a
-# floor under stages 1 and 2: lecture 001 recommends "FSDP or ZeRO-2" for 10 to 70B, but ZeRO-2 keeps 2
-# bytes a parameter on every GPU, 140 GB for 70B, however many GPUs there are. And lecture 001 counts 5.5 GB
-# for 175B on 64 GPUs: those are the weights alone.
+# Note two things. Stage 1 alone saves 73.5 of the 98 GB that there are to save. And the weights set a floor
+# under stages 1 and 2. ZeRO-2 is sometimes recommended up to 70B, but it keeps 2 bytes a parameter on every
+# GPU: 140 GB for 70B, however many GPUs there are.
 #
-# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide. Then leave 20 GB for
-# what the formula leaves out: activations, buffers for the communication, gaps between the allocator's
-# pieces. Lecture 001 trains "<10B" on one GPU without parallelism.
+# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide. Then keep 20 GB free for
+# the parts that the formula leaves out: activations, buffers for the communication, gaps between the
+# allocator's pieces.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -317,10 +317,16 @@ with contextlib.suppress(NotImplementedError):
         print(f"GPUs: {n}, for model states: {room} GB, stages 0 to 3:", "  ".join(largest))
 
 # %% [markdown]
-# One GPU trains less than 5B. And a plan that gives all 80 GB to the states is out of memory in the first
-# forward.
+# One GPU trains less than 5B. And if you budget all 80 GB for states, the first forward runs out of memory.
 #
-# **In production.** ZeRO's figure 1 has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Yours:
+# **In production.** Figure 1 of the ZeRO paper has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Your function
+# gives:
+#
+# <details><summary>In the lectures</summary>Lecture 000 has "~28 GB" of optimizer states for 7B: m and v in
+# 16 bits. Lecture 002 has 8 bytes a parameter, without the master copy. Lecture 001 has the 12, shows 2 + 2 +
+# 12 as PyTorch's, and calls the 12 once "fp32 momentum + variance": those are 8. It gives the table above in
+# parts, and recommends "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are the weights alone,
+# and its "&lt;10B" for one GPU without parallelism is more than fits.</details>
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -336,15 +342,15 @@ with contextlib.suppress(NotImplementedError):
 # | points | 6 |
 #
 # How do you cut a model into N equal parts? Not by layers: an embedding can be half of a small model. And
-# collectives want parts of *equal* size. So lay all parameters in one row, append zeros until N divides
-# its length, and cut that. A boundary may fall inside a parameter. That does no harm: Adam and SGD treat
-# every element by itself.
+# collectives want parts of *equal* size. So lay all parameters in one row, append zeros until N divides its
+# length, and cut the row. A boundary may fall inside a parameter. That does no harm: Adam and SGD treat every
+# element by itself.
 #
 #     parameters   [ a a a a a | b b | c c c c ]
 #     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
 #
-# Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers 0-3 of 32)". That is pipelining
-# (notebook 07). Here *every* layer is spread over *all* ranks.
+# Here *every* layer is spread over *all* ranks. (To give each GPU some whole layers is pipelining: notebook
+# 07.)
 #
 # **Predict.** 14 parameters, 4 ranks: how long is a shard, and how many zeros are there? At most how many
 # zeros can there ever be? (4 elements, 2 zeros; N − 1.)
@@ -414,9 +420,9 @@ report = check("04_zero/flatten_and_shard", flatten_and_shard, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** What padding costs: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. Cut
-# each of its 291 tensors by itself, and it is 291 times as much: still nothing. Cut *small* tensors on
-# many ranks, and it is something:
+# **Measure.** Padding costs little: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. If
+# you cut each of its 291 tensors by itself, it costs 291 times as much, which is still nothing. If you cut
+# *small* tensors on many ranks, it costs more:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -424,7 +430,7 @@ with contextlib.suppress(NotImplementedError):
     print("a bias of 100 over 1,024 ranks:", sum(map(len, shards)), "elements")
 
 # %% [markdown]
-# **Break it.** Without the zeros: 5 elements, 2 ranks, `tensor_split`. What does the collective say?
+# **Break it.** Leave out the zeros: 5 elements, 2 ranks, `tensor_split`. What does the collective say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -438,9 +444,12 @@ def uneven():
 try_it(uneven, world_size=2)
 
 # %% [markdown]
-# **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2
-# (`fully_shard`) cuts each parameter along its first dimension instead and copies on the way: some
-# padding and a copy more, and in return every shard is still a parameter with a name.
+# **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2 (`fully_shard`)
+# cuts each parameter along its first dimension instead and copies on the way. It has some more padding and
+# one more copy, and in return every shard is still a parameter with a name.
+#
+# <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers
+# 0-3 of 32)". That is pipelining.</details>
 
 # %% [markdown]
 # ## 3 · ZeRO-1: the optimizer's state
@@ -452,8 +461,8 @@ try_it(uneven, world_size=2)
 # | time | 45 minutes |
 # | points | 14 |
 #
-# The picture: a replica's memory in one step of AdamW in float32. Every bar is one measurement of all tensors
-# of the rank, as forward leaves the eight blocks and as backward enters them.
+# The picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of all
+# tensors of the rank, as forward leaves the eight blocks and as backward enters them.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
@@ -461,11 +470,12 @@ memory_picture({"replicas": measured[0]})
 
 # %% [markdown]
 # 4 bytes are weights, and 4 are gradients, which come in backward and go after the step. The other 8 are
-# Adam's state. It is the largest part (in mixed precision 12 of 16 bytes), it is there all the time, and it is
-# used in one moment only: in the step.
+# Adam's state. It is the largest part (in mixed precision 12 of 16 bytes) and it is there all the time, but
+# it is used only in the step.
 #
 # So rank r keeps the state of its shard and makes the step for its shard alone. What must it know for that?
-# The mean gradient of *its shard*. And what must the others know afterwards? Its new weights.
+# It needs the mean gradient of *its shard*. And what must the others know afterwards? They need its new
+# weights.
 #
 # | | from | to | sent |
 # |---|---|---|---|
@@ -473,25 +483,24 @@ memory_picture({"replicas": measured[0]})
 # | 2. the optimizer's step, on the shard | sharded | sharded | 0 |
 # | 3. all-gather the shards: every rank has all new weights | sharded | replicated | 1 |
 #
-# Together 2: an all-reduce of the gradients alone, which replicas need, is 2 as well. The saved
-# memory costs no byte.
+# Together they send 2 units. An all-reduce of the gradients alone, which replicas need, sends 2 as well. The
+# saved memory costs no byte.
 #
-# Over K microbatches it stays 2: the gradients add up on each rank, partial as they are, and the step
-# exchanges them once.
+# Over K microbatches it stays 2: the partial gradients add up on each rank, and the step exchanges them once.
 #
-# **Predict.** Lecture 001 draws it otherwise: *all-reduce* the gradients, step, all-gather the
-# parameters. How many times the bytes does that send? Write your number down as `answer_2` in §8; you measure
-# it at the end of this section. (Lecture 004 has the reduce-scatter.)
+# **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
+# parameters. How many times the bytes does that send? Write your number down as `answer_2` in §8. You will
+# measure it at the end of this section.
 #
-# **Build.** It is an optimizer from outside (`step`, `zero_grad`), and has an ordinary one inside, which
-# knows a single parameter: the shard.
+# **Build.** From outside your class is an optimizer (`step`, `zero_grad`). Inside it has an ordinary one,
+# which knows a single parameter: the shard.
 #
-# - `params`: all parameters of the model, as one gives them to `torch.optim`: often `model.parameters()`, which
-#   can be gone through once only, so make a list of it. Some may be frozen (`requires_grad` is False): those
-#   are not trained, but they get the first rank's values like all others.
+# - `params`: all parameters of the model, as one gives them to `torch.optim`. This is often
+#   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some may be frozen
+#   (`requires_grad` is False): those are not trained, but they get the first rank's values like all others.
 # - A parameter that has no gradient counts as zeros. Not every rank uses the same parts of a model.
-# - Keep no large tensor after the step but the shard and what the inner optimizer has made: the shard's
-#   gradient goes, too.
+# - After the step keep no large tensor but the shard and the inner optimizer's state: the shard's gradient
+#   goes, too.
 
 
 # %% nbgrader={"grade_id": "zero1_optimizer", "solution": true}
@@ -570,10 +579,10 @@ class Zero1Optimizer:
 # <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the same
 # order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
 #
-# **Check.** Values against one process on all data; bytes against the formula; and the memory that the
-# operating system counts for the process. In the check's lines P stands for the bytes of the parameters in
-# float32. Its memory runs use SGD with momentum, so P + 2P/N are the weights, and the shard with its
-# momentum. A further P/N is the shard's gradient, which only the step needs.
+# **Check.** The check compares the values with one process on all data, the bytes with the formula, and the
+# memory that the operating system counts for the process. In its lines P stands for the bytes of the
+# parameters in float32. Its memory runs use SGD with momentum, so P + 2P/N are the weights, and the shard
+# with its momentum. A further P/N is the shard's gradient, which only the step needs.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -583,8 +592,8 @@ report = check("04_zero/zero1_optimizer", Zero1Optimizer, cases="hidden")
 report.points(14)
 
 # %% [markdown]
-# **Measure.** Your optimizer on four ranks, AdamW in float32: weights 4P, gradients 4P, and 12P/N for the
-# shard's copy, m and v. (In mixed precision that copy *is* the float32 master: you have built it
+# **Measure.** Here is your optimizer on four ranks, AdamW in float32: weights 4P, gradients 4P, and 12P/N for
+# the shard's copy, m and v. (In mixed precision that copy *is* the float32 master: you have built it
 # already.)
 
 
@@ -606,9 +615,9 @@ def show(name, make, expected, world_size=4, **options):
 measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step": 4 + 12 / 4})
 
 # %% [markdown]
-# What is above the expected value are inputs and activations.
+# The bytes above the expected value are inputs and activations.
 #
-# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Leave it there, with your
+# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Keep it there, with your
 # optimizer inside. Will the values still be right? Which line of a check would notice?
 
 
@@ -621,10 +630,11 @@ def under_ddp(model):
 _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The mean of equal gradients is the same again: the values tell nothing. The bytes do: 2 of DDP and 2 of yours.
-# (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) Cut the shards out of DDP's result
-# instead, and it is 3: the lecture's workflow. A test that looks at values alone accepts both, and also plain
-# AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which of the check's lines refuses which?
+# The mean of equal gradients is the same again, so the values do not show it. The bytes do: 2 of DDP and 2 of
+# yours. (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) If you cut the shards out
+# of DDP's result instead, you send 3: that is the other workflow. A test that looks at values alone accepts
+# both, and also plain AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which of the
+# check's lines refuses which?
 #
 # **In production.** `torch.distributed.optim.ZeroRedundancyOptimizer` under `DistributedDataParallel`.
 # DDP averages all gradients, as it always does; the optimizer then broadcasts each rank's part. Which
@@ -686,19 +696,20 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The same values at one and a half times the bytes: PyTorch's is lecture 001's workflow, because DDP was
-# there first. It has one advantage: its all-reduce runs *during* backward, and yours waits until the
-# step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed optimizer
-# reduce-scatter.)
+# PyTorch's optimizer gives the same values and sends one and a half times the bytes. It has the other
+# workflow, because DDP was there first. It has one advantage: its all-reduce runs *during* backward, and
+# yours waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed
+# optimizer reduce-scatter.)
 #
 # **On this machine.** The ledger *books* a built-in at the least that any algorithm must send, here 1 for the
-# reduce-scatter and 1 for the all-gather. That is why its bytes can be held against a formula, on any machine.
-# What is really sent is another matter: gloo, the CPU's backend, has no reduce-scatter of its own. It makes an
-# all-reduce and throws (N−1)/N of the sum away: 2 on the wire (notebook 02 §2). NCCL sends what is booked.
+# reduce-scatter and 1 for the all-gather. That is why its bytes can be held against a formula, on any
+# machine. The bytes that are really sent may differ: gloo, the CPU's backend, has no reduce-scatter of its
+# own. It makes an all-reduce and throws (N−1)/N of the sum away: 2 on the wire (notebook 02 §2). NCCL sends
+# the bytes that are booked.
 #
-# The ring that you wrote in notebook 02 sends what is booked, on gloo too, and has the same arguments. Here it
-# takes the place of PyTorch's function, in ranks that end with the cell. Linux counts the bytes of every
-# connection. What do you expect, in the four cases?
+# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and has the same
+# arguments. Here it takes the place of PyTorch's function, in ranks that end with the cell. Linux counts the
+# bytes of every connection. What do you expect, in the four cases?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -755,10 +766,14 @@ for world_size in (2, 4):
             print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
 
 # %% [markdown]
-# 3 against 2: over gloo your ZeRO-1 sends as much as lecture 001's workflow, until it has a better transport. The
-# library's classes take one: `Zero1Optimizer(..., reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`.
-# (Linux counts everything on the connection, also what TCP had to send again: a few hundredths more.) Stages 2
-# and 3 reduce-scatter, too: `over_the_ring(zero2)` saves theirs.
+# It sends 3 instead of 2: over gloo your ZeRO-1 sends as much as the other workflow, until it has a better
+# transport. The library's classes take one: `Zero1Optimizer(..., reduce_scatter=ring.reduce_scatter,
+# all_gather=ring.all_gather)`. (Linux counts everything on the connection, even the bytes that TCP had to
+# send again: a few hundredths more.) Stages 2 and 3 reduce-scatter, too: `over_the_ring(zero2)` saves their
+# bytes.
+#
+# <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce. Lecture 004 has the
+# reduce-scatter.</details>
 
 # %% [markdown]
 # ## 4 · ZeRO-2: the gradients
@@ -770,7 +785,7 @@ for world_size in (2, 4):
 # | time | 40 minutes |
 # | points | 12 |
 #
-# The library's ZeRO-1 on four ranks, beside the replica:
+# Here is the library's ZeRO-1 on four ranks, beside the replica:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib import zero as reference  # for the pictures; your own come below
@@ -793,26 +808,25 @@ memory_picture(drawn)
 # library keeps one row for all gradients from step to step: 4 + 4 + 8/4 = 10 bytes throughout. (An optimizer
 # that makes its row anew in each step climbs from 6 to 10. Yours has 4/4 more all the time: its shard is a
 # copy, the library's is a part of the weights' row.) Either way all gradients stay until the step, though
-# each rank will read 1/N of them. So send them off while backward produces them: when the gradients of some
-# neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep the own shard, and free the rest.
-# The full gradient never exists.
+# each rank will read only 1/N of them. So send them off while backward produces them: when the gradients of
+# some neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep your own shard, and free the
+# rest. The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
-# <details><summary>Answer</summary>Weights replicated, the rest sharded: 2P + 14P/N bytes. The peak is higher
-# by a bucket or two.</details>
+# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded: 2P + 14P/N bytes. The
+# peak is higher by a bucket or two.</details>
 #
 # And over K microbatches, of which none can keep its gradients for the next: how many times ZeRO-1's bytes?
-# That is `answer_3` in §8. Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with lower memory
-# requirement": for one microbatch.
+# That is `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. That holds for one microbatch.)
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
 #
-# Three rules make it right on all ranks.
+# Three rules make the order right on all ranks.
 # 1. Buckets leave *in order*. Ranks may get their gradients in different orders, or not at all; a bucket
 #    that is full before its turn waits.
-# 2. When backward is over, send the buckets that have not been sent yet: a parameter without a gradient counts
+# 2. When backward ends, send the buckets that have not been sent yet: a parameter without a gradient counts
 #    as zeros. `after_backward(function)`, called from a hook, calls `function` at that moment.
 # 3. Shards of several backwards add up.
 
@@ -902,7 +916,7 @@ class Zero2Optimizer:
 # <code>hook(param)</code> when <code>param.grad</code> is complete. The argument is the <i>parameter</i>.
 # A bucket is full when no <code>.grad</code> in it is None.</details>
 # <details><summary>Hint: the turn</summary>Keep the number of the bucket that leaves next. In the hook:
-# <code>while</code> the bucket whose turn it is is full, send it. In the first hook of a backward set the
+# <code>while</code> the bucket with this number is full, send it. In the first hook of a backward set the
 # number to 0 and ask <code>after_backward</code> for the rest.</details>
 #
 # **Check.**
@@ -915,7 +929,8 @@ report = check("04_zero/zero2_optimizer", Zero2Optimizer, cases="hidden")
 report.points(12)
 
 # %% [markdown]
-# **Measure.** One microbatch, then four, beside ZeRO-1. Expected in float32: 4P + 16P/N after backward.
+# **Measure.** Here are one microbatch, then four, beside ZeRO-1. In float32 we expect 4P + 16P/N after
+# backward.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -928,11 +943,11 @@ _ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microb
 _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
 
 # %% [markdown]
-# 5 against 2 units with four microbatches: memory is paid with bytes. Where gradients must add up over
-# many microbatches, and pipelines have many (notebook 07), ZeRO-1 is what one takes.
+# With four microbatches it sends 5 units instead of 2: you pay for memory with bytes. If gradients must add
+# up over many microbatches, take ZeRO-1. Pipelines have many (notebook 07).
 #
-# **Break it.** Rule 1, broken. Two ranks, two buckets; on rank 1 the gradients arrive in another order,
-# and it sends what is full. The buckets have different sizes here:
+# **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another order,
+# and it sends each bucket as soon as it is full. The buckets have different sizes here:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -950,9 +965,12 @@ try_it(in_order_of_arrival, world_size=2)
 # With buckets of *equal* size there would be no error: gradients of one layer would be added to those of
 # another. That is why the order is fixed, in DDP and FSDP as well.
 #
-# **In production.** `"stage": 2` in DeepSpeed; in FSDP it is `reshard_after_forward=False` (weights are
-# gathered once and stay for backward; FSDP1 called it `SHARD_GRAD_OP`): there the weights between steps
-# are sharded, too, which ZeRO-2's are not.
+# **In production.** `"stage": 2` in DeepSpeed. FSDP has `reshard_after_forward=False` (weights are gathered
+# once and stay for backward; FSDP1 called it `SHARD_GRAD_OP`): it shards the weights between steps, too, and
+# ZeRO-2 does not.
+#
+# <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with
+# lower memory requirement".</details>
 
 # %% [markdown]
 # ## 5 · ZeRO-3: the weights
@@ -964,33 +982,35 @@ try_it(in_order_of_arrival, world_size=2)
 # | time | 100 minutes: 40 for the unit, 60 for the module |
 # | points | 16: 7 for the unit, 9 for the module |
 #
-# And the library's ZeRO-2, whose buckets are one block each:
+# Here is the library's ZeRO-2, whose buckets are one block each:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 drawn["ZeRO-2"] = launch(train, library2, world_size=4)
 memory_picture(drawn)
 
 # %% [markdown]
-# Of the stairs one byte is left, the shards of the gradients: from 6 to 7. The largest part are now the weights, 4
-# bytes of the 7; or 14 GB of 7B in 16 bits, on every rank.
-# A block's weights are needed twice in a step, in its forward and in its backward. In between they only lie
-# there. So keep the shard, and gather a block when it is used.
+# The stairs rise by only one byte now, from 6 to 7: the shards of the gradients. The largest part are the
+# weights, 4 bytes of the 7; for 7B in 16 bits they are 14 GB on every rank. A block's weights are needed
+# twice in a step, in its forward and in its backward. In between they only take room. So keep the shard, and
+# gather a block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
 # | forward: all-gather its weights, compute, free them | sharded | replicated, for a moment | 1 |
 # | backward: all-gather them again, compute, free them | sharded | replicated, for a moment | 1 |
 # | backward: reduce-scatter its gradients, keep the own shard | partial | sharded | 1 |
-# | step: on the shards. Nothing is gathered afterwards: the next forward will | sharded | sharded | 0 |
+# | step: on the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# That is 3 instead of 2: half as much again, for 16P/N bytes instead of 16P.
+# Together they send 3 units instead of 2: half as much again. For that a rank keeps 16P/N bytes instead of
+# 16P.
 #
-# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and besides that one block at a time. How large is a
-# block of the 32? (7B / 32 · 2 bytes = 0.44 GB.)
+# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and one block at a time beside it. How large is a block
+# of the 32? (7B / 32 · 2 bytes = 0.44 GB.)
 #
-# The hard part is to *free*. A tensor is a view of a *storage*, which is the memory itself, and autograd has
-# kept views of the weights for the backward. If you give `param.data` another tensor, autograd still holds
-# the old storage, and nothing is freed. So make the storage under all views empty, and fill it again later:
+# The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
+# autograd has kept views of the weights for the backward. If you give `param.data` another tensor, autograd
+# still holds the old storage, and nothing is freed. So make the storage under all views empty, and fill it
+# again later:
 
 # %%
 flat = torch.arange(4.0)
@@ -1002,19 +1022,19 @@ flat.copy_(torch.arange(4.0) + 10)
 print("again:", view)
 
 # %% [markdown]
-# **Build a unit first.** `Unit(params)` is what one block needs; the module of the next exercise is then a
-# list of units and the hooks that call them. What the check asks of it:
+# **Build a unit first.** A `Unit(params)` does all the work for one block. The module of the next exercise is
+# then a list of units and the hooks that call them. The check asks this of a unit:
 #
 # - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
 #   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, frozen if they are.
-# - `gather()` makes every parameter whole, in its shape, with what the shards hold *now*: the optimizer has
-#   changed them since. A second `gather()` without a `free()` in between sends nothing.
+# - `gather()` makes every parameter whole, in its shape, with the values that the shards hold *now*: the
+#   optimizer has changed them since. A second `gather()` without a `free()` in between sends nothing.
 # - `free()` gives the memory back. The parameters and every view that autograd keeps of them stay views of
 #   the storage, which is empty until the next `gather()`. A new unit is free.
 # - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
 #   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
-# - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row, be
-#   it of parameters or of gradients: the check measures the rank's process.
+# - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row of
+#   parameters or gradients: the check measures the rank's process.
 
 
 # %% nbgrader={"grade_id": "zero3_unit", "solution": true}
@@ -1076,8 +1096,9 @@ class Unit:
 # <code>gather()</code> and <code>reduce()</code>: the shard requires a gradient, and they belong to no
 # graph.</details>
 #
-# **Check.** One unit, without a model: its shard, its memory after every call, and what autograd finds after a
-# `free()` and a `gather()`. A larger unit, of 4 MB: what each rank holds.
+# **Check.** The check takes one unit, without a model. It looks at its shard, at its memory after every call,
+# and at the values that autograd finds after a `free()` and a `gather()`. Then it measures the memory of each
+# rank with a larger unit, of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
 report = check("04_zero/zero3_unit", Unit)
@@ -1087,27 +1108,29 @@ report = check("04_zero/zero3_unit", Unit, cases="hidden")
 report.points(7)
 
 # %% [markdown]
-# **Build the module.** What the check asks of your class:
+# **Build the module.** The check asks this of your class:
 #
 # - The module has `blocks`, an `nn.ModuleList`; each block is a *unit*. All other parameters, and those
 #   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
 #   backward of the whole module. A block may stand in the list twice.
-# - `parameters()` gives this rank's flat shards, on which any torch optimizer is made. A unit is frozen or
-#   trained as a whole: a block with both kinds has two.
+# - `parameters()` gives this rank's flat shards, and any torch optimizer can be made of them. A unit is
+#   frozen or trained as a whole: a block with both kinds has two.
 # - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
 #   for which no rank has a gradient counts as zeros. (If some ranks had one, units would be reduced in different
 #   orders, as in §4: the check does not try that.)
-# - `full_state_dict()`, called by all ranks at any time between steps: a copy of every parameter, whole,
-#   frozen and unused ones too, by its name in `module.named_parameters()`. Nothing stays gathered after it.
-# - Besides the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
-#   any time: a block's weights, its gradients, and the row in which these are sent. No block is whole outside
-#   of its forward and its backward, not even after the constructor.
+# - All ranks may call `full_state_dict()` at any time between steps. It returns a whole copy of every
+#   parameter, frozen and unused ones too, by its name in `module.named_parameters()`. No unit stays gathered
+#   after it.
+# - Beside the shards, their gradients and the optimizer's state, the check allows the size of three blocks at
+#   any time: a block's weights, its gradients, and the row in which these are sent. Keep no block gathered
+#   outside its forward or backward, not even after the constructor.
 # - All ranks start with the first rank's values. All of them run the same blocks in the same order.
 #
-# Tools: `register_forward_pre_hook` and `register_forward_hook` of a module; `output.register_hook(f)` of
-# its output, which calls `f(grad)` when the gradient of that output is there, just before the module's
-# backward; `register_post_accumulate_grad_hook` of a parameter; `after_backward`. The hooks call your `Unit`,
-# or whatever you put in its place: the check looks at the module alone.
+# Your tools are `register_forward_pre_hook` and `register_forward_hook` of a module;
+# `output.register_hook(f)` of its output, which calls `f(grad)` when the gradient of that output is there,
+# just before the module's backward; `register_post_accumulate_grad_hook` of a parameter; and
+# `after_backward`. The hooks call your `Unit`, or another class in its place: the check looks at the module
+# alone.
 
 
 # %% nbgrader={"grade_id": "zero3_module", "solution": true}
@@ -1197,11 +1220,12 @@ class Zero3Module(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: which hook does what</summary>Forward pre-hook: gather. Forward hook: free, and put a
-# hook on the output. That one: gather. Post-accumulate hook of each parameter: if all gradients of the unit
-# are there, reduce and free. After backward: units that are not complete, and frozen ones.</details>
-# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Is it a full
-# <i>backward</i> hook that frees? Where a module's input needs no gradient, as the first block's, it
+# <details><summary>Hint: the work of each hook</summary>The forward pre-hook gathers. The forward hook frees,
+# and puts a hook on the output, which gathers again. The post-accumulate hook of each parameter reduces and
+# frees if all gradients of the unit are there. After backward come the units that are not complete, and the
+# frozen ones.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Is it a
+# full <i>backward</i> hook that frees? If a module's input needs no gradient, as the first block's, this hook
 # fires before the module's own backward.</details>
 #
 # **Check.**
@@ -1214,7 +1238,7 @@ report = check("04_zero/zero3_module", Zero3Module, cases="hidden")
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Expected in float32: 16P/N after backward, 12P/N after the step. And how high is the peak?
+# **Measure.** In float32 we expect 16P/N after backward, and 12P/N after the step. And how high is the peak?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1230,13 +1254,13 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# These are your own four. Stage 3 is highest where backward enters the first block: 12/4 of shard and state, 7/8
-# of the gradients' 4/4, and one block whole, 4/8: 4.38. The measurements miss stage 2's bucket: it comes and goes
-# between two of them.
+# These are your own four. Stage 3 is highest when backward enters the first block: 12/4 of shard and state,
+# 7/8 of the gradients' 4/4, and one block whole, 4/8: 4.38. The measurements miss stage 2's bucket: it comes
+# and goes between two of them.
 #
-# The four stages in one picture. Left: 7B on 8 GPUs, mixed precision; the numbers are your
-# `memory_per_rank`'s. Right: your own runs on 4 ranks in float32, as dots, on the formula's bars: 4 bytes of
-# weights, 4 of gradients, and 8 of state, or 12 with the shard's copy.
+# Here are the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision; the numbers are
+# your `memory_per_rank`'s. The right half has your own runs on 4 ranks in float32, as dots, on the formula's
+# bars: 4 bytes of weights, 4 of gradients, and 8 of state, or 12 with the shard's copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
@@ -1282,7 +1306,8 @@ for axes in (left, right):
 figure
 
 # %% [markdown]
-# **Break it.** Free a weight before its backward, then read one that was freed. What will the ranks say?
+# **Break it.** Free a weight before its backward. Then, in a second program, read one that was freed. What
+# will the ranks say?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1303,13 +1328,14 @@ try_it(freed_too_early, world_size=2)
 try_it(read_after_free, world_size=2)
 
 # %% [markdown]
-# The first was lucky: backward makes a view of the weight before it computes, and a view is checked
-# against its storage. A kernel checks nothing: the second went on with a number that no rank has computed,
-# or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends with "an
-# illegal memory access", after which the rank cannot use its GPU any more. The library's `Zero3Module` shows
-# NaN in the weights between uses, so that a mistake can be seen.
+# The first program was lucky: backward makes a view of the weight before it computes, and a view is checked
+# against its storage. A kernel checks nothing: the second program went on with a number that no rank has
+# computed, or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends
+# with "an illegal memory access", after which the rank cannot use its GPU any more. The library's
+# `Zero3Module` shows NaN in the weights between uses, so that a mistake can be seen.
 #
-# **In production.** `fully_shard`, FSDP2: on each block, then on the whole. Side by side with yours:
+# **In production.** FSDP2 has `fully_shard`, which you call on each block and then on the whole. Here it is
+# side by side with yours:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1342,9 +1368,9 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The same bytes, the same values. (The root's own parameters would stay whole between forward and
-# backward; this model has none outside its blocks.) What FSDP adds is *time*: it
-# gathers the next block while this one computes, on streams of their own. That is notebook 05.
+# The bytes are the same, and so are the values. (The root's own parameters would stay whole between forward
+# and backward; this model has none outside its blocks.) FSDP saves *time* besides: it gathers the next block
+# while this one computes, on streams of their own. That is notebook 05.
 
 # %% [markdown]
 # ## 6 · Offload: memory that is cheaper
@@ -1355,21 +1381,20 @@ if ours and theirs:
 # | rests on | §3 |
 # | time | 5 minutes |
 #
-# Sharding needs ranks. On *one* GPU it saves nothing: a shard of one is everything. But the optimizer's
-# step reads and writes each byte of its state once and computes next to nothing. It can be done where
-# memory is cheap. ZeRO-Offload does it in the host's memory, on the host's processor: gradients go down,
-# weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
+# Sharding needs ranks. On *one* GPU it saves nothing: a shard of one is everything. But the optimizer's step
+# reads and writes each byte of its state once and computes next to nothing. So it can run on a processor
+# whose memory is cheap. ZeRO-Offload runs it in the host's memory, on the host's processor: gradients go
+# down, weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
 #
 # **In numbers.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
-# of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. Lecture 001 speaks of 0.1
-# to 0.2 tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at
-# 10B: at 6P FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second.
-# Off by a factor of 2,500 or more.
+# of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. You may read of 0.1 to 0.2
+# tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at 10B: at 6P
+# FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second: 2,500 times as
+# many or more.
 #
-# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder, for a file that is
-# mapped into memory. The tensors are the same; their pages are the file's, and the operating system
-# writes them to disk and reads them as it needs room. On a CPU `"cpu"` changes nothing, so here is the
-# file:
+# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder, for a file that is mapped
+# into memory. The tensors are the same; their pages are the file's, and the operating system writes them to
+# disk and reads them as it needs room. On a CPU, `"cpu"` changes nothing, so here is the file:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1402,11 +1427,14 @@ if run:
         )
 
 # %% [markdown]
-# 12 bytes: shard, m and v. The step itself has not changed by a line.
+# The file holds 12 bytes a parameter: shard, m and v. The step itself has not changed by a line.
 #
-# **In production.** `CPUOffloadPolicy` in FSDP2 (lecture 001 says in one place that FSDP has no offload,
-# and shows FSDP1's `CPUOffload` in another: it has had it all along). The host's memory should be pinned,
-# or copies wait; its optimizer should be a vectorised one (DeepSpeed's `CPUAdam`), or the GPU does.
+# **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned,
+# or copies wait. Its optimizer should be a vectorised one (DeepSpeed's `CPUAdam`), or the GPU waits.
+#
+# <details><summary>In the lectures</summary>The 0.1 to 0.2 tokens a second are lecture 001's. It says in one
+# place that FSDP has no offload, and shows FSDP1's <code>CPUOffload</code> in another. FSDP has had it all
+# along.</details>
 
 # %% [markdown]
 # ## 7 · DeepSpeed's configuration, line by line
@@ -1417,7 +1445,8 @@ if run:
 # | rests on | all of it |
 # | time | 5 minutes |
 #
-# Lecture 001 shows this configuration. Most of its lines you have met; the table below says what each is here.
+# Here is a configuration of DeepSpeed. You have met most of its lines; the table below says what each of them
+# is in this notebook.
 
 # %%
 config = json.loads("""
@@ -1441,15 +1470,15 @@ config = json.loads("""
 # |---|---|
 # | `stage` | 1: `Zero1Optimizer`, 2: `Zero2Optimizer`, 3: `Zero3Module` |
 # | `offload_optimizer` | `offload="cpu"`: the state (and the step) on the host. From stage 1 on |
-# | `offload_param` | the parameter shards on the host too: **stage 3 only**. Lecture 001 calls this configuration ZeRO-Offload; with this line it is ZeRO-Infinity. ZeRO-Offload keeps 2 bytes a parameter on the GPU |
+# | `offload_param` | the parameter shards on the host too: **stage 3 only**. With this line the configuration is ZeRO-Infinity; ZeRO-Offload keeps 2 bytes a parameter on the GPU |
 # | `overlap_comm` | reduce while backward goes on: `async_op=True`, wait later |
 # | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your row of gradients, without a second copy |
 # | `sub_group_size` | the step is done in pieces of so many elements, which come from the host or disk one after another |
 # | `reduce_bucket_size` | your `bucket_bytes`, in *elements*: 5e8 are 1 GB in bf16, and with overlap there are two |
 # | `stage3_prefetch_bucket_size` | gathered ahead, in elements: notebook 05 |
-# | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. One message saved for each, memory for all of them |
+# | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. That saves one message for each, and costs the memory of all of them |
 #
-# Our arguments from DeepSpeed's:
+# The next cell makes our arguments from DeepSpeed's:
 
 
 # %%
@@ -1476,10 +1505,13 @@ except ValueError as error:
     print(f"refused: {error}")
 
 # %% [markdown]
-# Lecture 002's configuration has `"fp16": {"loss_scale": 0, ...}` besides: dynamic loss scaling, notebook
-# 09. And when do you take which stage? As low as fits. Stage 1 costs no byte more than replicas; stage 2
-# none without accumulation; stage 3 half as much again, in every forward and backward. What does *not*
-# help is stage 3 for a model whose activations are too large: those are not sharded at all.
+# Many configurations have `"fp16": {"loss_scale": 0, ...}` besides: dynamic loss scaling, notebook 09. And
+# which stage do you take? Take the lowest that fits. Stage 1 costs no byte more than replicas; stage 2 none
+# without accumulation; stage 3 half as much again, in every forward and backward. If the activations of a
+# model are too large, stage 3 does *not* help: they are not sharded at all.
+#
+# <details><summary>In the lectures</summary>The configuration is lecture 001's, which calls it ZeRO-Offload.
+# The one with <code>"fp16"</code> is lecture 002's.</details>
 
 # %% [markdown]
 # ## 8 · Questions
@@ -1493,13 +1525,13 @@ except ValueError as error:
 # A number may be written as arithmetic, such as `16 * 7 / 8`. Mixed-precision Adam, 16 bytes a parameter.
 #
 # 1. 13B parameters, 16 GPUs, ZeRO-2: how many **GB** of model states on each?
-# 2. Lecture 001's ZeRO-1 workflow (all-reduce, step, all-gather): how many **times** the bytes of yours?
+# 2. The other ZeRO-1 workflow of §3 (all-reduce, step, all-gather): how many **times** the bytes of yours?
 # 3. Eight microbatches a step: how many **times** the bytes of ZeRO-1 does ZeRO-2 send?
 # 4. 70B, ZeRO-3, GPUs of 80 GB of which 20 are taken by activations and buffers: at least how many
 #    **GPUs**?
 # 5. A model of 7B on *one* GPU is 30 GB too large. Which helps: `"stage 3"` or `"offload"`?
-# 6. After a block's forward you set `param.data = torch.empty(0)`, and the memory does not shrink. Who
-#    holds it: `"autograd"`, `"the optimizer"` or `"gloo"`?
+# 6. After a block's forward you set `param.data = torch.empty(0)`, and the memory does not shrink. Which of
+#    them holds it: `"autograd"`, `"the optimizer"` or `"gloo"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # GB
@@ -1541,12 +1573,12 @@ report.points(6)
 # | you will write | `offloaded(optimizer_cls, folder)` |
 # | rests on | §3, §6 |
 # | time | 20 minutes |
-# | extra credit | 3 points, on top of the 60. Leave it out and nothing is lost |
+# | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# In §6 the library put the optimizer's state into a file. Now you do it, for any optimizer, and then for your own
-# `Zero1Optimizer`. No line reads or writes a file: the file is *mapped*. Its pages stand in the process's address
-# space; the first touch of a page reads it from the disk, and a page that was written goes back to the disk
-# when the operating system wants the room. A tensor cannot tell:
+# In §6 the library put the optimizer's state into a file. Now you do it, for any optimizer, and then for your
+# own `Zero1Optimizer`. No line of yours reads or writes the file, because it is *mapped*. Its pages stand in
+# the process's address space; the first touch of a page reads it from the disk, and a page that was written
+# goes back to the disk when the operating system wants the room. A tensor cannot tell:
 
 # %% tags=["skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1562,7 +1594,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # `shared=False` is a trap: the first write to a page makes a private copy of it, in memory, and the file
-# never hears of it.
+# never gets the new values.
 #
 # **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads and writes 6 GB/s. How
 # long does the optimizer's step take at least? How many tokens must a step hold, at 40 % of 312 TFLOP/s, so that
@@ -1570,11 +1602,12 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
 # both go on at once. Ten times 28 s is 280 s, of which 252 s compute: 252 · 0.4 · 312e12 / (6 · 7e9), 750,000
-# tokens. One GPU is not used so. On 64 GPUs, each with its own disk and shard, it is 0.44 s, and
-# about 12,000 tokens a GPU: ZeRO-Infinity lives on *sharded* states.</details>
+# tokens. This does not pay on one GPU. On 64 GPUs, each with its own disk and shard, the step takes 0.44 s
+# and needs about 12,000 tokens a GPU: ZeRO-Infinity lives on <i>sharded</i> states.</details>
 #
-# **Build.** A class of optimizers that moves its states into files in its first step, which makes them, and then
-# goes on as if nothing had happened. Only tensors with dimensions: Adam's count of steps is a single number.
+# **Build.** Your function returns a class of optimizers. In its first step, which makes the states, it moves
+# them into files, and then goes on as if nothing had happened. Move only tensors with dimensions: Adam's
+# count of steps is a single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1618,7 +1651,7 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>A subclass whose <code>step</code> calls
 # <code>super().step(closure)</code> and then goes through <code>self.state</code>: a dict for each parameter,
-# with tensors under names. Replacing the entry is all that it takes, since the optimizer updates what it
+# with tensors under names. It is enough to replace the entry, since the optimizer updates the tensor that it
 # finds there in place.</details>
 # <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
 # name of its own. A tensor that is mapped already says so: <code>value.untyped_storage().filename</code>.</details>
@@ -1633,8 +1666,8 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Your `Zero1Optimizer` with your optimizer inside, two ranks: bytes a parameter of the tensors that
-# exist after a step. A mapped file is memory of the host, so these ranks run on the CPU.
+# **Measure.** Here is your `Zero1Optimizer` with your optimizer inside, on two ranks: the bytes a parameter
+# of all tensors that exist after a step. A mapped file is memory of the host, so these ranks run on the CPU.
 
 
 # %% tags=["skip-in-grading"]
@@ -1670,20 +1703,20 @@ with tempfile.TemporaryDirectory() as folder:
             )
 
 # %% [markdown]
-# What stays are 4 bytes of weights and the copy of the shard that the optimizer works on. m and v of half the
-# parameters, 2 · 4 / 2 bytes, are gone. Or rather: while there is room, their pages reside in memory as
-# before. But the operating system may take these back at any time, and the others not.
+# 4 bytes of weights stay, and the copy of the shard that the optimizer works on. m and v of half the
+# parameters, 2 · 4 / 2 bytes, are gone. To be exact: while there is room, their pages reside in memory as
+# before. But the operating system may take these pages back at any time, and not the others.
 #
-# **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map files: it
-# reads and writes them by itself, asynchronously and in large pieces, a parameter ahead of the step that
-# needs it. A page at a time, as a mapping does on first touch, would not reach a disk's bandwidth.
+# **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
+# files: it reads and writes them by itself, asynchronously and in large pieces, a parameter ahead of the step
+# that needs it. A mapping reads a page at a time, on first touch, and would not reach a disk's bandwidth.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003's three criteria for one step of AdamW on four ranks, of which each has two samples; M are
-# the 4P bytes of the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight
-# samples. Memory is `most`, as above.
+# Here are the three criteria for one step of AdamW on four ranks with two samples each. M are the 4P bytes of
+# the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight samples. Memory is
+# `most`, as above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1720,17 +1753,19 @@ Scorecard(rows, unit=4 * P, flops_alone=alone)
 # %% [markdown]
 # Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (0.02 are the
 # divisions by N); with more samples the difference is small beside forward and backward. Stage 1 removes most
-# of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for every further
-# microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer: every rank still computes whole
-# layers on its own part of the batch, so activations, and the smallest batch, stay as they were. That is
-# what tensor parallelism (notebook 06) is for.
+# of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for every
+# further microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer: every
+# rank still computes whole layers on its own part of the batch, so activations, and the smallest batch, stay
+# as they were. Tensor parallelism (notebook 06) splits it.
 #
-# **You have built** ZeRO in three stages, and know what each of them keeps and sends.
+# **You have built** ZeRO in three stages, and know how much each of them keeps and sends.
 #
 # **Read on.**
 # - Rajbhandari, Rasley, Ruwase, He (2020), *ZeRO: Memory Optimizations Toward Training Trillion Parameter
 #   Models*: §5 and figure 1 for the memory, §7 for the bytes.
 # - Ren et al. (2021), *ZeRO-Offload*; Rajbhandari et al. (2021), *ZeRO-Infinity*.
 # - Zhao et al. (2023), *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*.
-# - `course_lib/zero/`: a reference that also saves with N ranks and loads with M, keeps float32 masters
-#   of 16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
+# - `course_lib/zero/`: a reference that also saves with N ranks and loads with M, keeps float32 masters of
+#   16-bit weights, and skips parameters that no rank used. Read it after you have written yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
