@@ -1,24 +1,23 @@
 # %% [markdown]
 # # 06 · Tensor parallelism
 #
-# **How is one layer split, and what must be said between its parts?**
+# **How is one layer split, and what must its parts send each other?**
 #
 # ZeRO-3 (notebook 04) keeps 1/N of the weights on every rank and still computes *whole* layers: it gathers
-# each layer's weights, uses them on its own part of the batch, and frees them. What does not shrink are
-# activations. GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96
-# layers, where a GPU has 80. (In 16 bits, with neither flash attention nor recomputation: Korthikanti et al. 2022,
-# table 2.) Splitting the batch cannot help: each rank needs at least one sequence.
+# each layer's weights, uses them on its own part of the batch, and frees them. Activations do not shrink.
+# GPT-3 keeps 2.9 GB of them for every layer and every sequence of 2,048 tokens: 275 GB for its 96 layers, and
+# a GPU has 80. (In 16 bits, with neither flash attention nor recomputation: Korthikanti et al. 2022, table
+# 2.) Splitting the batch cannot help: each rank needs at least one sequence.
 #
-# Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a matrix,
-# some heads, some tokens of the vocabulary. (Lecture 001 has it in a sentence: ZeRO-3 "shards weights for memory
-# but reconstructs them for computation", tensor parallelism "splits the computation itself".) Weights, gradients,
-# optimizer states and most activations are divided by N, and so is the work. The price: the ranks must talk inside
-# every layer, and what comes next has to wait for it.
+# Here all ranks work on the *same* sequences, and each computes a part of each layer: some columns of a
+# matrix, some heads, some tokens of the vocabulary. Weights, gradients, optimizer states and most activations
+# are divided by N, and so is the work. The price is that the ranks must talk inside every layer, and the next
+# operation has to wait for it.
 #
 # | | |
 # |---|---|
 # | you will build | the two functions at the edges of a split layer; column- and row-parallel linear layers; attention, embedding and loss over many ranks; sequence parallelism; a GPT made of them |
-# | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; what a transformer's block computes |
+# | you need | notebook 02: all-reduce, reduce-scatter, all-gather and their bytes; `torch.autograd.Function`; the computation of a transformer's block |
 # | time | three hours and a half |
 # | points | 60 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
@@ -44,14 +43,18 @@
 # | N | ranks that share a layer (other texts: t). All of them get the same tokens |
 # | M | bytes of one whole activation: batch × sequence × width × bytes a number |
 # | replicated | the same tensor on every rank; a replicated tensor is *whole* |
-# | sharded | every rank holds its own part, its shard, and no rank the rest; to shard a tensor is to *cut* it |
-# | partial | every rank holds a tensor of full size, and what is meant is their *sum*; the ranks' tensors are its *terms* |
-# | region | from where an activation is sharded to where it is replicated again: an attention, or an MLP |
-# | residual stream | what a block reads from and adds its output to |
+# | sharded | every rank holds only its own part, its shard; to shard a tensor is to *cut* it |
+# | partial | every rank holds a tensor of full size, a *term*; the value is the *sum* of all terms |
+# | region | the operations between the point at which an activation is sharded and the point at which it is replicated again: an attention, or an MLP |
+# | residual stream | the activation that a block reads, and to which it adds its output |
 # | hidden | the features between the two matrices of an MLP, usually 4 times the width |
 #
 # Bytes sent are often given in **halves of an all-reduce**, (N−1)/N · M each: an all-reduce is two of them, a
 # gather or a reduce-scatter one (notebook 02).
+#
+# <details><summary>In the lectures</summary>Lecture 001 has the difference in a sentence: ZeRO-3 "shards
+# weights for memory but reconstructs them for computation", tensor parallelism "splits the computation
+# itself".</details>
 
 # %%
 import contextlib
@@ -83,9 +86,9 @@ warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames two colle
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# Three tools that move data and know nothing of gradients. Use them wherever you like. Parts are cut as
-# `torch.tensor_split` does: 10 elements on 4 ranks are 3, 3, 2, 2. And `part` returns a *copy*: a view would
-# keep the whole alive.
+# These three tools move data and know nothing of gradients. If you need gradients through them, you must
+# write the backward. Parts are cut as `torch.tensor_split` does: 10 elements on 4 ranks are 3, 3, 2, 2. And
+# `part` returns a *copy*: a view would keep the whole alive.
 
 
 # %%
@@ -120,9 +123,9 @@ def summed_part(x, dim, group: Group = None):
 
 
 # %% [markdown]
-# And tools to look. `passes` runs a layer forward and backward on every rank: the same seed, so that all draw the
-# same weights, and the same input. `sent` reads from the ledger what a rank sent in each direction. `alone` is the
-# same without any splitting, in one process.
+# The next tools show you a run. `passes` runs a layer forward and backward on every rank, with the same seed,
+# so that all draw the same weights, and the same input. `sent` reads from the ledger how much a rank sent in
+# each direction. `alone` does the same without any splitting, in one process.
 
 
 # %%
@@ -242,31 +245,31 @@ print("columns:", (x @ left).tolist(), "beside", (x @ right).tolist())
 print("rows:   ", (x[:2] @ upper).tolist(), "plus", (x[2:] @ lower).tolist())
 
 # %% [markdown]
-# So forward is easy: by columns nothing is sent, by rows a sum is. And backward? Autograd knows nothing of other
-# ranks. It sees one process with a smaller matrix.
+# So forward is easy: by columns nothing is sent, and by rows there is a sum. And backward? Autograd knows
+# nothing of other ranks. It sees one process with a smaller matrix.
 #
 # *By columns.* Every rank uses x. A value that is used N times has a gradient from each use, and its gradient is
 # their **sum**. On one GPU autograd adds them up by itself. Here the uses are on N ranks.
 #
-# *By rows.* The sum hands its gradient on to every term as it is. And every rank has that gradient already: all
-# of them compute the same loss from the same y.
+# *By rows.* The sum hands its gradient on to every term unchanged. And every rank has that gradient already:
+# all of them compute the same loss from the same y.
 #
-# So the two edges of a region are two functions, each the other's mirror image:
+# So each edge of a region is a function, and the two are mirror images:
 #
 # | | forward | backward | in Megatron-LM |
 # |---|---|---|---|
 # | into a region: `identity_all_reduce` | nothing | all-reduce | f |
 # | out of it: `all_reduce_identity` | all-reduce | nothing | g |
 #
-# **Predict.** M bytes on N ranks: what does each function send, forward and backward? And what if you wrote no
-# function, and called `dist.all_reduce(y)` on the output of a layer in place?
+# **Predict.** M bytes on N ranks: how much does each function send, forward and backward? And what if you
+# wrote no function, and called `dist.all_reduce(y)` on the output of a layer in place?
 #
 # <details><summary>Answer</summary>2 (N−1)/N · M in one direction, nothing in the other. Autograd does not see an
 # in-place collective. In place of all_reduce_identity the gradient would come out right by luck, with a warning from
 # PyTorch that this may end one day. In place of identity_all_reduce there is nothing to call: the gradients of x
 # would not be added up.</details>
 #
-# **Build.** Two `torch.autograd.Function`s, and two functions that apply them.
+# **Build.** Write two `torch.autograd.Function`s, and two functions that apply them.
 #
 # - Neither may write into its input: x and the gradient may be used elsewhere. `dist.all_reduce` works in place,
 #   so give it a copy, and a contiguous one.
@@ -327,8 +330,8 @@ def all_reduce_identity(x, group: Group = None):
 #
 #     @staticmethod
 #     def backward(ctx, grad): ...</pre></details>
-# <details><summary>Hint: the copy</summary><code>x.clone(memory_format=torch.contiguous_format)</code>. gloo adds
-# up something else, without an error, where memory has gaps (notebook 02).</details>
+# <details><summary>Hint: the copy</summary><code>x.clone(memory_format=torch.contiguous_format)</code>. If
+# memory has gaps, gloo adds up other values, without an error (notebook 00, §5.6).</details>
 #
 # **Check.**
 
@@ -345,11 +348,13 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# **Measure.** The check has done it: "forward" and "backward" are the bytes that the ledger counted. Its x has 96 bytes
-# and there are 3 ranks: 2 · 2/3 · 96 = 128 in one direction, 0 in the other. Was that your prediction?
+# **Measure.** The check has measured: "forward" and "backward" are the bytes that the ledger counted. Its x
+# has 96 bytes and there are 3 ranks: 2 · 2/3 · 96 = 128 in one direction, 0 in the other. Was that your
+# prediction?
 #
-# **Break it.** PyTorch has an all-reduce that autograd knows: `torch.distributed.nn.functional.all_reduce`. Take it
-# for `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the gradient of x?
+# **Break it.** PyTorch has an all-reduce that autograd knows: `torch.distributed.nn.functional.all_reduce`.
+# Use it in place of `all_reduce_identity`. Four ranks add up x, and the loss is the sum itself. What is the
+# gradient of x?
 
 
 # %% tags=["skip-in-grading"]
@@ -372,13 +377,15 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
         print(f"{name:20} d loss / d x = {run[0]}")
 
 # %% [markdown]
-# 1 is right: raise one rank's x by a little, and the loss rises by as much. Theirs says 4. It is no bug. PyTorch takes
-# the *four* losses for four losses, whose sum is differentiated: each of them contains x. In tensor parallelism the
-# four are copies of one. That is the factor N that one reads of in forums; with AdamW it hardly shows in the loss,
-# since Adam divides by the gradient's size (notebook 03), and with gradient clipping or SGD it does.
+# 1 is right: raise one rank's x by a little, and the loss rises by as much. Theirs says 4, and this is not a
+# bug. PyTorch takes the losses of the four ranks for *four* losses and differentiates their sum: each of them
+# contains x. In tensor parallelism the four are copies of one. This is the factor N that one reads of in
+# forums. With AdamW it hardly shows in the loss, since Adam divides by the gradient's size (notebook 03);
+# with gradient clipping or SGD it does.
 #
 # **In production.** In Megatron-LM your functions are called `copy_to_tensor_model_parallel_region` and
-# `reduce_from_tensor_model_parallel_region`: by what they do forward. Backward each does what the other does forward.
+# `reduce_from_tensor_model_parallel_region`: they are named after their forward. In backward each does the
+# forward of the other.
 
 # %% [markdown]
 # ## 2 · By columns
@@ -390,19 +397,19 @@ for name, add_up in (("yours", all_reduce_identity), ("torch.distributed.nn", th
 # | time | 20 minutes |
 # | points | 7 |
 #
-# `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a **row**
-# of `weight`. (Lectures 003 and 004 cut "the weight matrix W" and do not say which; `ColwiseParallel` of PyTorch
-# cuts dimension 0.) A layer that is cut along dimension 1 is the other one, that of §3.
+# `nn.Linear` does not keep A but its transpose: `weight` is (out, in), y = x weightᵀ. A *column* of A is a
+# **row** of `weight`: `ColwiseParallel` of PyTorch cuts dimension 0. (If a text cuts "the weight matrix W",
+# ask which of the two it means.) A layer that is cut along dimension 1 is the other one, that of §3.
 #
-# **Predict.** 1,024 features to 4,096, four ranks: which shapes have a rank's weight and bias? What is sent, of
-# which tensor, in which direction?
+# **Predict.** 1,024 features to 4,096, four ranks: which shapes have a rank's weight and bias? How much of
+# which tensor is sent, and in which direction?
 #
-# <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Nothing forward. Backward the gradient of x is
-# added up: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and needs nothing.</details>
+# <details><summary>Answer</summary>(1,024, 1,024) and (1,024,). Forward sends nothing. Backward adds up the
+# gradient of x: 2 · 3/4 of x's bytes. The bias is cut with its outputs, and sends nothing.</details>
 #
-# If the whole output is wanted (`gather_output`), the parts are gathered. What is that step's mirror image? What
-# follows is the same on all ranks, so each has the whole gradient of the whole output: it takes its own part of it.
-# That pair is given:
+# If the whole output is wanted (`gather_output`), the parts are gathered. What is that step's mirror image?
+# All later operations are the same on all ranks, so each has the whole gradient of the whole output, and
+# takes its own part of it. This pair is given:
 
 
 # %%
@@ -443,13 +450,14 @@ def own_features(x, group: Group = None):
 
 
 # %% [markdown]
-# **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features, out_features,
-# bias)`, and keeps its part. All ranks have the same seed, so the parts are those of one layer: the very layer that
-# one process would have drawn. (In real training no rank may ever hold the whole; then one draws part by part.)
+# **Build.** Where do the weights come from? Every rank makes the whole layer, `nn.Linear(in_features,
+# out_features, bias)`, and keeps its part. All ranks have the same seed, so the parts are those of one layer:
+# the very layer that one process would have drawn. (If a layer is too large for one rank, as in real
+# training, one draws it part by part.)
 #
 # - `weight` and `bias` are `nn.Parameter`s of this rank's part only. With `bias=False`, `bias` is None.
-# - Keep `gather_output` and `group` under these names, here and in §3: later cells look at them.
-# - Where N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
+# - Keep `gather_output` and `group` under these names, here and in §3: later cells read them.
+# - If N does not divide `out_features`, cut as `part` does: the first ranks have one feature more.
 
 
 # %% nbgrader={"grade_id": "column_parallel_linear", "solution": true}
@@ -494,7 +502,7 @@ report = check("06_tensor_parallel/column_parallel_linear", ColumnParallelLinear
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 16,384 bytes.
+# **Measure.** Here are four ranks, 64 features to 64, beside `nn.Linear` in one process; x has 16,384 bytes.
 
 
 # %% tags=["skip-in-grading"]
@@ -518,12 +526,12 @@ _ = beside(
 )
 
 # %% [markdown]
-# Forward: 3/4 of the output, because of `gather_output`. Backward: 6/4 of x. A quarter of the weights. Without
-# `gather_output` a rank would hold a quarter of the output as well: that is the point, and §4 is about who can go
-# on with a quarter.
+# Forward sends 3/4 of the output, because of `gather_output`. Backward sends 6/4 of x. A rank holds a quarter
+# of the weights. Without `gather_output` it would hold a quarter of the output as well. That is the point,
+# and §4 shows which layer can go on with a quarter.
 #
-# **Break it.** The same without `identity_all_reduce`. What will be wrong: the output, the gradients of the rank's own
-# weights, or the gradient of x?
+# **Break it.** Leave out `identity_all_reduce`. What will be wrong: the output, the gradients of the rank's
+# own weights, or the gradient of x?
 
 
 # %% tags=["skip-in-grading"]
@@ -545,11 +553,15 @@ if wrong:
         print(f"{key:12}", "the same" if off < 1e-5 else f"off by {off:.2g} of the largest number")
 
 # %% [markdown]
-# Only the gradient of x: rank 0 has its own columns' share of it. If this layer is the model's first, nothing shows it.
-# Anywhere else, all that lies before it learns from another gradient on each rank.
+# Only the gradient of x is wrong: rank 0 has its own columns' share of it. If this layer is the model's
+# first, nothing shows it. Anywhere else, all layers before it learn from a different gradient on each rank.
 #
-# **In production.** `ColwiseParallel()` in PyTorch, `ColumnParallelLinear` in Megatron-LM. The latter does not stand idle
-# in backward: while the gradient of x is being summed, it computes that of the weights, which needs no other rank.
+# **In production.** `ColwiseParallel()` in PyTorch, `ColumnParallelLinear` in Megatron-LM. The latter does
+# not idle in backward: while the gradient of x is being summed, it computes that of the weights, which needs
+# no other rank.
+#
+# <details><summary>In the lectures</summary>Lectures 003 and 004 cut "the weight matrix W" and do not say
+# whether it is A or its transpose.</details>
 
 # %% [markdown]
 # ## 3 · By rows
@@ -561,14 +573,14 @@ if wrong:
 # | time | 15 minutes |
 # | points | 7 |
 #
-# The other way round: each rank has some *input* features, columns of `weight`. The product is partial: each rank has a
-# term of full size. What comes out of the sum is replicated. (Lecture 003 has it as "Raw Parallel", Y = Y₁ + Y₂.)
+# Now cut the other way: each rank has some *input* features, columns of `weight`. The product is partial:
+# each rank has a term of full size, Y = Y₁ + Y₂. The sum is replicated.
 #
-# **Predict.** And the bias? It belongs to y, which all ranks have; none has a part of it. If every rank adds it to its
-# term, what comes out of the sum on 4 ranks?
+# **Predict.** And the bias? It belongs to y, which all ranks have, and it is not cut. If every rank adds it
+# to its term, what comes out of the sum on 4 ranks?
 #
-# <details><summary>Answer</summary>Four times the bias. It is added once, after the sum. Every rank keeps all of it
-# and gets the same gradient for it: nothing is to be sent, and the copies stay equal.</details>
+# <details><summary>Answer</summary>Four times the bias. It is added once, after the sum. Every rank keeps all
+# of it and gets the same gradient for it, so nothing must be sent, and the copies stay equal.</details>
 #
 # **Build.**
 #
@@ -628,10 +640,11 @@ _ = beside(
 )
 
 # %% [markdown]
-# 6/4 of y forward; backward 3/4 of x, because x came whole. The bias makes the share of parameters a little more
-# than a quarter.
+# Forward sends 6/4 of y. Backward sends 3/4 of x, because x came whole. The bias makes the share of
+# parameters a little more than a quarter.
 #
-# **Break it.** The bias added by every rank, before the sum. Will the output be wrong? Will the bias's gradient?
+# **Break it.** Here every rank adds the bias, before the sum. Will the output be wrong? Will the bias's
+# gradient?
 
 
 # %% tags=["skip-in-grading"]
@@ -658,13 +671,16 @@ if run:
     print("the bias's gradient is that of the right layer:", run[0][1])
 
 # %% [markdown]
-# Three biases too many, and a gradient that looks innocent. Where biases begin at 0, as in many models, no comparison
-# before the first step sees it. Training goes on, with a bias that counts N times. It comes out when the checkpoint is
-# loaded on another number of ranks: the loss jumps.
+# The output has three biases too many, and the gradient looks innocent. If biases begin at 0, as in many
+# models, no comparison before the first step shows the mistake. Training goes on, with a bias that counts N
+# times. It comes out when the checkpoint is loaded on another number of ranks: the loss jumps.
 #
 # **In production.** `RowwiseParallel()` in PyTorch; in Megatron-LM `RowParallelLinear`, with your argument
-# `input_is_parallel`. With `skip_bias_add` it returns the bias instead of adding it, for a kernel that adds bias,
-# dropout and the stream in one pass.
+# `input_is_parallel`. With `skip_bias_add` it returns the bias instead of adding it, for a kernel that
+# handles bias, dropout and the residual stream in one pass.
+#
+# <details><summary>In the lectures</summary>Lecture 003 calls this layer "Raw Parallel", Y = Y₁ +
+# Y₂.</details>
 
 # %% [markdown]
 # ## 4 · Two layers: columns, then rows
@@ -676,13 +692,13 @@ if run:
 # | time | 20 minutes |
 # | points | in §8 |
 #
-# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each of them can be cut in two
-# ways. Lecture 004 draws two of the orders. Here they are, from runs: what every rank holds at each moment, where it
-# talks, and how many bytes the ledger counted.
+# An MLP is two matrices with an activation function between them: y = gelu(x A) B. Each of them can be cut in
+# two ways. Here are two of the orders, drawn from runs: the tensors that every rank holds at each moment, the
+# places at which it talks, and the bytes that the ledger counted.
 #
-# First the order that costs more: rows, then columns. x A is a sum of terms, and gelu(a + b) is not
-# gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B by columns, and
-# its output must be gathered.
+# First comes the order that costs more: rows, then columns. x A is a sum of terms, and gelu(a + b) is not
+# gelu(a) + gelu(b): the wide hidden features must be added up *before* the activation function. Then B is cut
+# by columns, and its output must be gathered.
 
 
 # %%
@@ -722,8 +738,9 @@ class MLP(nn.Module):
 
 
 # %% [markdown]
-# `stages` runs an MLP and looks at what goes into its two matrices and comes out, on this rank: *replicated*, *sharded* or
-# *partial*. `draw` draws it: a box is a tensor (tokens down, features across), coloured where the rank has it.
+# `stages` runs an MLP and looks at the inputs and outputs of its two matrices on this rank: *replicated*,
+# *sharded* or *partial*. `draw` draws them: a box is a tensor (tokens down, features across), and the part
+# that the rank has is coloured.
 
 # %% tags=["skip-in-grading"]
 TOKENS, WIDTH, HIDDEN = 32, 64, 256
@@ -801,22 +818,24 @@ run = try_it(stages, RowThenColumn, world_size=2)
 draw(run, "rows, then columns") if run else None
 
 # %% [markdown]
-# And columns, then rows. Every rank has some hidden features from beginning to end: an activation function works on
-# each number by itself, and what the first matrix puts out is what the second takes in.
+# Then comes the other order: columns, then rows. Every rank has some hidden features from beginning to end:
+# an activation function works on each number by itself, and the second matrix takes in the features that the
+# first puts out.
 
 # %% tags=["skip-in-grading"]
 run = try_it(stages, ParallelMLP, world_size=2)
 draw(run, "columns, then rows") if run else None
 
 # %% [markdown]
-# One sum for two layers, and nothing in between. Backward is the mirror image: nothing to be said until the gradient
-# of x, and then one sum. Lecture 001 writes "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer. No rank
-# concatenates: that would be the all-gather which this order avoids. (It also says "one All-Reduce per layer". It
-# is one for the MLP and one for attention, forward, and the same again backward: four for a layer.)
+# Two layers need one sum, and nothing in between. Backward is the mirror image: nothing is sent until the
+# gradient of x, and then there is one sum. It is often said that the hidden features are concatenated after
+# the first layer. No rank concatenates: that would be the all-gather that this order avoids. (It is also said
+# that tensor parallelism takes one all-reduce per layer. It takes one for the MLP and one for attention,
+# forward, and the same again backward: four for a layer.)
 #
-# **Predict.** A transformer layer is two regions, attention and MLP. What does each rank send for the layer, in one
-# direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; the other two
-# values are asked in §7. The check is in §8.
+# **Predict.** A transformer layer is two regions, attention and MLP. How much does each rank send for the
+# layer, in one direction, when an activation has `nbytes` bytes? Write it down now for `sequence=None`; §7
+# asks for the other two values. The check is in §8.
 
 
 # %% nbgrader={"grade_id": "layer_bytes_sent", "solution": true}
@@ -836,7 +855,7 @@ def layer_bytes_sent(n: int, nbytes: float, direction: str, sequence: str | None
 # <details><summary>Hint</summary>Count the all-reduces of a layer in one direction, and two halves for each; a half is
 # (n - 1) / n * nbytes.</details>
 #
-# **Measure.** The MLP on 2, 3 and 4 ranks, against one process. M is 16,384 bytes.
+# **Measure.** Here is the MLP on 2, 3 and 4 ranks, against one process. M is 16,384 bytes.
 
 # %% tags=["skip-in-grading"]
 for n in (2, 3, 4):
@@ -846,11 +865,11 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# The same values, whatever N is, and also where 256 features do not divide by 3.
+# The values are the same for every N, even if N = 3 does not divide the 256 features.
 #
-# SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at the same
-# places, so that their product is each rank's own. But write it with two `ColumnParallelLinear`s, and look what is
-# sent:
+# SwiGLU, the MLP of LLaMA, has three matrices: down(silu(gate(x)) · up(x)). Gate and up are cut by columns at
+# the same places, so that each rank can form its own part of their product. But write it with two
+# `ColumnParallelLinear`s, and look at the bytes:
 
 
 # %% tags=["skip-in-grading"]
@@ -878,11 +897,11 @@ for make in (Gated, GatedOnce):
         print(f"{make.__name__:10} forward {sent(run)[0]:,.0f} bytes, backward {sent(run)[1]:,.0f}")
 
 # %% [markdown]
-# x entered the region twice, and its gradient was summed twice. The sum of the sums is the sum of everything: enter
-# once, and let autograd add up on the rank. Attention has three such layers.
+# x entered the region twice, and its gradient was summed twice. Let x enter once, and let autograd add up the
+# two gradients on the rank: the sum is the same. Attention has three such layers.
 #
-# **In production.** `parallelize_module` gets a plan. It makes every parameter a *DTensor*, which knows how it is
-# cut, and puts the collectives in when something whole is asked for:
+# **In production.** `parallelize_module` gets a plan. It makes every parameter a *DTensor*, which knows how
+# it is cut, and inserts a collective when an operation needs a whole tensor:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -925,9 +944,13 @@ if theirs_run:
     print("yours sends", sent(ours), "bytes, theirs", sent(theirs_run))
 
 # %% [markdown]
-# The same bytes. What a plan adds: checkpoints that know which part is whose, sub-meshes (tensor parallelism inside
-# FSDP, notebook 10), and a matrix whose input comes in the wrong way is re-cut instead of multiplied. What it costs
-# is time on the processor for every operation; Megatron-LM and many others keep layers like yours.
+# The bytes are the same. A plan adds checkpoints that know which rank has which part, and sub-meshes (tensor
+# parallelism inside FSDP, notebook 10). If the input of a matrix is cut in the wrong way, the plan cuts it
+# again instead of multiplying it. It costs time on the processor for every operation; Megatron-LM and many
+# others keep layers like yours.
+#
+# <details><summary>In the lectures</summary>Lecture 004 draws two of the orders. Lecture 001 writes
+# "Concatenate: h = [h⁽¹⁾ | h⁽²⁾]" after the first layer, and says "one All-Reduce per layer".</details>
 
 # %% [markdown]
 # ## 5 · Attention
@@ -939,23 +962,24 @@ if theirs_run:
 # | time | 35 minutes: 20 for the heads, 15 for grouped queries and dropout |
 # | points | 4 for the heads, 4 for grouped queries and dropout |
 #
-# You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to heads ×
-# head_dim features. Then every head computes by itself. Then an output matrix, from heads × head_dim back to width.
-# Which of the matrices are cut by columns, which by rows? What takes the place of "elementwise"?
+# You have seen an MLP. Now find the same in attention. Query, key and value are three matrices, from width to
+# heads × head_dim features. Then every head computes by itself. An output matrix leads from heads × head_dim
+# back to width. Which of the matrices are cut by columns, and which by rows? What takes the place of
+# "elementwise"?
 #
-# <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and values
-# attends with them alone. Columns (whole heads of them), then attention, then rows: one sum forward, one
-# backward.</details>
+# <details><summary>Answer</summary>Heads do not look at each other. A rank with some heads' queries, keys and
+# values attends with them alone. Cut the three matrices by columns (whole heads of them) and the output
+# matrix by rows: one sum forward, one backward.</details>
 #
-# **Build the heads.** Causal self-attention, as `course_lib.models.gpt.SelfAttention` does in one process, with as many heads
-# of keys and values as of queries. `causal_attention` is given.
+# **Build the heads.** Write causal self-attention, as `course_lib.models.gpt.SelfAttention` has it for one
+# process, with as many heads of keys and values as of queries. `causal_attention` is given.
 #
 # - The layers are `query`, `key`, `value` and `out`, drawn in this order with `nn.Linear`'s weights (§7 and §9 use these
 #   names).
 # - x is replicated, and enters *once*: backward sends one all-reduce of x's gradient.
 # - A rank has heads that lie side by side, and the same ones of all four matrices.
-# - No backward is to be written here: your functions of §1 have one, and autograd does the rest.
-# - N must divide `heads`; else raise a ValueError that says both numbers.
+# - You need not write a backward here: your functions of §1 have one, and autograd does the rest.
+# - If N does not divide `heads`, raise a ValueError that says both numbers.
 
 
 # %%
@@ -1017,26 +1041,27 @@ report = check("06_tensor_parallel/parallel_heads", ParallelHeads, cases="hidden
 report.points(4)
 
 # %% [markdown]
-# **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And with *grouped
-# queries*, 8 query heads but only 2 heads of keys and values, on 4 ranks?
+# **Predict.** 8 heads on 4 ranks: rank 1 has heads 2 and 3. How many ranks can there be at most? And which
+# rank holds what with *grouped queries*: 8 query heads but only 2 heads of keys and values, on 4 ranks?
 #
-# <details><summary>Answer</summary>8 ranks. With 2 key-value heads, head 0 serves queries 0 to 3, which are on ranks 0
-# and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the copy's gradient is their sum:
-# <i>a value that is used on two ranks</i>, once more.</details>
+# <details><summary>Answer</summary>8 ranks. With 2 key-value heads, head 0 serves queries 0 to 3, which are
+# on ranks 0 and 1: both hold a copy of it. Each copy has the gradient from its own queries, and the head's
+# gradient is the sum of both: <i>a value that is used on two ranks</i>, once more.</details>
 #
-# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same weights and use
-# the same mask on replicated tensors. But each rank has *other* heads: with the same masks, head 0 of every rank would
-# lose the same weights. Inside a region masks must differ, and behind it the ranks must agree again.
+# *Dropout* of the weights of attention is a trap. All ranks have the same seed, so that they draw the same
+# weights and use the same mask on replicated tensors. But each rank has *different* heads: with the same
+# masks, the first head of every rank would lose the same weights. Inside a region masks must differ, and
+# behind it the ranks must agree again.
 #
 # **Build the whole.** `ParallelSelfAttention` does what `ParallelHeads` does, and two things more. It may be a subclass of it
 # or a class of its own.
 #
-# - `kv_heads=None`: as many as heads. `kv_heads` must divide N or be divided by it, and N must divide `heads`; else raise a
-#   ValueError that says the numbers.
-# - Where there are fewer key-value heads than ranks, N / kv_heads ranks in succession hold the same one, and its gradients
-#   are summed over them. `grid` makes two groups: `same` are the ranks with copies of my head, `across` is one rank for
-#   each head.
-# - `dropout`: while training, of the weights of attention, within `own_random_state`.
+# - `kv_heads=None` means as many as heads. `kv_heads` must divide N or be divided by it, and N must divide
+#   `heads`. If not, raise a ValueError that says the numbers.
+# - If there are fewer key-value heads than ranks, N / kv_heads neighbouring ranks hold the same one, and its
+#   gradients are summed over them. `grid` makes two groups: `same` are the ranks with copies of my head,
+#   `across` is one rank for each head.
+# - `dropout` applies to the weights of attention while training, within `own_random_state`.
 
 
 # %%
@@ -1125,8 +1150,8 @@ report = check("06_tensor_parallel/parallel_self_attention", ParallelSelfAttenti
 report.points(4)
 
 # %% [markdown]
-# **Measure.** A whole layer from your parts: attention and MLP, each behind a norm and added to what came in. On 4
-# ranks, 8 heads; beside it what you predicted in §4.
+# **Measure.** Here is a whole layer from your parts: attention and MLP, each behind a norm and added to the
+# residual stream. It has 8 heads on 4 ranks, and your prediction of §4 stands beside it.
 
 
 # %% tags=["skip-in-grading"]
@@ -1156,7 +1181,7 @@ if run:
     print(run.ledger.table(times=False, rank=0))
 
 # %% [markdown]
-# Four all-reduces: two regions, two directions.
+# There are four all-reduces: two regions, two directions.
 #
 # **Break it.** Rank r takes the features r, r + N, r + 2N, ... instead of those that lie side by side. All ranks do, in
 # the matrices that are cut by columns and in the one that is cut by rows, and every shape fits. Is the MLP still
@@ -1198,13 +1223,16 @@ for make, inward, outward in (
         )
 
 # %% [markdown]
-# Hidden features have no neighbours: the MLP does not mind. A head *is* a run of features side by side; the "heads" of
-# this attention have features of all heads, and scores that the model does not have. For the same reason a fused
-# (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be cut into N equal parts: each of the three
-# has to be.
+# The order of hidden features does not matter, so the MLP is right. A head *is* a run of features side by
+# side; the "heads" of this attention have features of all heads, and scores that the model does not have. For
+# the same reason a fused (query, key, value) matrix, as GPT-2's checkpoints have it, cannot be cut into N
+# equal parts. Each of the three must be cut by itself.
 #
-# **In production.** Lecture 004 calls attention "much simpler": with as many key-value heads as ranks it is. LLaMA 3
-# 70B has 64 heads and 8 of keys and values; eight ranks are what one takes.
+# **In production.** LLaMA 3 70B has 64 heads and 8 of keys and values, and runs on eight ranks: with as many
+# key-value heads as ranks attention is simple.
+#
+# <details><summary>In the lectures</summary>Lecture 004 calls attention "much simpler" than the MLP. That
+# holds with at least as many key-value heads as ranks.</details>
 
 # %% [markdown]
 # ## 6 · The two ends: embedding and loss
@@ -1220,14 +1248,14 @@ for make, inward, outward in (
 # 2.1 GB in bf16, and the head as much. And a micro-batch of 4 × 2,048 tokens has 8,192 × 128,256 logits: 4.2 GB in
 # float32, and as much again for their gradient. So cut the vocabulary.
 #
-# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does not have
-# it returns zeros; and the sum over the ranks is the table's row. An embedding is a matrix cut by rows, whose input
-# is all zeros and a one.
+# **The embedding** is a table with a row for each token. Rank r has a run of rows. For a token that it does
+# not have it returns zeros, so the sum over the ranks is the table's row. An embedding is a matrix cut by
+# rows, whose input is all zeros and a one.
 #
-# **Predict.** What does it send, forward and backward?
+# **Predict.** How much does it send, forward and backward?
 #
-# <details><summary>Answer</summary>One all-reduce of M forward. Backward nothing: every rank has the gradient of the
-# sum, and adds it to the rows that it has.</details>
+# <details><summary>Answer</summary>Forward sends one all-reduce of M. Backward sends nothing: every rank has
+# the gradient of the sum, and adds it to the rows that it has.</details>
 #
 # **Build.** As in §2: draw the whole `nn.Embedding`, and keep the rank's rows, as the parameter `weight`.
 
@@ -1260,8 +1288,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and put zeros in place of what
-# came out: <code>masked_fill</code>. In the other order you would read outside the table.</details>
+# <details><summary>Hint: tokens that are elsewhere</summary>Look up row 0 for them, and put zeros in place of
+# the result: <code>masked_fill</code>. If you mask only afterwards, you read outside the table.</details>
 #
 # **Check.**
 
@@ -1280,11 +1308,12 @@ report.points(5)
 #
 # > loss = log(exp(l₀) + exp(l₁) + ...) − l_target
 #
-# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000) is infinite, so
-# the largest logit is taken off first: log Σ exp(l) = m + log Σ exp(l − m), for any m. Three numbers a token. Since the
-# loss does not depend on m, no gradient goes through it.
+# The sum of exponentials is a sum of the ranks' sums. The target's logit is on *one* rank. And exp(1,000) is
+# infinite, so the largest logit is taken off first: log Σ exp(l) = m + log Σ exp(l − m), for any m. These are
+# three numbers a token. Since the loss does not depend on m, no gradient goes through it.
 #
-# **Predict.** In float32, `tokens` targets, n ranks. It will be checked in §8.
+# **Predict.** How many bytes does a rank send for the loss, in float32, with `tokens` targets on n ranks? §8
+# checks it.
 
 
 # %% nbgrader={"grade_id": "loss_bytes_sent", "solution": true}
@@ -1300,11 +1329,11 @@ def loss_bytes_sent(n: int, tokens: int) -> float:
 #
 # - `logits`: (..., this rank's part of the vocabulary), cut as `part` does. `target`: (...), tokens of the whole
 #   vocabulary, the same on all ranks. `vocab_size`: of the whole vocabulary.
-# - Returns the mean over the targets that are not `ignore_index`, the same on every rank; in float32 at least, and `logits`
-#   are left as they are.
-# - What is kept for backward has the size of the rank's logits, not of all.
-# - Three numbers for each target travel forward, and nothing backward: what is the gradient of the loss by a logit, and
-#   does this rank have all that it takes?
+# - Return the mean over the targets that are not `ignore_index`, the same on every rank, in float32 at least.
+#   Do not change `logits`.
+# - The tensors kept for backward have the size of the rank's logits, not of all logits.
+# - Three numbers for each target travel forward, and nothing backward. What is the gradient of the loss by a
+#   logit, and does this rank have everything that it needs?
 #
 # <details><summary>Answer</summary>softmax − 1 at the target, softmax elsewhere: exp(l − m) / Σ. Every rank has m and Σ
 # from forward.</details>
@@ -1332,14 +1361,15 @@ def vocab_parallel_cross_entropy(
 
 
 # %% [markdown]
-# <details><summary>Hint: with the functions of §1</summary>The ranks' sums of exponentials are <i>terms</i>, and so are
-# the targets' logits, with zeros on the ranks that do not have the token. <code>all_reduce_identity</code> makes them
-# whole, and autograd does the rest.</details>
+# <details><summary>Hint: with the functions of §1</summary>The ranks' sums of exponentials are <i>terms</i>,
+# and so are the targets' logits, with zeros on the ranks that do not have the token.
+# <code>all_reduce_identity</code> adds up the terms, and autograd does the rest.</details>
 # <details><summary>Hint: the largest</summary><code>largest = logits.detach().amax(-1)</code>, then
 # <code>dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)</code>: outside of autograd.</details>
-# <details><summary>Hint: the target's logit</summary><code>local = target - start</code>, where start is the rank's first
-# token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. It is here where 0 <= local < the number of logits.
-# Elsewhere look at 0 (<code>gather</code> along the last dimension), and mask.</details>
+# <details><summary>Hint: the target's logit</summary><code>local = target - start</code>, where start is the
+# rank's first token, <code>part(torch.arange(vocab_size), 0, group)[0]</code>. The token is here if 0 <=
+# local < the number of logits. If not, look at 0 (<code>gather</code> along the last dimension), and
+# mask.</details>
 #
 # **Check.**
 
@@ -1353,8 +1383,8 @@ report = check(
 report.points(9)
 
 # %% [markdown]
-# **Measure.** 512 tokens, a vocabulary of 8,192, 4 ranks. Once by gathering the logits, once with your loss. Bytes sent,
-# and the largest amount of tensors alive at once.
+# **Measure.** 512 tokens, a vocabulary of 8,192, 4 ranks: once by gathering the logits, once with your loss.
+# The cell prints the bytes sent, and the largest amount of tensors alive at once.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1390,10 +1420,11 @@ for name, how in (("gathered", by_gathering), ("yours", by_three_numbers)):
 print("predicted for yours:", said(loss_bytes_sent, 4, 512))
 
 # %% [markdown]
-# More than a thousand times fewer bytes, and no rank ever holds the 16 MiB of logits.
+# Your loss sends more than a thousand times fewer bytes, and no rank ever holds the 16 MiB of logits.
 #
-# **Break it.** Two shortcuts. The first takes every rank's own softmax, as if its tokens were all there are. The second
-# does not take off the largest logit. Which do you notice with small logits, and which with large ones?
+# **Break it.** Here are two shortcuts. The first takes every rank's own softmax, as if there were no other
+# tokens. The second does not take off the largest logit. Which do you notice with small logits, and which
+# with large ones?
 
 
 # %% tags=["skip-in-grading"]
@@ -1430,8 +1461,9 @@ for size in (1, 50):
         print(f"logits to {4 * size:3}:", *(f"{one:12.4f}" for one in run[0]))
 
 # %% [markdown]
-# The first is too small: with small logits by about log N, 1.4 on 4 ranks, with large ones by far more. Training looks
-# *better*: no rank's tokens compete with another's. The second is right until a logit exceeds 88, where float32's exp ends.
+# The first is too small: with small logits by about log N, 1.4 on 4 ranks, with large ones by far more.
+# Training looks *better*, because no rank's tokens compete with another's. The second is right until a logit
+# exceeds 88: there float32's exp overflows.
 #
 # **In production.** In PyTorch the loss is `F.cross_entropy` itself, inside a context: `with loss_parallel(): ...`, and
 # the head's plan is `ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)`. Megatron-LM's is a
@@ -1448,9 +1480,10 @@ for size in (1, 50):
 # | time | 30 minutes |
 # | points | 7 |
 #
-# What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs of norms and
-# of regions. And all ranks do the same work there. A norm needs all features of a token, so features cannot be sharded;
-# but it needs nothing of other tokens. So between the regions shard the **sequence**: rank r has s / N positions.
+# What is not divided yet? Between the regions activations are replicated: the residual stream, and the inputs
+# of norms and of regions. And all ranks do the same work there. A norm needs all features of a token, so
+# features cannot be sharded; but it does not need other tokens. So between the regions shard the
+# **sequence**: rank r has s / N positions.
 #
 # An all-reduce is a reduce-scatter and an all-gather (notebook 02). Let the norm work between the two:
 #
@@ -1462,21 +1495,21 @@ for size in (1, 50):
 # | into a region: `all_gather_reduce_scatter` | all-gather | reduce-scatter |
 # | out of it: `reduce_scatter_all_gather` | reduce-scatter | all-gather |
 #
-# It sends as many bytes as tensor parallelism: two halves of an all-reduce at each region and in each direction. (Lecture
-# 004 says "at the cost of more comms".)
+# It sends as many bytes as tensor parallelism: two halves of an all-reduce at each region and in each
+# direction. (You may read that sequence parallelism costs more communication. In this form it does not.)
 #
-# And the norm's own weights? They are replicated, and each rank uses them on other tokens. *A value that is used on N
-# ranks*: its gradient is the sum.
+# And the norm's own weights? They are replicated, and each rank uses them on different tokens. They are *a
+# value that is used on N ranks*: the gradient is the sum.
 #
 # **Build.**
 #
-# - Both functions communicate, so their backward is yours to write: a `torch.autograd.Function` each, as in §1.
+# - Both functions communicate, so you write their backward: a `torch.autograd.Function` each, as in §1.
 #   `SequenceParallelNorm` needs none: `identity_all_reduce` has its backward.
-# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; where N does not divide it, raise a
-#   ValueError.
-# - Neither may write into its argument.
-# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`: it does the same with the rank's part of the sequence, and the
-#   gradients of weight and bias are summed over the ranks.
+# - Dimension `dim` is the sequence: -2 in (batch, seq, width). Parts are equal; if N does not divide it,
+#   raise a ValueError.
+# - Neither function may write into its argument.
+# - `SequenceParallelNorm(norm)` takes over an `nn.LayerNorm`: it normalizes the rank's part of the sequence,
+#   and the gradients of weight and bias are summed over the ranks.
 
 
 # %% nbgrader={"grade_id": "sequence_parallel", "solution": true}
@@ -1565,8 +1598,8 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** The picture of §4 once more, with your pair at the two edges. The residual stream is sharded along the sequence
-# now, and so is its norm.
+# **Measure.** Here is the picture of §4 once more, with your pair at the two edges. The residual stream is
+# sharded along the sequence now, and so is its norm.
 
 
 # %% tags=["skip-in-grading"]
@@ -1596,11 +1629,13 @@ run = try_it(sequence_stages, world_size=2)
 draw(run, "sequence, columns, rows, sequence") if run else None
 
 # %% [markdown]
-# Tokens are sharded outside, features inside, and at the edges a tensor turns from one into the other. 1 M forward and 1 M
-# backward, as in §4. The picture has 1.1 M backward: the gradients of the norm's weight and bias are summed, too.
+# Tokens are sharded outside the region and features inside it, and at the edges a tensor turns from one into
+# the other. It sends 1 M forward and 1 M backward, as in §4. The picture has 1.1 M backward: the gradients of
+# the norm's weight and bias are summed, too.
 #
-# One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence: is that kept,
-# replicated? Then it is what it was. Or is the part kept, and backward gathers once more?
+# One choice is left. A linear layer keeps its input for backward. The input of A is the *gathered* sequence.
+# Should the layer keep all of it, as without sequence parallelism? Or should it keep the part, and gather
+# once more in backward?
 #
 # | | kept of a region's input | sent backward |
 # |---|---|---|
@@ -1609,15 +1644,16 @@ draw(run, "sequence, columns, rows, sequence") if run else None
 #
 # Megatron-LM gathers again, and does it while the gradient of x is being computed.
 #
-# **Predict**, bytes sent and bytes kept, for both. `layer_bytes_sent` of §4 has these two values of `sequence` left: add
-# them there. And what does a layer keep for backward, in all? Count activations of the size M (flash attention, LayerNorm,
-# GELU at four times the width, no dropout, the few numbers a token neglected):
+# **Predict** the bytes sent and the bytes kept, for both. `layer_bytes_sent` of §4 has these two values of
+# `sequence` left: add them there. And how much does a layer keep for backward, in all? Count activations of
+# the size M (flash attention, LayerNorm, GELU at four times the width, no dropout; neglect single numbers for
+# each token):
 #
 # | | activations of M bytes |
 # |---|---|
 # | inputs of the two norms | 2 |
 # | inputs of the two regions | 2 |
-# | attention: q, k, v, and what comes out of the heads | 4 |
+# | attention: q, k, v, and the output of the heads | 4 |
 # | MLP: before the GELU, and behind it | 4 + 4 |
 #
 # Which of these 16 are divided by N without sequence parallelism? Which with `"keep"`, which with `"regather"`?
@@ -1636,10 +1672,11 @@ def layer_saved_bytes(n: int, nbytes: float, sequence: str | None = None) -> flo
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>So many activations are replicated; the other of the 16 are divided by n.</details>
+# <details><summary>Hint</summary>Some of the 16 activations are replicated; the others are divided by
+# n.</details>
 #
-# **Measure.** The layer of §5, between parts of the sequence, in both forms. `GatheredLinear` shows how one keeps less
-# than autograd would.
+# **Measure.** Here is the layer of §5, between parts of the sequence, in both forms. `GatheredLinear` shows
+# how to keep less than autograd would.
 
 
 # %% tags=["skip-in-grading"]
@@ -1736,11 +1773,11 @@ for form, make in FORMS.items():
         )
 
 # %% [markdown]
-# Two things are a little more than foretold. The norms' parameters and the two biases are used on other tokens by each
-# rank, and their gradients are summed: some kilobytes, in every backward, whatever the batch. And norms and attention
-# keep a number or two for each token and head.
+# Two figures are a little above the prediction. Each rank uses the norms' parameters and the two biases on
+# different tokens, so their gradients are summed: some kilobytes in every backward, for any batch. And norms
+# and attention keep a number or two for each token and head.
 #
-# In a picture: what is kept for each of the parts of the layer, on 4 ranks, in units of M.
+# The picture shows how much is kept for each part of the layer, on 4 ranks, in units of M.
 
 # %% tags=["skip-in-grading"]
 PARTS = {"norms": 2, "regions": 2, "attention": 4, "MLP": 8}
@@ -1787,11 +1824,12 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# GPT-3, 16 bits, dropout and without flash attention, has 34 + 5as/h = 114 bytes for each element where you have 16
-# activations of 2 bytes. The scheme is the same: Korthikanti et al. have 10 of the 34 whole with tensor parallelism,
-# and none with sequence parallelism. On 8 ranks: 2.9 GB a layer become 0.58, and 0.36.
+# You keep 16 activations of 2 bytes. GPT-3 in 16 bits, with dropout and without flash attention, keeps 34 +
+# 5as/h = 114 bytes for each element. The scheme is the same: Korthikanti et al. have 10 of the 34 whole with
+# tensor parallelism, and none with sequence parallelism. On 8 ranks: 2.9 GB a layer become 0.58, and 0.36.
 #
-# **Break it.** An ordinary `nn.LayerNorm` on the parts. Forward is right. Two steps of SGD, and then compare the ranks:
+# **Break it.** Put an ordinary `nn.LayerNorm` on the parts. Forward is right. Make two steps of SGD, and then
+# compare the ranks:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1817,15 +1855,19 @@ for name, norm in (
         print(f"{name:20} after two steps the ranks' weights differ by {apart:.1e}")
 
 # %% [markdown]
-# Four models that think they are one. Nothing crashes, and no shape is wrong.
-# Wherever a *replicated* value meets *sharded* work, ask which function adds up its gradient.
+# They are four models that think they are one. Nothing crashes, and no shape is wrong. Wherever a
+# *replicated* value meets *sharded* work, ask which function adds up its gradient.
 #
-# Dropout between the regions has its answer already (§5): on sharded activations every rank needs masks of its own, on
-# replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
+# For dropout between the regions the rule of §5 holds: on sharded activations every rank needs masks of its
+# own, on replicated ones all need the same. `course_lib/tensor_parallel/dropout.py` has both.
 #
-# **In production.** `SequenceParallel()` in the plan of `parallelize_module`, with `PrepareModuleInput` before and
-# `RowwiseParallel(output_layouts=Shard(1))` behind a region; `--sequence-parallel` in Megatron-LM. (The "sequence
-# parallelism" of DeepSpeed-Ulysses is another thing: it cuts the sequence *inside* attention as well. Notebook 08.)
+# **In production.** `SequenceParallel()` in the plan of `parallelize_module`, with `PrepareModuleInput`
+# before and `RowwiseParallel(output_layouts=Shard(1))` behind a region; `--sequence-parallel` in Megatron-LM.
+# (The "sequence parallelism" of DeepSpeed-Ulysses is something else: it cuts the sequence *inside* attention
+# as well. See notebook 08.)
+#
+# <details><summary>In the lectures</summary>Lecture 004 says that sequence parallelism comes "at the cost of
+# more comms".</details>
 
 # %% [markdown]
 # ## 8 · What it costs, and when it stops paying
@@ -1837,7 +1879,7 @@ for name, norm in (
 # | time | 10 minutes |
 # | points | 5 |
 #
-# Your formulas, checked.
+# The check takes your formulas from the sections above.
 
 # %% nbgrader={"grade_id": "predictions_check", "points": 5}
 report = check(
@@ -1855,21 +1897,23 @@ report = check(
 report.points(5)
 
 # %% [markdown]
-# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the sum. (In
-# backward the weights' gradients need not wait; forward everything does.) So the time of a layer is computing plus
-# talking, and the question is how they compare. For an MLP, forward, on each rank:
+# In data parallelism communication is hidden behind backward. Here the next operation *is waiting* for the
+# sum. (In backward the weights' gradients need not wait; forward everything does.) So the time of a layer is
+# computing plus talking, and the two must be compared. For an MLP, forward, on each rank:
 #
 # > computing: 4 · tokens · width · hidden / N FLOPs; talking: 2 (N−1)/N · tokens · width · 2 bytes
 #
-# Divide: **hidden / (N − 1) FLOPs for each byte**. Tokens and width are gone: neither a longer sequence nor a larger batch
-# helps, only a wider layer. And each rank more makes it worse. A GPU has a ratio of its own: an H100 computes 989
-# TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a network of 50 GB/s (400 Gb/s, one port for
-# each GPU) 19,780. Where the layer's ratio is above the GPU's, more than half of the time is computing.
+# Divide: **hidden / (N − 1) FLOPs for each byte**. Tokens and width cancel: neither a longer sequence nor a
+# larger batch helps, only a wider layer. And each further rank makes it worse. A GPU has a ratio of its own:
+# an H100 computes 989 TFLOP/s and sends 450 GB/s over NVLink (each way), 2,198 FLOPs a byte; over a network
+# of 50 GB/s (400 Gb/s, one port for each GPU) 19,780. If the layer's ratio is above the GPU's, more than half
+# of the time is computing.
 #
-# A layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond, two cases: every GPU has its
-# own port of 50 GB/s, and the all-reduce is made in two levels (notebook 02 §7), inside the node and then across; or the
-# node has one port for all, and a flat ring goes through it. Rounds cost α as NCCL's own model has it, 3.4 µs by NVLink, 14
-# over a network. FLOP/s and bytes/s are those of the data sheets, which no program reaches.
+# Take a layer of LLaMA 3 70B, 4,096 tokens in bf16, forward. Up to 8 GPUs are in one node. Beyond that there
+# are two cases. Either every GPU has its own port of 50 GB/s, and the all-reduce has two levels (notebook 02
+# §7), inside the node and then across. Or the node has one port for all, and a flat ring goes through it.
+# Rounds cost α as NCCL's own model has it, 3.4 µs by NVLink, 14 over a network. FLOP/s and bytes/s are those
+# of the data sheets, which no program reaches.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1925,12 +1969,11 @@ axes.spines[["top", "right"]].set_visible(False)
 figure
 
 # %% [markdown]
-# Inside the node every doubling still helps, by less each time. Sixteen GPUs in two nodes are hardly faster than eight in
-# one, with a port for each GPU: twice the machines for nothing. With one port for the node they take four times as long
-# as eight. That is the fall that lecture 004 shows from 8 to 16 GPUs, and why tensor parallelism usually ends at the
-# node (lecture 003: "only applied to GPUs in the same computing node").
+# Inside the node every doubling still helps, by less each time. Sixteen GPUs in two nodes are hardly faster
+# than eight in one, with a port for each GPU: twice the machines for nothing. With one port for the node they
+# take four times as long as eight. This is why tensor parallelism usually ends at the node.
 #
-# Below it the same in FLOPs a byte: the two all-reduces of the layer against what the GPU wants.
+# The next cell shows the same in FLOPs a byte: the two all-reduces of the layer against the ratio of the GPU.
 
 # %% tags=["skip-in-grading"]
 print(
@@ -1942,10 +1985,14 @@ with contextlib.suppress(NotImplementedError):
         print(f"{n:2} GPUs: the layer has {intensity:8,.0f}")
 
 # %% [markdown]
-# So: as much tensor parallelism as memory asks for, and never beyond the node. The rest of the GPUs get other sequences
-# (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08). Ranks that share a layer
-# share its data: 2,048 sequences on 64 GPUs, 8 of them to a model, are 256 for each *replica*, not "32 per GPU" as
-# lecture 001's recipe has it, and throughput is batch × replicas, not × world size (002).
+# So use as much tensor parallelism as memory asks for, and never go beyond the node. The rest of the GPUs get
+# other sequences (data parallelism), other layers (pipelines) or other parts of the sequence (notebook 08).
+# Ranks that share a layer share its data: 2,048 sequences on 64 GPUs, 8 of them to a model, are 256 for each
+# *replica*, not 32 for each GPU. And throughput is batch × replicas, not batch × world size.
+#
+# <details><summary>In the lectures</summary>Lecture 004 shows the fall from 8 to 16 GPUs. Lecture 003 has
+# tensor parallelism "only applied to GPUs in the same computing node". The "32 per GPU" are in lecture 001's
+# recipe, and batch × world size in lecture 002.</details>
 
 # %% [markdown]
 # ## 9 · A GPT with its layers exchanged
@@ -1957,17 +2004,18 @@ with contextlib.suppress(NotImplementedError):
 # | time | 10 minutes |
 # | points | 3 |
 #
-# The exercise of lecture 004: take a GPT and put your layers in place of its MLP's. (There it is nanoGPT's `model.py`; here
-# it is `course_lib/models/gpt.py`, which you can read in ten minutes.) Nothing else of the model changes.
+# Take a GPT and put your layers in place of its MLP's. It is `course_lib/models/gpt.py`, which you can read
+# in ten minutes. Nothing else of the model changes.
 #
-# **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None where there is
-# none. They are `nn.Linear`, with *weights of their own* that must be kept: your layers' constructors draw others.
-# `with_weights` gives a parallel layer its parts. The model is changed and returned.
+# **Build.** `model.blocks` is a list of blocks; `block.mlp` has `up` and `down`, and `gate`, which is None if
+# the MLP has no gate. They are `nn.Linear`, with *weights of their own* that must be kept: your layers'
+# constructors draw others. `with_weights` gives a parallel layer its parts. The model is changed and
+# returned.
 #
-# **Predict.** What does this model send for each step, with L blocks?
+# **Predict.** How much does this model send for each step, with L blocks?
 #
-# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. Attention, norms and
-# embedding are whole on every rank, which computes with them what all others compute: nothing is sent for
+# <details><summary>Answer</summary>One all-reduce of M for each block and direction: 2 L in all. Attention,
+# norms and embedding are whole on every rank, and every rank computes the same with them: nothing is sent for
 # them.</details>
 
 
@@ -2000,8 +2048,9 @@ def parallelize_mlps(model, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>For each block: sizes and <code>bias is not None</code> from the old layer, a new one,
-# <code>with_weights(new, old, group)</code>, and put it in the old one's place.</details>
+# <details><summary>Hint</summary>For each block take the sizes and <code>bias is not None</code> from the old
+# layer, make a new one, call <code>with_weights(new, old, group)</code>, and put it in the old one's
+# place.</details>
 #
 # **Check.**
 
@@ -2044,8 +2093,8 @@ for n in (2, 4):
         curves[f"MLPs on {n} ranks"] = run[0]
 
 # %% [markdown]
-# And all of it: your attention, your embedding, your head, your loss. The head is tied to the embedding: each rank's part
-# of the one is its part of the other.
+# The next model has all of it: your attention, your embedding, your head, your loss. The head is tied to the
+# embedding: each rank's part of the one is its part of the other.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2094,15 +2143,19 @@ axes.legend(frameon=False, fontsize=8, handlelength=3)
 figure
 
 # %% [markdown]
-# One curve, four times. What is left of differences is the order in which float32 adds.
+# It is one curve, four times. The small differences come from the order in which float32 adds.
 #
-# **Break it.** `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` in this loop. Which norm does it take? (Of the
-# rank's own parts, and another one on each rank: each scales its gradients by another number, and the whole
-# parameters drift apart. The squares of the parts have to be summed over the ranks, and those of whole parameters
-# counted once.)
+# **Break it.** Put `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` into this loop. Which norm does
+# it take? (The norm of its own parts, which differs from rank to rank. So each rank scales its gradients by a
+# different number, and the replicated parameters drift apart. The squares of the parts have to be summed over
+# the ranks, and those of replicated parameters counted once.)
 #
-# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` is this cell with
-# everything: grouped queries, SwiGLU, rotary positions, dropout, state dicts that load on another number of ranks.
+# **In production.** `course_lib.tensor_parallel.parallelize_gpt(model, sequence="regather")` is this cell
+# with everything: grouped queries, SwiGLU, rotary positions, dropout, state dicts that load on another number
+# of ranks.
+#
+# <details><summary>In the lectures</summary>This is the exercise of lecture 004. There the model is nanoGPT's
+# <code>model.py</code>.</details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -2120,8 +2173,8 @@ figure
 # 2. Width 8,192, 4,096 tokens in bf16. A layer computes 24 · width² FLOPs a token, forward. 16 H100 (989 TFLOP/s each) in
 #    two nodes share it, and their ring all-reduces run at 50 GB/s, the speed between the nodes; leave α out. Which **share**
 #    (0 to 1) of the layer's forward is communication?
-# 3. Rows first, then columns: what forbids that the sum waits until after the second matrix: `"the activation function"`,
-#    `"the bias"` or `"the size of the weights"`?
+# 3. Rows first, then columns: why can the sum not wait until after the second matrix: `"the activation
+#    function"`, `"the bias"` or `"the size of the weights"`?
 # 4. Eight ranks. An MLP ends with `torch.distributed.nn.functional.all_reduce`. How many **times** too large are
 #    the gradients of the MLP's matrices?
 # 5. How many **times** the bytes of tensor parallelism does sequence parallelism with `"regather"` send, in a forward and a
@@ -2161,9 +2214,9 @@ report.points(3)
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 32 tokens in
-# all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 (the library's) get a sequence
-# each; ranks that share layers get all four.
+# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 32
+# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 (the
+# library's) get a sequence each; ranks that share layers get all four.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2249,17 +2302,18 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %; the others
-# share it. (Norms and activation functions are not counted: without sequence parallelism every rank has all norms.)
-# *Memory*: replicas hold 4 M of weights, gradients, m and v; ZeRO-3 a quarter of them, and of the layer that it is at
-# weights, gradients and the row in which these are sent; tensor parallelism a quarter, and never a whole layer. *Bytes*:
-# here is the difference of kind. Replicas and ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there
-# are. Tensor parallelism sends *activations*: little for these 128 tokens, as much as replicas with 5 or 6 times as many,
-# and little of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and for 4,096 tokens an activation of
+# Read it column by column. *Computation*: replicas make the optimizer's step four times, which are the 3 %;
+# the others share it. (Norms and activation functions are not counted: without sequence parallelism every
+# rank has all norms.) *Memory*: replicas hold 4 M of weights, gradients, m and v. ZeRO-3 holds a quarter of
+# them, and beside that the current layer's weights, gradients and the row in which these are sent. Tensor
+# parallelism holds a quarter, and never a whole layer. *Bytes*: here the methods differ in kind. Replicas and
+# ZeRO send 2 or 3 (N−1)/N of the *parameters*, however many tokens there are. Tensor parallelism sends
+# *activations*: little for these 128 tokens, as much as replicas with 5 or 6 times as many tokens, and little
+# of it can be hidden. A layer of 70B has 1.7 GB of parameters in bf16, and for 4,096 tokens an activation of
 # 67 MB.
 #
-# **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism. You can say
-# what each layer sends in each direction, and up to how many ranks it pays.
+# **You have built** tensor parallelism, with both ends of the model and both forms of sequence parallelism.
+# You can say how much each layer sends in each direction, and up to how many ranks it pays.
 #
 # **Read on.**
 # - Shoeybi et al. (2019), *Megatron-LM*: §3, f and g, both figures; four pages.
@@ -2268,6 +2322,9 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Narayanan et al. (2021), *Efficient Large-Scale Language Model Training on GPU Clusters*: §5, tensor parallelism
 #   inside the node, measured.
 # - Ainslie et al. (2023), *GQA*: grouped queries.
-# - fairscale's `nn/model_parallel/layers.py`, which lecture 004 recommends: arguments of the same names; its layers
-#   gather and split unless they are told not to.
+# - fairscale's `nn/model_parallel/layers.py`: its arguments have the same names; its layers gather and split
+#   by default.
 # - `course_lib/tensor_parallel/`: read it after you have written yours.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's. Lecture 004 recommends
+# fairscale's layers.</details>
