@@ -3,19 +3,19 @@
 #
 # **How are layers split over ranks without the ranks waiting?**
 #
-# Tensor parallelism (notebook 06) cuts every layer, and talks four times in each of them. That stops paying at the
-# node's border, where the wire is nine times slower or worse. So cut the other way: across the stack. Rank 0 gets the
-# first layers, rank 1 the next ones, and what travels is one activation at each border. LLaMA 3 70B, 4,096 tokens in
-# bf16: 67 MB. Eight ranks with ten layers each have seven borders; eight ranks that share every layer all-reduce 67
-# MB four times in each of the 80 layers.
+# Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times in each layer. That
+# stops paying at the node's border, where the wire is nine times slower or worse. So cut the other way:
+# across the stack of layers. Rank 0 gets the first layers, rank 1 the next ones, and one activation travels
+# across each border. For 4,096 tokens of LLaMA 3 70B in bf16 it has 67 MB. Eight ranks with ten layers each
+# have seven borders; eight ranks that share every layer all-reduce 67 MB four times in each of the 80 layers.
 #
-# The price is time. A layer needs the layer before it: while rank 0 works, rank 1 waits. This notebook is about the
-# order in which ranks do their work, the *schedule*: from one where a rank of p works at any time to those that train
-# DeepSeek-V3.
+# The price is time. A layer needs the output of the layer before it: while rank 0 works, rank 1 waits. This
+# notebook is about the order in which ranks do their work, the *schedule*. It begins with a schedule in which
+# only one of p ranks works at any time, and ends with the one that trained DeepSeek-V3.
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; predictions of their idle time, memory and bytes; the executor that runs those with one stage a rank and whole backwards on real ranks; PipeDream's stage with versions of its weights |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor that runs schedules on real ranks, if they have one stage a rank and whole backwards; PipeDream's stage, which keeps versions of its weights |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
@@ -43,13 +43,14 @@
 # | p | ranks of the pipeline |
 # | stage | consecutive layers, counted along the model from 0. At first rank i holds stage i |
 # | microbatch | a part of the batch that goes through the stages by itself; there are m |
-# | F, B | a forward of one microbatch through one stage; its backward. Also the seconds it takes |
-# | I, W | the two halves of B: the gradient of the stage's input, that of its weights. B = I + W |
-# | chunk | one of several stages that a rank holds; v of them |
+# | F, B | a forward of one microbatch through one stage; its backward. Also the time that it takes |
+# | I, W | the two halves of B: I computes the gradient of the stage's input, W that of its weights. B = I + W |
+# | chunk | one of several stages that a rank holds; v is their number |
 # | bubble | time in which a rank has nothing to do, between the step's first action and its last |
-# | in flight | between its forward and its backward: its activations are kept |
+# | in flight | a microbatch is in flight between its forward and its backward: its activations are kept |
 #
-# Where nothing else is said, F = I = W = 1 and B = 2: a matrix product forward makes two in backward.
+# Unless the text says otherwise, F = I = W = 1 and B = 2: each matrix product of a forward makes two in its
+# backward.
 
 # %%
 import contextlib
@@ -87,11 +88,11 @@ from course_lib.scorecard import Scorecard, costs
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# A schedule is data: for each rank the list of its actions, in the order in which it does them. An action is
-# `Action(stage, kind, microbatch)`, written 2F0: stage 2, forward, microbatch 0. What a schedule does *not* say is
-# when: an action runs once its rank is done with the one before and its input is there. `simulate` finds out, with a
-# clock, and `gantt` draws it: ranks are rows, time runs right, forward is blue, backward orange, idle white, and the
-# number in a cell is the microbatch.
+# A schedule is data: for each rank the list of its actions, in the order in which the rank does them. An
+# action is `Action(stage, kind, microbatch)`, written 2F0: stage 2, forward, microbatch 0. A schedule does
+# *not* say at what time: an action runs once its rank has done the action before it and its input has
+# arrived. `simulate` finds the times, with a clock, and `gantt` draws them: ranks are rows, time runs right,
+# forward is blue, backward orange, idle white, and the number in a cell is the microbatch.
 
 # %% tags=["skip-in-grading"]
 one_microbatch = from_text("""\
@@ -103,12 +104,12 @@ print(one_microbatch[2])
 gantt(simulate(one_microbatch), "a model cut over four ranks")
 
 # %% [markdown]
-# That is what `nn.Sequential` does when its layers lie on four GPUs: down the stages and up again, and three of four
-# ranks idle at any time.
+# `nn.Sequential` does the same if its layers lie on four GPUs: down the stages and up again, and three of
+# four ranks idle at any time.
 #
-# Tools. `drawn` draws what a function of yours returns, or says in a sentence what is wrong with it: the first thing
-# in the lists that nobody could do. `counted` is for your functions: it refuses numbers for which there is no
-# schedule.
+# The next cell has tools. `drawn` draws the schedule that your function returns. If the schedule is wrong,
+# `drawn` prints a sentence instead: it names the first thing in the lists that no rank could do. `counted` is
+# for your functions: it refuses numbers for which there is no schedule.
 
 
 # %%
@@ -124,7 +125,7 @@ def counted(stages: int, microbatches: int, least: int = 1, unit: int = 1) -> No
 
 
 def made(generator, *args, copies=1):
-    """What `generator(*args)` returns, if it is a schedule; else None, after saying why it is none."""
+    """The result of `generator(*args)`, if it is a schedule; else None, after saying why not."""
     try:
         schedule = generator(*args)
     except NotImplementedError:
@@ -151,7 +152,7 @@ def held(schedule, rank=0, weight=0.0):
 
 
 def said(prediction, *args):
-    """What a prediction of yours says, as text."""
+    """The result of a prediction of yours, as text."""
     try:
         return f"{prediction(*args):,.6g}"
     except (NotImplementedError, KeyError):
@@ -168,15 +169,17 @@ def said(prediction, *args):
 # | time | 10 minutes |
 # | points | 3 |
 #
-# Several microbatches, in the simplest order: one goes down all stages and up again, and then the next one starts.
+# Begin with the simplest order of several microbatches: one goes down all stages and up again, and then the
+# next one starts.
 #
-# **Predict.** Which share of the time does a rank work, with 4 ranks? With 4 ranks and 100 microbatches?
+# **Predict.** For which share of the time does a rank work, with 4 ranks and one microbatch? With 4 ranks and
+# 100 microbatches?
 #
-# <details><summary>Answer</summary>1/4, both times. Every moment one rank works, whatever m is. (Lecture 001: "only
-# 25% utilization".)</details>
+# <details><summary>Answer</summary>1/4, both times. At every moment one rank works, however large m is.
+# (Lecture 001: "only 25% utilization".)</details>
 #
-# **Build.** Rank i holds stage i; its list says what *it* does. A list for each rank, of `Action(rank, "F", k)` and
-# `Action(rank, "B", k)`.
+# **Build.** Rank i holds stage i. Return a list for each rank, with the actions that *this* rank does:
+# `Action(rank, "F", k)` and `Action(rank, "B", k)`.
 
 
 # %% nbgrader={"grade_id": "naive", "solution": true}
@@ -193,8 +196,8 @@ def naive(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>F0, B0, F1, B1, ...: the same on all ranks, but for the stage's number. That the
-# next microbatch waits follows from it: rank 0 does not begin F1 before its own B0.</details>
+# <details><summary>Hint</summary>F0, B0, F1, B1, ...: the list is the same on all ranks, but for the stage's
+# number. The next microbatch then waits by itself: rank 0 does not begin F1 before its own B0.</details>
 #
 # **Check.**
 
@@ -206,26 +209,27 @@ report = check("07_pipeline/naive", naive, cases="hidden")
 report.points(3)
 
 # %% [markdown]
-# **Measure.** Your schedule under the clock. The line below the chart says what the picture shows.
+# **Measure.** Put your schedule under the clock. The line below the chart gives the numbers of the picture.
 
 # %% tags=["skip-in-grading"]
 drawn(naive, 4, 3)
 
 # %% [markdown]
-# **Break it.** Two slips in the text of a schedule, on two ranks. Before you run it: what can nobody do, and who
-# would notice?
+# **Break it.** Here are two schedules for two ranks, each with a slip. Before you run the cell: which action
+# can no rank do, and which rank would notice?
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
 print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 
 # %% [markdown]
-# The first is an order that no rank can follow alone. In the second each list is sensible by itself, and each rank
-# waits for something that the other would do only later: on real ranks that is a deadlock, and the sentence names
-# both. `violation` finds it without starting a rank, in any schedule, also one that you invent.
+# In the first schedule rank 1 cannot follow its own list. In the second each list is sensible by itself, but
+# each rank waits for an action that the other would do only later: on real ranks that is a deadlock, and the
+# sentence names both actions. `violation` finds such slips without starting a rank, in any schedule,
+# including one that you invent.
 #
-# **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a validator
-# of its own. Yours will be run by it in §7.
+# **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a
+# validator of its own. In §7 it runs yours.
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
@@ -237,16 +241,16 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # | time | 20 minutes |
 # | points | 4, and the predictions' in §6 |
 #
-# While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards, then all
-# backwards. Nothing else changes: gradients are added up over the microbatches, the weights change once, after the
-# last. That moment is the *flush*: the pipeline runs empty.
+# While microbatch 0 is on rank 1, rank 0 could do microbatch 1. GPipe (Huang et al. 2019) does all forwards,
+# then all backwards. Nothing else changes: gradients are added up over the microbatches, and the weights
+# change once, after the last microbatch. That moment is the *flush*: the pipeline runs empty.
 #
-# **Predict.** Sketch it for p = 4: a triangle of white at the beginning, one at the end, one between. How long is the
-# bubble of one rank? Does it depend on m, and on the rank?
+# **Predict.** Sketch the chart for p = 4: it has a white triangle at the beginning, one at the end, and one
+# between. How long is the bubble of one rank? Does it depend on m, and on the rank?
 #
-# <details><summary>Answer</summary>(p − 1)(F + B), on every rank: rank i waits i F for its first input, (p − 1 − i)(F
-# + B) between its last forward and its first gradient, and is done i B before rank 0. m does not occur. So the more
-# microbatches, the smaller the share.</details>
+# <details><summary>Answer</summary>(p − 1)(F + B), on every rank: rank i waits i F for its first input, (p −
+# 1 − i)(F + B) between its last forward and its first gradient, and is done i B before rank 0. m does not
+# occur in it. So the more microbatches, the smaller the share of the bubble.</details>
 #
 # **Build.**
 
@@ -281,13 +285,14 @@ report.points(4)
 drawn(gpipe, 4, 8)
 
 # %% [markdown]
-# Two numbers for one bubble. Lecture 001 says that GPipe "reduces bubble to (N−1)/M". That is the bubble over the
-# *ideal* time, what the computing alone takes: 3/8 = 37.5 %. As a share of the *whole* step it is (p−1)/(m+p−1): 3/11
-# = 27.3 %. Both are in use; Megatron-LM's papers have the first, GPipe's the second. The first may exceed 1. Whenever
-# somebody quotes a bubble, ask for the denominator.
+# One bubble has two numbers. Over the *ideal* time, which the computing alone takes, it is (p−1)/m: 3/8 =
+# 37.5 %. As a share of the *whole* step it is (p−1)/(m+p−1): 3/11 = 27.3 %. Both are in use; Megatron-LM's
+# papers have the first, GPipe's the second. The first may exceed 1. If you read of a bubble, look for the
+# denominator.
 #
-# **Predict**, as functions. They will grow: write what you know now, for `"naive"` and `"gpipe"`, and come back after
-# each of the next sections. §6 checks them. F = I = W = 1, B = 2. The fourth is for §4.
+# **Predict**, as functions. They will grow: write now the cases `"naive"` and `"gpipe"`, and come back after
+# each of the next sections. §6 checks all of them. Take F = I = W = 1 and B = 2. The fourth function,
+# `pipeline_bytes_sent`, is for §4.
 
 
 # %% nbgrader={"grade_id": "predictions", "solution": true}
@@ -354,11 +359,11 @@ def pipeline_bytes_sent(
 
 
 # %% [markdown]
-# <details><summary>Hint: from one fraction to the other</summary>With r the bubble over the ideal time, the whole
-# takes 1 + r of it.</details>
+# <details><summary>Hint: from one fraction to the other</summary>If r is the bubble over the ideal time, the
+# whole step takes 1 + r ideal times.</details>
 #
-# How many microbatches does it take? Both fractions, from your schedule under the clock (dots) and from your formulas
-# (lines).
+# How many microbatches are enough? The chart shows both fractions, from your schedule under the clock (dots)
+# and from your formulas (lines).
 
 # %% tags=["skip-in-grading"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -387,15 +392,18 @@ def over_microbatches():
 over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
-# "m at least 4 p" is GPipe's own rule: then the bubble is below a fifth of the total. But microbatches are parts of a
-# batch, which training limits; and each has to be large enough for the GPU to be busy. And there is the other price:
+# GPipe's own rule is "m at least 4 p": then the bubble is below a fifth of the total. But microbatches are
+# parts of a batch, whose size training limits, and each has to be large enough to keep the GPU busy. There is
+# another price too: memory.
 #
-# **Break it.** What does the line below your chart say about memory? Every rank keeps all m microbatches. A stage of
-# ten layers of LLaMA 3 70B, 4,096 tokens, flash attention, bf16, shared by 8 GPUs as in notebook 06: 1.4 GB for each
-# microbatch (34 sbh/t for each layer). With m = 32: 46 GB, beside 18 GB of weights, gradients and optimizer. With m =
-# 64 the cure for the bubble does not fit.
+# **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
+# m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
+# shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes for each layer:
+# s tokens, b sequences, width h, t GPUs). With m = 32 that makes 46 GB, beside 18 GB of weights, gradients
+# and optimizer states. With m = 64 the cure for the bubble does not fit.
 #
-# Move one backward forward, then. On rank 0, microbatch 0's backward before the last forward:
+# So try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its last
+# forward:
 
 # %% tags=["skip-in-grading"]
 schedule = made(gpipe, 4, 8)
@@ -405,10 +413,13 @@ if schedule:
     print(violation(schedule))
 
 # %% [markdown]
-# One rank alone cannot do it: rank 1 wants to see all forwards first. Who has to change?
+# One rank alone cannot do it: rank 1 wants to see all forwards first. Which ranks have to change?
 #
-# **In production.** `ScheduleGPipe` in PyTorch. GPipe itself kept only the activations at the borders and computed
-# the rest again in backward: m small tensors instead of m large ones, for a third more computing.
+# **In production.** PyTorch has `ScheduleGPipe`. GPipe itself kept only the activations at the borders and
+# computed the rest again in backward: m small tensors instead of m large ones, for a third more computing.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that GPipe "reduces bubble to (N−1)/M": that is
+# the bubble over the ideal time.</details>
 
 # %% [markdown]
 # ## 3 · 1F1B: the same, in less memory
@@ -425,17 +436,18 @@ if schedule:
 # further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does more forwards
 # meanwhile: its *warm-up*. At the end some backwards are left over.
 #
-# **Predict.** Rank i of p. How many forwards does it do before the first forward-backward turn, so that it never waits
-# for a gradient while the two alternate (the *steady state*)? How many microbatches has it in flight, at most? And the
-# bubble?
+# **Predict.** How many forwards must rank i of p do before its first forward-backward turn, so that it never
+# waits for a gradient while the two alternate (the *steady state*)? How many microbatches does it have in
+# flight, at most? And how long is its bubble?
 #
-# <details><summary>Answer</summary>p − 1 − i of warm-up: none on the last rank, and one more for each rank further up.
-# Then one more forward before each backward: p − i in flight, whatever m is (never more than m). The bubble is (p −
-# 1)(F + B), as GPipe's: the first input comes no earlier, and the last gradient no earlier either. Lecture 001's
-# advice to minimise bubbles by "using 1F1B" is wrong: what 1F1B saves is memory.</details>
+# <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
+# for each rank further up. Then there is one more forward before each backward: p − i in flight, however
+# large m is (but never more than m). The bubble is (p − 1)(F + B), as GPipe's: the first input comes no
+# earlier, and the last gradient no earlier either. 1F1B saves memory, and no time. (So lecture 001's advice
+# to minimise bubbles by "using 1F1B" is wrong.)</details>
 #
-# **Build.** Microbatches in order, forwards and backwards alike. Where m is smaller than the warm-up, all forwards
-# are warm-up.
+# **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
+# all forwards are warm-up.
 
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
@@ -468,8 +480,9 @@ def one_f_one_b(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint: three parts</summary>A list of all forwards and one of all backwards. Take the warm-up from
-# the front of the first. Then, while there are forwards, one from each. Then what is left of the backwards.</details>
+# <details><summary>Hint: three parts</summary>Make a list of all forwards and one of all backwards. Take the
+# warm-up from the front of the first. Then, while there are forwards, take one from each list. Then take the
+# backwards that are left.</details>
 # <details><summary>Hint: look at two rows</summary>p = 4, m = 5. Rank 3: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4. Rank 2: F0 F1
 # B0 F2 B1 F3 B2 F4 B3 B4.</details>
 #
@@ -489,9 +502,9 @@ report.points(8)
 drawn(one_f_one_b, 4, 8)
 
 # %% [markdown]
-# The same 33, the same bubble; 4 microbatches in flight where GPipe has 8. And p − i microbatches on 1/p of the
-# layers: rank 0 keeps as much as *one* microbatch leaves in the whole model, however many ranks there are. Your
-# schedules and your formula, side by side:
+# The step takes 33 again and has the same bubble, but rank 0 has 4 microbatches in flight instead of
+# GPipe's 8. These are p microbatches on 1/p of the layers: rank 0 keeps as much as *one* microbatch leaves
+# in the whole model, however many ranks there are. Compare your schedules with your formula:
 
 # %% tags=["skip-in-grading"]
 for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
@@ -501,8 +514,9 @@ for name, generator in (("gpipe", gpipe), ("one_f_one_b", one_f_one_b)):
         print(f"{name:12} rank {rank}: {held(schedule, rank)} in flight, predicted {foretold}")
 
 # %% [markdown]
-# **Break it.** What if a rank takes the warm-up from the wrong formula? Once all ranks, once only rank 0. p = 4, m =
-# 8. Before you run it: which of these will hang, which cost time, which memory?
+# **Break it.** What if the warm-up has the wrong length? The cell changes it for p = 4 and m = 8, once on all
+# ranks and once only on rank 0. Before you run it: which of these will hang, which cost time, and which
+# memory?
 
 
 # %% tags=["skip-in-grading"]
@@ -524,14 +538,17 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
         print(f"{who}, warm-up {change:+d}: {found}")
 
 # %% [markdown]
-# With three less on all ranks it is the naive schedule (96), with many more it is GPipe; 1F1B is the point between
-# them where the time is that of the one and the memory nearly that of the other. *One* rank that is one too short
-# costs nearly as much as all of them (48, 54): the others wait for it. One that is two too short deadlocks: rank 1
-# waits for a forward that rank 0 means to do after a backward. And too long hangs nowhere and costs no time, only
-# memory: nobody notices until it does not fit.
+# With three forwards less on all ranks you get the naive schedule (96), with many more you get GPipe. 1F1B is
+# the point between them: of the warm-ups with GPipe's time it keeps the least memory. If *one* rank's warm-up
+# is one too short, that costs nearly as much as if all are (48 and 54): the others wait for this rank. If it
+# is two too short, the run deadlocks: rank 1 waits for a forward that rank 0 would do only after a backward.
+# A warm-up that is too long never hangs and costs no time, only memory: you do not notice until the memory is
+# full.
 #
-# **In production.** `Schedule1F1B` in PyTorch; Megatron-LM's default; DeepSpeed's `TrainSchedule`. It is also called
-# PipeDream-Flush, after the asynchronous schedule of §8 that the order comes from. (Lecture 001 has the two as one.)
+# **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
+# It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
+#
+# <details><summary>In the lectures</summary>Lecture 001 does not tell 1F1B and PipeDream apart.</details>
 
 # %% [markdown]
 # ## 4 · Interleaving: a shorter way round
@@ -543,29 +560,32 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills: p − 1 steps of one stage. Make stages smaller, then. 32 layers
-# on 4 ranks: rank 0 holds layers 0 to 3 *and* 16 to 19, rank 1 layers 4 to 7 and 20 to 23, and so on. There are v·p
-# stages, and rank i holds stages i, p + i, 2p + i, ...: its v *chunks*. A microbatch goes round the ranks v times,
-# from the last rank back to the first. Filling takes p − 1 steps of 1/v of the time.
+# The bubble is the time in which the pipeline fills and empties: p − 1 steps of one stage. So make the stages
+# smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3 *and* 16 to 19, rank 1 layers 4 to 7 and 20
+# to 23, and so on. There are v·p stages, and rank i holds stages i, p + i, 2p + i, ...: its v *chunks*. A
+# microbatch goes round the ranks v times, from the last rank back to the first. The pipeline still fills in p
+# − 1 steps, but each takes 1/v of the time.
 #
-# **Predict.** The bubble with v chunks? And what does a rank send: m microbatches, an activation of M bytes at each
-# border? Go back to §2: three lines, and the fourth function.
+# **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
+# and an activation of M bytes at each border? Go back to your predictions in §2: add this schedule, and write
+# the fourth function.
 #
 # <details><summary>Answer</summary>(p − 1)(F + B)/v. There are v·p − 1 borders in place of p − 1: without chunks a
 # rank in the middle sends 2 m M, m M down and m M up, with v chunks 2 v m M. The first stage has no gradient to send
 # on, the last no activation, so that ranks 0 and p − 1 each send m M less.</details>
 #
-# In which order does a rank take its chunks? Megatron-LM's order: microbatches go in *groups of p*. The first p
-# microbatches through the rank's first chunk, the same p through its second, then the next group. When rank 0 has
-# done its p microbatches of stage 0, microbatch 0 has been everywhere and is back for stage p. Backwards go in the
-# same groups of p, and through the chunks from the last to the first. As before, some forwards of warm-up, then in
-# turn. The warm-up is longer:
+# In which order does a rank take its chunks? In Megatron-LM's order microbatches go in *groups of p*. The
+# first p microbatches go through the rank's first chunk, then the same p through its second, and so on; then
+# comes the next group. When rank 0 has done its p microbatches of stage 0, microbatch 0 has been on all ranks
+# and is back for stage p. Backwards go in the same groups of p, and through the chunks from the last to the
+# first. As before, a rank does a warm-up of forwards, and then a forward and a backward in turn. The warm-up
+# is longer:
 #
 # > 2 (p − 1 − i) + (v − 1) p
 #
-# The last rank has to do (v − 1) p forwards before microbatch 0 comes with its last chunk. Each rank further up needs
-# one more, since the gradient that it waits for is one step further away. Megatron-LM takes two more; below you
-# see what the second one buys.
+# The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Each rank further
+# up needs one more, since the gradient that it waits for is one step further away. Megatron-LM takes two
+# more; below you see the use of the second one.
 #
 # **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
 # to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
@@ -595,10 +615,10 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
 
 
 # %% [markdown]
-# <details><summary>Hint: two lists again</summary>All forwards of the rank, in their order; all backwards in theirs;
-# and the function that takes them in turn is that of §3, with another warm-up.</details>
-# <details><summary>Hint: the order of the forwards</summary>Three loops, from outside to inside: groups of p
-# microbatches, the rank's stages, microbatches of the group.</details>
+# <details><summary>Hint: two lists again</summary>Make one list of all forwards of the rank and one of all
+# its backwards, each in its order. Then take them in turn as in §3, with the longer warm-up.</details>
+# <details><summary>Hint: the order of the forwards</summary>Write three loops, from outside to inside: the
+# groups of p microbatches, the rank's stages, the microbatches of the group.</details>
 #
 # **Check.**
 
@@ -610,15 +630,16 @@ report = check("07_pipeline/interleaved_one_f_one_b", interleaved_one_f_one_b, c
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Two chunks; the second one is paler. Every action takes half as long.
+# **Measure.** Each rank has two chunks; the second one is paler. Every action takes half as long as before.
 
 # %% tags=["skip-in-grading"]
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# 28.5 in place of 33, and up to 11 chunks on rank 0: 5.5 microbatches on its layers where 1F1B had 4. Is that the price
-# of interleaving? Warm up with one forward for each rank further down in place of two, and let each message take a
-# time c, in units of F:
+# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations of one chunk: as much as 5.5
+# microbatches leave on all its layers, and 1F1B kept 4. Is that the price of interleaving? The next cell
+# warms up with one forward for each rank further down in place of two, and lets each message take a time c,
+# in units of F:
 
 
 # %% tags=["skip-in-grading"]
@@ -646,9 +667,10 @@ if schedule:
         print(f"c = {c:4}: {one:5.1f} with one, {two:5.1f} with two")
 
 # %% [markdown]
-# While messages are free the second forward buys nothing and costs memory: without it rank 0 keeps 8 chunks, the 4
-# microbatches of 1F1B. With messages of a quarter of F it saves 4 of 36, because a rank then has a forward to do
-# while an activation and a gradient are on their way. Now against 1F1B:
+# If messages are free, the second forward saves nothing and costs memory: without it rank 0 keeps 8 chunks,
+# as much as the 4 microbatches of 1F1B. If a message takes a quarter of F, the second forward saves 4 of 36,
+# because a rank then has a forward to do while an activation and a gradient are on their way. Now compare
+# with 1F1B:
 
 # %% tags=["skip-in-grading"]
 if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
@@ -664,11 +686,12 @@ if made(one_f_one_b, 4, 8) and made(interleaved_one_f_one_b, 4, 8):
         print(f"v = {v}: a rank sends, in activations: {', '.join(foretold)}")
 
 # %% [markdown]
-# Four chunks are the best while a message takes a tenth of F; at a quarter two are better, and at a half four are
-# worse than none. (And in 1F1B's own column: the steady state has no slack, each turn waits for two messages. An
-# executor hides some of that by letting ranks run a little further ahead.)
+# Four chunks are the best if a message takes a tenth of F. At a quarter two are better, and at a half four
+# are worse than 1F1B. (1F1B slows down as well: its steady state has no slack, so each turn waits for two
+# messages. An executor hides some of that by letting ranks run a little further ahead.)
 #
-# **Break it.** Backwards in the order of the forwards, first chunk first. Who waits for whom?
+# **Break it.** Let the backwards go through the chunks in the order of the forwards, first chunk first. Which
+# rank then waits for which?
 
 
 # %% tags=["skip-in-grading"]
@@ -686,10 +709,11 @@ if schedule:
     print(violation(first_chunk_first(schedule, 4)))
 
 # %% [markdown]
-# It is a deadlock of all ranks: the gradient of stage 0 is what comes *last*.
+# All ranks deadlock: the gradient of stage 0 comes *last*.
 #
-# **In production.** `ScheduleInterleaved1F1B`; in Megatron-LM `--num-layers-per-virtual-pipeline-stage`. Llama 3
-# (405B) was trained with p = 16 and such a schedule, changed so that m need not be a multiple of p (Llama 3, §3.3).
+# **In production.** PyTorch has `ScheduleInterleaved1F1B`, and Megatron-LM the option
+# `--num-layers-per-virtual-pipeline-stage`. Llama 3 (405B) was trained with p = 16 and such a schedule,
+# changed so that m need not be a multiple of p (Llama 3, §3.3).
 
 # %% [markdown]
 # ## 5 · Half of a backward can wait
@@ -701,25 +725,27 @@ if schedule:
 # | time | 25 minutes |
 # | points | 7 |
 #
-# A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits for dx.
-# Nobody waits for dA before the optimizer's step. So cut B in two: **I** computes the gradient of the stage's input,
-# **W** that of its weights. Do I at once, and W where the rank would idle. (Qi et al. 2024, who call I "B".)
+# A linear layer y = x Aᵀ has two products in its backward: dx = dy A, and dA = dyᵀ x. The stage before waits
+# for dx. No rank waits for dA before the optimizer's step. So cut B in two: **I** computes the gradient of
+# the stage's input, **W** that of its weights. Do I at once, and W when the rank would idle. (The idea is
+# from Qi et al. 2024. They call I "B".)
 #
-# *ZB-H1*: the order of 1F1B with I in the place of B; and rank i puts off its W's so that always i of them are in
-# store. Rank 0 does each W right after its I. Rank 3 does the first W after the fourth I, with microbatch 0, and so
-# on. When no forwards and I's are left, rank i has i W's to fill the white at the end.
+# *ZB-H1* takes the order of 1F1B with I in the place of B. Rank i puts off its W's so that i of them are
+# always in store. Rank 0 does each W right after its I. Rank 3 does its first W, that of microbatch 0, after
+# its fourth I, and so on. When no forwards and I's are left, rank i has i W's to fill the white at the end.
 #
-# **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what happens to the
-# memory? W needs x and dy of each linear layer. With attention's scores
-# computed again or never stored that is 32 of the 34 sbh that a layer keeps (Qi et al., table 1): hardly anything is
-# free before W, so count a microbatch until its W.
+# **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what
+# happens to the memory? W needs x and dy of each linear layer. If attention's scores are computed again or
+# never stored, these take 32 of the 34 s·b·h bytes that a layer keeps (Qi et al., table 1). So I frees hardly
+# any memory: count a microbatch as kept until its W.
 #
-# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it where all are equal. Awaiting I are p − i on
-# rank i, as before. Awaiting W are up to i more. So every rank keeps up to p, what rank 0 of 1F1B keeps and no rank
-# more. (`peak_activations` counts those that await I.)</details>
+# <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it if all are equal. On rank i, p − i
+# microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as many
+# as rank 0 of 1F1B. (`peak_activations` counts those that await I.)</details>
 #
-# **Build.** m has to be at least p: with fewer, rank 0 waits too long for its first I, whatever the order. Refuse fewer
-# with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are `"F"`, `"I"` and `"W"`.
+# **Build.** m has to be at least p: with fewer microbatches, rank 0 waits too long for its first I, whatever
+# the order. Refuse a smaller m with a ValueError (`counted(stages, microbatches, least=stages)`). Kinds are
+# `"F"`, `"I"` and `"W"`.
 
 
 # %% nbgrader={"grade_id": "zero_bubble_h1", "solution": true}
@@ -747,8 +773,8 @@ def zero_bubble_h1(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... After I number k comes W
-# number k − i, if there is one. At the end come the last i.</details>
+# <details><summary>Hint: where the W's go</summary>Number the I's of rank i: 0, 1, 2, ... After I number k
+# comes W number k − i, if there is one. At the end come the last i W's.</details>
 #
 # **Check.**
 
@@ -766,7 +792,8 @@ report.points(7)
 drawn(zero_bubble_h1, 4, 8)
 
 # %% [markdown]
-# **Break it.** It is *when* W is done that counts. Each W right after its I; yours; and all W's at the end.
+# **Break it.** The *time* of W counts. Compare three schedules: each W right after its I; yours; and all W's
+# at the end.
 
 
 # %% tags=["skip-in-grading"]
@@ -793,17 +820,19 @@ if schedule:
         print(f"W {name:10}: total {found.total}, at most {most} microbatches kept until their W")
 
 # %% [markdown]
-# At once there is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's autograd
-# cannot do that by itself: it computes dx and dA of a layer one after the other, and a stage's input gradient is
-# there only when the whole stage is done. `course_lib/pipeline/halves.py` shows how to take it apart.) All at the
-# end, 8 microbatches are kept, as many as in GPipe, and nothing is gained over "at once".
+# "At once" is a gain already, 30 instead of 33: the stage before gets its gradient earlier. (PyTorch's
+# autograd cannot do that by itself: it computes dx and dA of a layer one after the other, and a stage's input
+# gradient is there only when the whole stage is done. `course_lib/pipeline/halves.py` shows how to take the
+# two apart.) With all W's at the end a rank keeps 8 microbatches, as many as in GPipe, and gains nothing over
+# "at once".
 #
-# And the white that is left in your chart? At the beginning every rank but the first waits for its first input. There
-# is no work to put there, unless the rank begins later and ends later than the one before. ZB-H2 does that: twice the
-# warm-up, 2p − 1 microbatches on rank 0, and no white between a rank's first action and its last. The next step must
-# then begin on rank 0 while the last rank still ends this one: no barrier, and no global gradient norm before the
-# optimizer's step. ZB-V has the same in 1F1B's memory: two chunks a rank, laid as a V, so that rank 0 holds the first
-# stage and the last. The library has both:
+# And the white that is left in your chart? At the beginning every rank but the first waits for its first
+# input. There is no work to put there, unless the rank begins later and ends later than the one before. ZB-H2
+# does that: it has twice the warm-up, 2p − 1 microbatches on rank 0, and no white between a rank's first
+# action and its last. The next step must then begin on rank 0 while the last rank is still at work on this
+# one, so there can be no barrier, and no global gradient norm before the optimizer's step. ZB-V does the same
+# in 1F1B's memory: each rank has two chunks, laid as a V, so that rank 0 holds the first stage and the last.
+# The library has both:
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -811,15 +840,16 @@ from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
 drawn(zero_bubble_h2, 4, 8)
 
 # %% [markdown]
-# The line below says 27, as for H1: it counts from the first rank's beginning to the last rank's end. But each rank
-# is busy for 24 without a gap, and what is white before and after belongs to the neighbouring steps. And the V, whose
-# actions take half as long; the paler ones are the second chunk:
+# The line below says 27, as for H1: it counts from the first rank's beginning to the last rank's end. But
+# each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring steps.
+# Here is the V. Its actions take half as long; the paler ones are the second chunk:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
-# And are F, I and W equal? Ask this machine: two blocks of a GPT, one thread, as a rank of ours has.
+# Are F, I and W equal? Measure them on this machine, with two blocks of a GPT and one thread, as our ranks
+# have:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -862,13 +892,14 @@ for name, generator in generators.items():
         print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
 
 # %% [markdown]
-# W is the shortest of the three, here as in the models of the paper: attention, norms and activation functions have
-# an input gradient and no weights. So there is less to fill the white with. Qi et al. measured the times of real
-# models and let a program search for the best order (their "ZB-1p" and "ZB-2p"); the handmade orders are the best
-# only where F = I = W.
+# W is the shortest of the three, here as in the models of the paper: attention, norms and activation
+# functions have an input gradient and hardly any weights. So there is less work to fill the white with. Qi et
+# al. measured the times of real models and let a program search for the best order (their "ZB-1p" and
+# "ZB-2p"); the handmade orders are the best only if F = I = W.
 #
-# **In production.** `ScheduleZBVZeroBubble` in PyTorch. And all with sliders: every schedule of this notebook, on
-# other p, m and v, with other durations, step by step. (Choose "critical path" to see what bounds the time.)
+# **In production.** PyTorch has `ScheduleZBVZeroBubble`. The next cell has sliders: look at every schedule of
+# this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see which
+# actions bound the time.)
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pipeline import generators as library
@@ -890,7 +921,8 @@ explorer({name: getattr(library, name) for name in SCHEDULES}, copies={"dualpipe
 # | time | 5 minutes |
 # | points | 7 |
 #
-# First a look for yourself: your formulas against your schedules under the clock. A row without a mark agrees.
+# First compare your formulas with your schedules under the clock. The table shows the schedules' numbers; if
+# your formulas differ in a row, they follow at its end.
 
 # %% tags=["skip-in-grading"]
 YOURS = {
@@ -944,15 +976,17 @@ report.points(7)
 # | time | 45 minutes |
 # | points | 13 |
 #
-# So far no tensor has moved. Now a schedule is to be *done*: forwards and whole backwards of a real model, one stage a
-# rank, activations sent down, gradients sent up. (Chunks and halves ask for the same idea and more bookkeeping.) The
-# order of the computing is given. What is not given is the order of the messages, and this is where pipelines hang.
+# So far no tensor has moved. Now you *run* a schedule: forwards and whole backwards of a real model, one
+# stage a rank, with activations sent down and gradients sent up. (Chunks and halves need the same idea and
+# more bookkeeping.) The schedule gives the order of the computing. It does not give the order of the
+# messages, and a wrong order of messages hangs the pipeline.
 #
-# The obvious way: each rank goes through its own list; it receives what an action needs, and sends what it made. Here
-# without a model, tokens only. Once with `send`, which returns when the other side has taken the message (gloo's
-# does), once with `isend`, which returns at once.
+# In the obvious way, each rank goes through its own list: it receives the input of an action, and sends its
+# output. The next cell does so without a model: each message is a single number. It runs once with `send`,
+# which returns when the other side has taken the message (gloo's does), and once with `isend`, which returns
+# at once.
 #
-# **Break it.** Two ranks, three runs. Which will hang?
+# **Break it.** There are three runs on two ranks. Which will hang?
 
 
 # %%
@@ -988,55 +1022,60 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
         print(f"{generator.__name__}, {'send' if blocking else 'isend'}: done")
 
 # %% [markdown]
-# GPipe goes all one way, then all the other. In 1F1B's steady state rank 0 sends an activation down while rank 1
-# sends a gradient up: each waits for the other to receive. With `isend` it goes through, on gloo. On NCCL it need
-# not, and the note says so: what a rank begins in a group is done *one after the other*, in the order in which it was
-# posted, and two ranks that both post a send first are back where they were. (Megatron-LM therefore has calls like
-# `send_forward_recv_backward`, which post both at once with `batch_isend_irecv`.)
+# In GPipe all messages go one way, and then all go the other. In 1F1B's steady state rank 0 sends an
+# activation down while rank 1 sends a gradient up: each waits for the other to receive. With `isend` it works
+# on gloo. On NCCL it need not, and the note in the output says so: NCCL does a rank's operations in a group
+# *one after the other*, in the order in which the rank posted them, so two ranks that both post a send first
+# can wait for each other again. (Megatron-LM therefore has calls like `send_forward_recv_backward`, which
+# post both at once with `batch_isend_irecv`.)
 #
-# What helps everywhere is **one order for all**. You have it: `simulate(actions).events` is the list of everything
-# that happens, on all ranks, by the time when it starts; each event has `rank`, `action`, `start`, `end`. It is the
-# same list on every rank. So each rank walks through the *whole* list:
+# **One order for all ranks** helps everywhere. You have it: `simulate(actions).events` is the list of all
+# actions of all ranks, sorted by the time at which they start; each event has `rank`, `action`, `start`,
+# `end`. The list is the same on every rank. So each rank walks through the *whole* list:
 #
-# 1. If the action is mine, I do it. I wait for the message it needs, which I posted before.
-# 2. Then comes the action's message, if it has one. Is the output mine to send? Post an `isend`. Is it for me? Post
-#    an `irecv`, into an empty tensor, and remember the handle. Do not wait for it now.
+# 1. If the action is mine, I wait for the message that it needs (I posted the receive before), and do it.
+# 2. Then comes the action's message, if it has one. If I send it, I post an `isend`. If it is for me, I post
+#    an `irecv` into an empty tensor and remember the handle. I do not wait for it now.
 #
-# Take the first thing in the list that is not done yet. Everything before it is done on both of its ranks, so nothing
-# stands in its way: it can go on. Hence nobody waits for ever, whoever blocks whom. And since the list is by the
-# *start*, a rank posts a receive before it begins what it computes meanwhile: the message travels behind that.
+# This order cannot deadlock. Take the first action in the list that is not done yet. Everything before it is
+# done, on its own rank and on the rank that gets its message, so nothing stands in its way: it can go on.
+# Hence no rank waits for ever, even if every call blocks. And since the list is sorted by the *start*, a rank
+# posts a receive before it begins the action that it computes meanwhile: the message travels during that
+# action.
 #
-# **Predict.** m microbatches of b·s·h numbers each, p ranks. What does rank 0 send in a step; a rank in the middle;
-# the last one? Is it more than for an all-reduce of the gradients?
+# **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
+# does rank 0 send in a step, a rank in the middle, and the last one? Is that more than for an all-reduce of
+# the gradients?
 #
-# <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says, whatever the
-# schedule. It has nothing to do with the parameters: many tokens and few parameters make it more, few tokens and many
-# parameters less.</details>
+# <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says,
+# whatever the schedule. The number of parameters does not occur in it. So with many tokens and few parameters
+# it is more than an all-reduce sends, and with few tokens and many parameters less.</details>
 #
 # **Build.** `stage` is this rank's part of the model:
 #
 # | | |
 # |---|---|
-# | `stage.module` | takes what the stage before returns, the first stage the microbatch's inputs; returns one tensor |
+# | `stage.module` | takes the output of the stage before (on the first stage, the microbatch's inputs); returns one tensor |
 # | `stage.first`, `stage.last` | whether it is the first or the last one |
 # | `stage.loss(output, targets)` | on the last stage: the *sum* of the losses |
 # | `stage.count(targets)` | how many targets count: some may be masked |
-# | `stage.shape(inputs)`, `stage.dtype` | of what goes from stage to stage, for a microbatch with these inputs |
+# | `stage.shape(inputs)`, `stage.dtype` | shape and dtype of the activations between stages, for a microbatch with these inputs |
 #
 # - Stage i lies on rank i of `group`, whose ranks need not be those of the world: `dist.isend(tensor, group=group,
 #   group_dst=...)`, `dist.irecv(tensor, group=group, group_src=...)`.
 # - `microbatches` is a list of (inputs, targets), the same on every rank, of *different sizes*. The loss is the mean
 #   over the targets of the whole batch: each microbatch's sum over the count of **all**.
-# - At the backward of a microbatch everything that was kept of it is given up. The check counts what forward keeps for
-#   backward, and in one run the memory of each rank's process, in which copies count as well. It leaves room for one
-#   message of each microbatch, but messages cost memory, too: a tensor that is being sent lives until its `wait`, and
-#   with a graph all that the graph needs. So send `output.detach()`, and before you send the next one of its kind,
-#   wait for the one before. (That is safe: it comes earlier in the list.)
-# - Gradients are added to what is in `param.grad` (autograd does that). Inputs are left as they are. Kinds are F and
-#   B.
-# - No collectives, and every handle is waited for before you return.
+# - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
+#   forward keeps for backward, and in one run the memory of each rank's process, in which copies count as
+#   well. It leaves room for one message of each microbatch. But messages cost memory, too: a tensor that is
+#   being sent lives until its `wait`, and if it has a graph, so do all tensors that the graph needs. So send
+#   `output.detach()`, and before you send a message, wait for the previous one of its kind. (That is safe:
+#   the previous one comes earlier in the list.)
+# - Add the gradients to `param.grad` (autograd does that). Do not change the inputs. The kinds are F and B.
+# - Use no collectives, and wait for every handle before you return.
 #
-# The check runs over gloo. What gloo carries and NCCL might not costs no points; the check says it in a remark.
+# The check runs over gloo. An order of messages that works on gloo and can hang on NCCL costs no points; the
+# check says so in a remark.
 
 
 # %% nbgrader={"grade_id": "run_schedule", "solution": true}
@@ -1107,12 +1146,13 @@ def run_schedule(stage: Stage, actions, microbatches, group: Group = None) -> di
 #         ...      # do it, and send the output to rank `to`, if there is one
 #     elif to == rank:
 #         ...      # post the receive</pre></details>
-# <details><summary>Hint: what is kept</summary>Of a forward its input and its output, in a dictionary by microbatch.
-# What arrives needs <code>requires_grad_()</code>, so that autograd leaves its gradient in <code>x.grad</code>. What
-# you send is <code>output.detach()</code>, or its graph lives as long as the message.</details>
+# <details><summary>Hint: the forward</summary>Keep the input and the output of each forward, in a dictionary
+# by microbatch. An activation that arrives needs <code>requires_grad_()</code>, so that autograd leaves its
+# gradient in <code>x.grad</code>. Send <code>output.detach()</code>: otherwise the graph lives as long as the
+# message.</details>
 # <details><summary>Hint: the backward</summary><code>x, output = kept.pop(k)</code>, then
-# <code>torch.autograd.backward(output, gradient)</code>, with no gradient on the last stage, whose output is the
-# loss. <code>x.grad</code> is what the stage before waits for.</details>
+# <code>torch.autograd.backward(output, gradient)</code>, with no gradient on the last stage, whose output is
+# the loss. The stage before waits for <code>x.grad</code>.</details>
 #
 # **Check.**
 
@@ -1124,9 +1164,9 @@ report = check("07_pipeline/run_schedule", run_schedule, cases="hidden")
 report.points(13)
 
 # %% [markdown]
-# **Measure.** A GPT on four ranks, eight microbatches of one to three sequences, in float64. `gpt_stages` cuts it so
-# that all stages have equal work: the head counts as well, so the last stage gets fewer blocks. Loss and gradients
-# against one process; bytes against your formula.
+# **Measure.** Run a GPT on four ranks, with eight microbatches of one to three sequences, in float64.
+# `gpt_stages` cuts it so that all stages have equal work: the head counts as well, so the last stage gets
+# fewer blocks. The cell compares loss and gradients with those of one process, and bytes with your formula.
 
 
 # %% tags=["skip-in-grading"]
@@ -1196,9 +1236,11 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# And what the ranks held. The largest amount of tensors alive on rank 0 of 2, weights and gradients included, for
-# more and more microbatches. In the last row somebody keeps what autograd keeps: a list for debugging, or
-# `retain_graph=True` copied from somewhere. That is the third lab, **break it**: gradients are right, and yet.
+# How much memory do the ranks need? The next cell prints the largest amount of tensors alive on rank 0 of 2,
+# weights and gradients included, for more and more microbatches.
+#
+# **Break it.** In the last row a list keeps every tensor that autograd saves, as code for debugging may do,
+# or a `retain_graph=True` copied from somewhere. The gradients are still right. Is the memory?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1232,11 +1274,12 @@ for name, generator, keep in (
         print(f"{name:15}", *(f"{peak:5.1f}" for peak in run[0]), "MiB")
 
 # %% [markdown]
-# A schedule only *allows* memory to be freed. Who keeps the graphs has 1F1B's complexity and GPipe's memory.
+# A schedule only *allows* memory to be freed. If you keep the graphs, you have 1F1B's complexity and GPipe's
+# memory.
 #
-# And when. `measure` takes the times of any executor: hooks at the edges of the stage, whoever calls it. Two of your
-# runs on two ranks, and below each what the simulator makes of the medians of its own F and B, and of what a message
-# took.
+# How long do the actions take? `measure` takes the times of any executor, by hooks at the edges of the stage.
+# The next cell shows two of your runs on two ranks. Below each is a simulation with the medians of the run's
+# own F and B, and with the time that a message took.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 from course_lib.pipeline.gantt import gantts
@@ -1266,13 +1309,13 @@ for generator in (naive, one_f_one_b):
 gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
-# Where the two differ, something was slow that the simulator does not know: another process on the same cores, a
-# message that had to wait for the receiver. (With more ranks than cores every action takes longer, and the bubble
-# seems to shrink: ranks that wait lend their core to others.)
+# If the two differ, the simulator did not know of something slow: another process on the same cores, or a
+# message that had to wait for the receiver. (With more ranks than cores every action takes longer, and the
+# bubble seems to shrink: ranks that wait lend their core to others.)
 #
-# **Break it.** The classic mistake in the loss: each microbatch's own mean, as it stands in a loop without a
-# pipeline, and nobody divides by m. Gradients are m times too large. Two ranks, four equal microbatches, forty steps.
-# Which optimizer notices?
+# **Break it.** Here is the classic mistake in the loss: the code takes each microbatch's own mean, as a loop
+# without a pipeline does, and forgets to divide by m. Gradients are m times too large. The next cell trains
+# for forty steps on two ranks, with four equal microbatches. Which optimizer notices?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1310,13 +1353,14 @@ for name, make_optimizer in OPTIMIZERS.items():
         )
 
 # %% [markdown]
-# AdamW divides a gradient by its own size: the factor hardly shows, until somebody clips gradients, or compares the
-# runs' norms. SGD takes steps four times as long: another curve, be it better or worse, and with a larger learning
-# rate none. Check gradients, not losses. (A well-known teaching implementation of pipelines has this mistake, and
-# AdamW hides it there.)
+# AdamW divides a gradient by its own size: the factor hardly shows, until you clip gradients or compare the
+# runs' norms. SGD takes steps four times as long: its curve is another one, better or worse, and with a
+# larger learning rate it diverges. Check gradients, not losses. (A well-known teaching implementation of
+# pipelines has this mistake, and AdamW hides it there.)
 #
-# **The two ends of the model.** Many GPTs tie the head to the embedding: one matrix, used on the first rank *and* on
-# the last. In one process autograd adds the two uses up. Here each end has one term:
+# **The two ends of the model.** Many GPTs tie the head to the embedding: one matrix is used on the first rank
+# *and* on the last. In one process autograd adds up the gradients of the two uses. Here each end has one term
+# of that sum:
 
 # %% tags=["skip-in-grading"]
 TIED = GPTConfig(width=32, heads=4, layers=7, context=32)
@@ -1330,13 +1374,14 @@ if run:
         print(f"{what:9} gradient:", "that of one process" if off < 1e-9 else f"off by {off:.2f}")
 
 # %% [markdown]
-# Whoever forgets the sum trains two matrices that were meant to be one; nothing crashes. Megatron-LM has an
-# "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the step. (So does
-# the library's `course_lib.pipeline.run.run_schedule`; your function is not asked to.)
+# If you forget the sum, you train two matrices that were meant to be one; nothing crashes. Megatron-LM has an
+# "embedding group" of the two ranks, and all-reduces this one gradient between them at the end of the step.
+# (So does the library's `course_lib.pipeline.run.run_schedule`; your function need not.)
 #
-# **In production.** `torch.distributed.pipelining`: a `PipelineStage` around the module, and a schedule class whose
-# `step` is your function. And its runtime takes schedules as text, so it can run *yours*. The same stages and
-# microbatches; gradients against those of your own run.
+# **In production.** `torch.distributed.pipelining` puts a `PipelineStage` around the module, and has schedule
+# classes whose `step` does the same as your function. Its runtime takes schedules as text, so it can run
+# *yours*. The next cell gives it the same stages and microbatches, and compares its gradients with those of
+# your own run.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1381,9 +1426,9 @@ for how, generator in cases if ours else ():
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
 # %% [markdown]
-# What it adds: microbatches cut for you, stages found by tracing (`pipelining.pipeline`), overlap with FSDP's gathers
-# and reductions, which it puts into the same rows as actions. What it wants: all microbatches of one size. And by
-# default it divides gradients by m, whatever your loss does: `scale_grads`.
+# PyTorch's version cuts the microbatches for you, can find the stages by tracing (`pipelining.pipeline`), and
+# overlaps with FSDP's gathers and reductions, which it puts into the same rows as actions. It needs all
+# microbatches of one size. And by default it divides gradients by m, whatever your loss does (`scale_grads`).
 
 # %% [markdown]
 # ## 8 · PipeDream: without a flush
@@ -1395,32 +1440,36 @@ for how, generator in cases if ours else ():
 # | time | 15 minutes |
 # | points | 6 |
 #
-# Why run empty at all? PipeDream (Narayanan et al. 2019) fills the pipeline once and never flushes: 1F1B over the
-# whole stream of data, and **an update after every backward**. The bubble is paid once in a training.
+# Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes:
+# it does 1F1B over the whole stream of data, with **an update after every backward**. You pay for the bubble
+# once in a training.
 #
 # But the weights change under way. On rank i there are p − 1 − i updates between a microbatch's forward and its
 # backward. The activations come from the old weights. A backward through the *new* ones gives dx = dy A_new: the
 # gradient of no function at all.
 #
-# So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight stashing*.
-# Backward takes that one, and the optimizer steps the newest weights with the gradient it gives.
+# So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight
+# stashing*. Backward uses that version, and the optimizer updates the newest weights with the gradient that
+# comes out.
 #
-# **Predict.** How many versions has rank i of p? And is the gradient then that of ordinary SGD?
+# **Predict.** How many versions does rank i of p keep? And is the gradient then that of ordinary SGD?
 #
-# <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the newest). No:
-# it is a gradient at weights that are up to p − 1 updates old, and those of other ranks are other updates old.
-# Lecture 001 says that versions are kept "to avoid staleness". They make forward and backward of one microbatch
-# agree; the gradient is as stale as before (§3.3 of the paper).</details>
+# <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the
+# newest). No: it is a gradient at weights that are up to p − 1 updates old, and each rank's weights have
+# another age. Versions make the forward and the backward of one microbatch agree; the gradient is as stale as
+# before (§3.3 of the paper). (Lecture 001 says that versions are kept "to avoid staleness".)</details>
 #
-# **Build.** One process, no messages: who drives it calls `forward` and `backward` in the order of 1F1B.
+# **Build.** There is one process and there are no messages: the caller calls `forward` and `backward` in the
+# order of 1F1B.
 #
-# - `optimizer` has been made over `module.parameters()`: `step()` changes the module's own weights, in place. So what
-#   a forward ran with has to be a *copy*.
+# - `optimizer` has been made over `module.parameters()`: `step()` changes the module's own weights, in place.
+#   So the weights that a forward runs with have to be a *copy*.
 # - `functional_call(module, version, (x,))` runs the module with the tensors of a dictionary {name: tensor} for its
 #   parameters.
 # - After a backward the module holds the newest weights, and no gradient is left over.
-# - x belongs to the caller, and so do its flags: `x.detach()` is a tensor of your own, which may ask for a gradient.
-#   What you return may still have its graph, as the module's own output has; a stage that sends it detaches it.
+# - x belongs to the caller, and so does its `requires_grad`: `x.detach()` is a tensor of your own, which may
+#   ask for a gradient. The output that you return may still have its graph, as the module's own output has; a
+#   stage that sends it detaches it.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
@@ -1455,8 +1504,8 @@ class PipeDreamStage:
     def backward(self, microbatch: int, gradient=None):
         """Backward with the weights that the forward saw, then a step of the newest ones.
 
-        gradient: of the output; None where the output is the loss. Returns the gradient of x, None where x
-        is no floating-point tensor.
+        gradient: of the output; None if the output is the loss. Returns the gradient of x, or None if x is
+        not a floating-point tensor.
         """
         ### BEGIN SOLUTION
         x, output, version = self.in_flight.pop(microbatch)
@@ -1484,7 +1533,7 @@ report = check("07_pipeline/pipedream_stage", PipeDreamStage, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Break it.** Without versions. The plain way first: run the module, call backward, step.
+# **Break it.** Leave out the versions. The plain way comes first: run the module, call backward, step.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1502,7 +1551,7 @@ class WithLoss(nn.Module):
 def stream(kind, schedule, lr=0.5, seed=0):
     """Losses of a GPT whose stages, in one process, do the schedule; kind(module, optimizer) is a stage.
 
-    seed: of its weights, and of the text that it reads. Ends early where a loss is no number.
+    seed: of its weights, and of the text that it reads. Ends early if a loss is not a number.
     """
     torch.set_num_threads(1)
     stages, text, losses, made_by = len(schedule), library_text(), [], {}
@@ -1557,8 +1606,8 @@ except RuntimeError as error:
     print(str(error).partition(":")[0])
 
 # %% [markdown]
-# PyTorch counts the changes of every tensor that autograd has saved, and refuses. Whoever wants the mistake has to go
-# round it. `weight.data` does, as older code and custom kernels do:
+# PyTorch counts the changes of every tensor that autograd has saved, and refuses. To make the mistake you
+# must go round that count. Older code and custom kernels do so with `weight.data`:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1637,17 +1686,18 @@ if run:
 figure if run else None
 
 # %% [markdown]
-# Eight stages, one process, plain SGD; losses of single microbatches are noisy, so each point is a mean of 16: two
-# seeds, eight microbatches in a row. *Left*, the weights change little in the seven updates that lie between a
-# forward and its backward on stage 0: stale or not, versions or none, the curves are hardly told apart, and nobody
-# would notice that the dotted one follows gradients of no weights at all. *Right*, five times the learning rate: with
-# versions the stale gradients still do what those of one microbatch at a time do. Without, the same learning rate
-# gives infinity after a dozen microbatches.
+# The run has eight stages in one process, with plain SGD. Losses of single microbatches are noisy, so each
+# point is a mean of 16: two seeds, and eight microbatches in a row. *Left*, the weights change little in the
+# seven updates that lie between a forward and its backward on stage 0. Stale or not, with versions or
+# without, the curves can hardly be told apart, and you would not notice that the dotted one follows gradients
+# of no weights at all. *Right*, the learning rate is five times as large. With versions the stale gradients
+# still do as well as those of one microbatch at a time. Without versions the loss is infinite after a dozen
+# microbatches.
 #
-# **In production.** No large language model is trained this way: the versions cost memory where there is least,
-# results depend on the number of ranks, and nobody wants to explain a loss curve with eight ages of weights. What is
-# left of PipeDream is the order, with a flush: §3. (PipeDream-2BW (2021) keeps two versions for all, with gradients
-# that are one update old.)
+# **In production.** No large language model is trained this way: the versions cost memory where there is
+# least, results depend on the number of ranks, and a loss curve with eight ages of weights is hard to
+# explain. PipeDream's order is still in use, with a flush: §3. (PipeDream-2BW (2021) keeps two versions for
+# all microbatches, with gradients that are one update old.)
 
 # %% [markdown]
 # ## 9 · Was it wise to pipeline?
@@ -1658,16 +1708,18 @@ figure if run else None
 # | rests on | all of it |
 # | time | 5 minutes |
 #
-# Lecture 004 ends its part on pipelines with Ilya Sutskever (NeurIPS 2024) on his own model of 2014: "Was it wise to
-# pipeline? As we now know pipelining is not wise." That model had each of its four layers on a GPU of its own and the
-# softmax on four more, and ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words a second: Sutskever et
-# al. 2014, §3.5): 46 %. You know why, and you know what has been found since. So ask again, with numbers: LLaMA 3 70B,
-# sequences of 4,096 tokens, one to a microbatch; nodes of 8 H100 share every layer (notebook 06, with sequence
-# parallelism), p nodes are the pipeline. A GPU reaches 40 % of its 989 TFLOP/s and has 80 GB.
+# At NeurIPS 2024 Ilya Sutskever said of his own model of 2014: "Was it wise to pipeline? As we now know
+# pipelining is not wise." That model had each of its four layers on a GPU of its own and the softmax on four
+# more, and ran 3.7 times as fast on the 8 as on one (6,300 against 1,700 words a second: Sutskever et al.
+# 2014, §3.5): 46 % of the ideal. You know why, and you know the schedules that came later.
 #
-# Which schedule is best for which p, m and link? Everything is simulated, messages included; a schedule must fit into
-# memory: 16 bytes a parameter (DualPipe: twice), 34 s·b·h/t bytes for each microbatch and layer in flight, of which W
-# keeps 32.
+# So ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens, one to a microbatch.
+# The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p nodes are the
+# pipeline. A GPU reaches 40 % of its 989 TFLOP/s and has 80 GB.
+#
+# Which schedule is best for which p, m and link? The next cell simulates everything, messages included. A
+# schedule must fit into memory: 16 bytes a parameter (DualPipe needs them twice), and 34 s·b·h/t bytes for
+# each microbatch in flight in each layer, of which W needs 32.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import (
@@ -1723,7 +1775,7 @@ def candidates(p, m):
 
 
 def gigabytes(p, schedule, chunks, copies):
-    """What the fullest GPU holds."""
+    """Gigabytes on the fullest GPU."""
     most = max(peaks(schedule, 32 / 34)) * LAYERS / p / chunks
     return (16 * PARAMETERS * copies / p / GPUS + most * ACTIVATIONS) / 1e9
 
@@ -1750,15 +1802,16 @@ for name, *one in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *one):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read it by columns. *A fast wire*: halved backwards on a V are best, in the memory of 1F1B; with few microbatches (m
-# = p) many small chunks are. *A slower one*: chunks begin to cost. *A slow one*: what counts is how far ahead a rank
-# may run before it needs an answer. ZB-H2, with twice the warm-up, is best where m is large enough for it and it fits,
-# else GPipe; 1F1B's steady state waits for two messages in every turn (real executors let it run one microbatch
-# further ahead for that, and pay with memory). Plain 1F1B at m = 2 p idles 31 % of the time even on the fast wire, of
-# which your formula says 30.4 %: whoever calls pipelining unwise has this one in mind, or the naive
-# one. "80-90 % typical" (lecture 001) wants m = 4 p, or one of the newer schedules.
+# Read the table by columns. *A fast wire*: halved backwards on a V are best, in the memory of 1F1B; with few
+# microbatches (m = p) many small chunks are best. *A slower one*: chunks begin to cost. *A slow one*: a rank
+# should run far ahead before it needs an answer. ZB-H2, with twice the warm-up, is best if m is large enough
+# for it and it fits; if not, GPipe is. 1F1B's steady state waits for two messages in every turn (real
+# executors therefore let it run one microbatch further ahead, and pay with memory). Plain 1F1B at m = 2 p
+# idles 31 % of the time even on the fast wire; your formula says 30.4 %. If pipelining is called unwise, this
+# schedule is meant, or the naive one. To work for 80 to 90 % of the time you need m = 4 p, or one of the
+# newer schedules.
 #
-# And the alternative? The same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
+# And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
 # %% tags=["skip-in-grading"]
 SIZES = {"70B": PARAMETERS, "405B": 405e9}
@@ -1775,13 +1828,16 @@ print(f"64 sequences on 8 nodes compute {step:.1f} s, however they are shared")
 print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f} s)")
 
 # %% [markdown]
-# For 70B on these machines it is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of activations), send nearly
-# thirty times as much, and hide it behind a backward of three seconds. No bubble, no borders. With 405B no number of
-# replicas helps: 4 bytes a parameter are 200 GB a GPU. Then it is pipelines, or ZeRO-3, which sends three times the
-# parameters in every step, or for every microbatch. And where nodes are joined by a thin wire, a pipeline sends a
-# thirtieth. So: pipeline when the model does not fit into a node with its replicas' states sharded, or when the wire
-# between nodes is thin; with as many microbatches as the batch allows; and measure F, I, W and the message before you
-# choose the schedule.
+# For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
+# activations), send nearly thirty times as much, and hide it behind a backward of three seconds. They have no
+# bubble and no borders. With 405B no number of replicas helps: 4 bytes a parameter are 200 GB a GPU. Then you
+# need pipelines, or ZeRO-3, which sends three times the parameters in every step, or for every microbatch.
+# And if a thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does
+# not fit into a node with its replicas' states sharded, or if the wire between nodes is thin. Take as many
+# microbatches as the batch allows, and measure F, I, W and the message before you choose the schedule.
+#
+# <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
+# "80-90 % typical" is lecture 001's.</details>
 
 # %% [markdown]
 # ## 10 · Questions
@@ -1836,19 +1892,21 @@ report.points(4)
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
 #
-# DeepSeek-V3 has experts on many nodes: every layer sends tokens to them and back (notebook 11), and that takes as
-# long as the computing. A forward and a backward of *different* microbatches need nothing of each other. So compute
-# the two as one block, and hide each one's messages behind the other's computing. For that a rank must always have a
-# forward and a backward at hand. DualPipe feeds the pipeline from **both ends**: two copies of the model, in opposite
-# directions, half of the microbatches into each.
+# DeepSeek-V3 has experts on many nodes: every layer sends tokens to them and back (notebook 11), and that
+# takes as long as the computing. A forward and a backward of *different* microbatches do not need each
+# other's results. So compute the two as one block, and hide each one's messages behind the other's computing.
+# For that a rank must always have a forward and a backward at hand. DualPipe feeds the pipeline from **both
+# ends**: there are two copies of the model, in opposite directions, and half of the microbatches go into
+# each.
 #
-# Rank i holds stage i of the first copy, and stage p − 1 − i of the second, whose stages are numbered p, p + 1, ...:
-# stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the others through p to 2p − 1. p is even,
-# m even and at least 2p. A forward and a backward as one block are `Pair(forward, backward)`, the backward a whole B.
+# Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
+# numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the
+# others through p to 2p − 1. p is even, m even and at least 2p. A forward and a backward as one block are a
+# `Pair(forward, backward)`; its backward is a whole B.
 #
-# One rank's list has eight phases. Of the rank's two stages *near* is the one whose copy of the model begins closer
-# (on rank 0 it is stage 0), *far* the other one; `place` the distance to that end, min(i, p − 1 − i); `below` = p/2 −
-# 1 − place, the ranks between this one and the middle.
+# One rank's list has eight phases. Of the rank's two stages, *near* is the one whose copy of the model begins
+# closer (on rank 0 it is stage 0), and *far* is the other one. `place` is the distance to that end, min(i, p
+# − 1 − i). `below` = p/2 − 1 − place is the number of ranks between this one and the middle.
 #
 # | phase | times | what |
 # |---|---|---|
@@ -1861,12 +1919,12 @@ report.points(4)
 # | 7 | below | W, I near |
 # | 8 | | all W that are left |
 #
-# The ranks of the middle (below = 0) do the first pair of phase 4 apart, F near and then B far: a pair would let the
-# backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those after the first place + 1 are
-# I. W is always the oldest that is waiting.
+# The ranks of the middle (below = 0) do the first pair of phase 4 apart, F near and then B far: a pair would
+# make the backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those after the
+# first place + 1 are I. W is always the oldest that is waiting.
 #
-# `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far. What
-# comes after the last microbatch is left out.
+# `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far.
+# It leaves out actions after the last microbatch.
 
 
 # %%
@@ -1969,9 +2027,9 @@ def dualpipe(stages: int, microbatches: int) -> list:
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>Each phase is one loop over what stands in the table: <code>row.do</code>,
-# <code>row.pair</code>, <code>row.weight</code>. Which of the two stages of the rank is near: the lower one on the
-# first half of the ranks, the other one on the second half.</details>
+# <details><summary>Hint</summary>Each phase is one loop with the calls for its row of the table:
+# <code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>. Of the rank's two stages, the lower one
+# is near on the first half of the ranks, and the other one on the second half.</details>
 #
 # **Check.**
 
@@ -1983,7 +2041,8 @@ report = check("07_pipeline/dualpipe", dualpipe, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** A cell in two halves is a pair. If a pair takes as long as its parts, and if it takes a quarter less:
+# **Measure.** In the chart a box in two halves is a pair. How long is the step if a pair takes as long as its
+# parts, and if it takes a quarter less?
 
 # %% tags=["skip-in-grading"]
 schedule = made(dualpipe, 4, 12, copies=2)
@@ -1997,16 +2056,16 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 
 # %% [markdown]
 # The bubble of the ranks in the middle is (p/2 − 1)(F&B + B − 3W), F&B being the block and B a whole backward
-# (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price: the weights twice, and p + 1
-# microbatches in flight. DeepSeek-V3 could afford the weights, since most of them are experts, spread over 64 GPUs.
-# Folded at the middle it becomes DualPipeV, with one copy: `library.dualpipe_v`.
+# (DeepSeek-V3, table 2, which assumes an executor that overlaps). The price is two copies of the weights, and
+# p + 1 microbatches in flight. DeepSeek-V3 could afford the weights, since most of them are experts, spread
+# over 64 GPUs. Folded at the middle, DualPipe becomes DualPipeV, with one copy: `library.dualpipe_v`.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 8 sequences of 128 tokens
-# in all, on 4 ranks. M are the bytes of its parameters. Replicas and ZeRO-3 get two sequences each, ranks that share
-# layers all eight; a pipeline gets them as eight microbatches.
+# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 8 sequences of 128
+# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 get two
+# sequences each; ranks that share layers get all eight; a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2103,16 +2162,16 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: nothing is done twice. *Memory*: a quarter of weights, gradients, m and v, and the activations of the
-# microbatches in flight, which is the difference between the last two lines. *Bytes*: the least of all, one
-# activation at each border and one gradient back, where tensor parallelism sends ten halves of an all-reduce in every
-# layer and ZeRO-3 the parameters three times. What the card does not show is *time*: the bubble. Redundant work is
-# none, idle work is the price.
+# *Computation*: nothing is done twice. *Memory*: a rank of the pipeline holds a quarter of weights,
+# gradients, m and v, and the activations of the microbatches in flight, which make the difference between the
+# last two lines. *Bytes*: the pipeline sends the least of all, one activation at each border and one gradient
+# back. Tensor parallelism sends ten halves of an all-reduce in every layer, and ZeRO-3 the parameters three
+# times. The card does not show *time*: the bubble. No work is redundant; the price is idle time.
 #
-# **You have built** five schedules from a rank at a time to halved backwards, the formulas of their idle time, memory
-# and bytes, an executor for every order of whole forwards and backwards with one stage a rank, and a stage that
-# trains without ever running empty. (The library's executor, `course_lib.pipeline.run`, does chunks, halves and pairs
-# as well.)
+# **You have built** five schedules, from one rank at a time to halved backwards, the formulas of their idle
+# time, memory and bytes, an executor for every order of whole forwards and backwards with one stage a rank,
+# and a stage that trains without ever running empty. (The library's executor, `course_lib.pipeline.run`, does
+# chunks, halves and pairs as well.)
 #
 # **Read on.**
 # - Huang et al. (2019), *GPipe*: §2.3 has the bubble, and recomputation.
@@ -2124,3 +2183,5 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1, DualPipe.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3, pipelines that must also fit their data.
 # - `course_lib/pipeline/`: read it after you have written yours; `halves.py` and `generators/` first.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
