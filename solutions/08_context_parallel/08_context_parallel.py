@@ -3,19 +3,20 @@
 #
 # **How does attention work on a sequence that no rank holds?**
 #
-# Everything in a transformer but attention looks at one token at a time. So a sequence can be dealt out to ranks as
-# a batch is in data parallelism: embeddings, norms, MLPs and the head need nothing from elsewhere. Attention does:
-# every query meets every key before it, wherever it lies. This notebook is about that one layer.
+# Every layer of a transformer but attention looks at one token at a time. So a sequence can be dealt out to
+# ranks as a batch is in data parallelism: embeddings, norms, MLPs and the head need nothing from other ranks.
+# Attention does: every query meets every key before it, on whatever rank the key lies. This notebook is about
+# that one layer.
 #
-# It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention. What
-# makes that possible, a softmax that can be computed in pieces and put together, makes the rest possible too: the
-# pieces may come from another rank.
+# It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention.
+# That works because a softmax can be computed in pieces and put together. For the same reason the rest works
+# too: the pieces may come from another rank.
 #
 # | | |
 # |---|---|
 # | you will build | the online softmax; attention in tiles, forward and backward; ring attention; zigzag, which gives all ranks equal work under a causal mask; Ulysses |
 # | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
-# | time | three hours and twenty minutes; ten more for §8 and §9, which ask for nothing |
+# | time | three hours and twenty minutes; ten more for §8 and §9, which have no exercises |
 # | points | 60 |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
 #
@@ -38,11 +39,11 @@
 # | | |
 # |---|---|
 # | N | ranks that share a sequence; in code `n` |
-# | N×N | the matrix of scores of all *tokens* with all tokens, which the literature calls so; here it is `seq` × `seq` |
+# | N×N | the matrix of scores of all *tokens* with all tokens, as the literature calls it; here it is `seq` × `seq` |
 # | c | tokens that one rank holds |
 # | s, h, a, b | in formulas: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022) |
 # | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads` |
-# | lse | of a query: log Σ exp(its scores) |
+# | lse | one number for each query: log Σ exp(its scores) |
 # | block | a rank's keys and values; also the scores of some queries with some keys |
 # | layout | for each rank the positions that it holds, as a list of ranges (*spans*) |
 # | contiguous | the layout in which ranks hold the sequence in succession |
@@ -68,8 +69,9 @@ from course_lib.scorecard import Row, Scorecard, costs
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# Tools. `full_attention` is what everything else is compared with: it makes the N×N matrix. `drawn` makes q, k, v and
-# a gradient of the output, the same on every rank. `try_it` runs something that may go wrong.
+# The next cell has tools. `full_attention` makes the N×N matrix; all other versions are compared with it.
+# `drawn` makes q, k, v and a gradient of the output, the same on every rank. `try_it` runs code that may go
+# wrong.
 
 
 # %%
@@ -116,7 +118,7 @@ def furthest(found, exact):
 
 
 def said(prediction, *args, form=",.0f"):
-    """What a prediction of yours says, as text."""
+    """The result of a prediction of yours, as text."""
     try:
         return format(prediction(*args), form)
     except (NotImplementedError, KeyError):
@@ -132,9 +134,10 @@ def said(prediction, *args, form=",.0f"):
 # | rests on | notebooks 04, 06, 07 |
 # | time | 5 minutes |
 #
-# A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al. 2022,
-# table 2). The second term is 5·a·b·s²: scores, their softmax, dropout. It is the only one that grows with the
-# *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64; one sequence, one layer, before anything is shared:
+# A layer keeps about s·b·h·(34 + 5as/h) bytes of activations for backward, in 16 bits (Korthikanti et al.
+# 2022, table 2). The second term is 5·a·b·s²: scores, their softmax, dropout. It is the only one that grows
+# with the *square* of the sequence. LLaMA 3 70B has h = 8,192 and a = 64. The cell prints both terms for one
+# sequence and one layer, before anything is sharded:
 
 # %% tags=["skip-in-grading"]
 WIDTH, HEADS, LAYERS = 8192, 64, 80
@@ -143,22 +146,25 @@ for seq in (4096, 32768, 131072, 1048576):
     print(f"{seq:8,}{34 * seq * WIDTH / 1e9:11,.1f}{5 * HEADS * seq**2 / 1e9:12,.1f}")
 
 # %% [markdown]
-# FlashAttention removes the second column: it makes the scores again in backward. (Lecture 001: "O(N) instead of
-# O(N²)". Right; it does *more* FLOPs for it, and is faster all the same, because fewer bytes go to the GPU's main
-# memory and back.) §3 builds it. The first column stays, and at 131,072 tokens, the context of Llama 3, it is 36.5 GB
-# in each of 80 layers. What do the other axes make of that?
+# FlashAttention removes the second column: it makes the scores again in backward. (It does *more* FLOPs for
+# that, and is faster all the same, because fewer bytes go to the GPU's main memory and back.) You build it in
+# §3. The first column stays, and at 131,072 tokens, the context of Llama 3, it is 36.5 GB in each of 80
+# layers. How much do the other axes help?
 #
 # | axis | what it does to one long sequence |
 # |---|---|
 # | data parallelism, ZeRO | nothing: a rank has at least one whole sequence |
 # | tensor and sequence parallelism, t = 8 | an eighth: 4.6 GB a layer, 365 GB in all. Beyond 8 ranks it leaves the node, and has more ranks than heads of keys |
 # | pipeline, 1F1B | nothing: rank 0 holds a p-th of the layers, for p microbatches at once (notebook 07) |
-# | recomputing everything | 2 s b h a layer. With t = 8: 21 GB, and one layer whole. It fits, for a third more computing; eight times the tokens do not |
+# | recomputing everything | 2 s b h a layer. With t = 8 that is 21 GB, and one layer whole. It fits, for a third more computing; eight times the tokens do not |
 #
-# And there is time. A batch has so many *tokens*, say 16 million; in sequences of 131,072 these are 128. More than 128
-# replicas have nothing to do. Llama 3 405B was trained for its long context on 16,384 GPUs: 8 for tensor
-# parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The new factor, 16,
-# divides activations and time of one sequence.
+# And there is time. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
+# 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
+# for tensor parallelism × 16 for the **context** × 16 for the pipeline × 8 replicas (Llama 3, table 4). The
+# new factor, 16, divides activations and time of one sequence.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says of FlashAttention: "O(N) instead of O(N²)". That
+# is right.</details>
 
 # %% [markdown]
 # ## 2 · A softmax in pieces
@@ -175,24 +181,25 @@ for seq in (4096, 32768, 131072, 1048576):
 #
 # > Z = Σ exp(sⱼ) and out = Σ exp(sⱼ) vⱼ / Z
 #
-# Now cut the keys into a part A and a part B, and do attention to each alone. What you get is out_A and out_B, each
-# divided by its own sum. If Z_A and Z_B were kept, the division can be undone:
+# Now cut the keys into a part A and a part B, and do attention to each alone. You get out_A and out_B, each
+# divided by its own sum. If you kept Z_A and Z_B, you can undo the division:
 #
 # > Z = Z_A + Z_B and out = (Z_A · out_A + Z_B · out_B) / Z
 #
-# An average, weighted by the sums. From Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 comes (4 + 24) / 4 = 7. The result is
-# again a pair (out, Z), so a third part can be merged into it, and a fourth, in any order. It does not matter where they
-# come from: from the next tile, or from another machine.
+# This is an average, weighted by the sums. For example, Z_A = 1, out_A = 4 and Z_B = 3, out_B = 8 give (4 +
+# 24) / 4 = 7. The result is again a pair (out, Z), so a third part can be merged into it, and a fourth, in
+# any order. A part may come from the next tile, or from another machine.
 #
-# Sums of exponentials leave the range of numbers soon: exp(89) is infinite in float32. So one keeps the logarithm,
-# **lse** = log Z ("log-sum-exp"). And the weights come from differences:
+# Sums of exponentials leave the range of numbers soon: exp(89) is infinite in float32. So keep the logarithm,
+# **lse** = log Z ("log-sum-exp"). And compute the weights from differences:
 #
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
-# This helper does attention of some queries to some keys alone, and returns out and lse. You will use it in §3 and
-# §4 too, so read it: `scores_of` makes the scores, in float32 at least, with −inf where the key stands after the query.
-# Where they stand in the *whole* sequence is given by two ranges. Queries that share a head of keys are rows of one
-# product (`by_head`; `by_token` is the way back). `SEEN` notes what was asked for, for pictures below.
+# The helper `block_attention` does attention of some queries to some keys alone, and returns out and lse. You
+# will use it in §3 and §4 too, so read it. `scores_of` makes the scores, in float32 at least, with −inf if
+# the key stands after the query. Two ranges give the positions of queries and keys in the *whole* sequence.
+# Queries that share a head of keys are rows of one product (`by_head`; `by_token` is the way back). `SEEN`
+# notes the ranges of each call, for pictures below.
 
 
 # %%
@@ -238,19 +245,20 @@ def block_attention(q, k, v, queries, keys, causal=False):
 
 
 # %% [markdown]
-# **Predict.** Three keys with scores 0, 0 and log 2, values 1, 2 and 8. What are out and lse of the first two keys; of
-# the third; of all?
+# **Predict.** Three keys have the scores 0, 0 and log 2, and the values 1, 2 and 8. What are out and lse of
+# the first two keys, of the third, and of all?
 #
-# <details><summary>Answer</summary>Z = 2, out = 1.5, lse = log 2. Z = 2, out = 8, lse = log 2. All: Z = 4, out = (3 +
-# 16) / 4 = 4.75, lse = log 4.</details>
+# <details><summary>Answer</summary>The first two: Z = 2, out = 1.5, lse = log 2. The third: Z = 2, out = 8,
+# lse = log 2. All: Z = 4, out = (3 + 16) / 4 = 4.75, lse = log 4.</details>
 #
 # **Build.** Three things to look out for:
 #
-# - `lse` has no last dimension where `out` has its features: a weight needs `[..., None]`.
-# - No `exp` of a score: take differences first, or `torch.logaddexp`.
-# - A block of which a mask hides everything has lse = −inf and must count nothing. But −inf − (−inf) is nan, and in
-#   *backward* a nan times a gradient of 0 is still nan. Put a lowest finite number in the place of −inf *before* you
-#   subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If neither part saw anything, lse is −inf again at the end.
+# - `lse` lacks the last dimension of `out`, the features: a weight needs `[..., None]`.
+# - Do not take `exp` of a score: take differences first, or use `torch.logaddexp`.
+# - A block that a mask hides completely has lse = −inf and must count nothing. But −inf − (−inf) is nan, and
+#   in *backward* a nan times a gradient of 0 is still nan. Put a lowest finite number in the place of −inf
+#   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If neither part saw anything, lse is
+#   −inf again at the end.
 
 
 # %% nbgrader={"grade_id": "online_softmax_merge", "solution": true}
@@ -273,8 +281,8 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 # %% [markdown]
 # <details><summary>Hint: the weights</summary>With both clamped, <code>(old - new).sigmoid()</code> for the one and
 # <code>(new - old).sigmoid()</code> for the other; each with <code>[..., None]</code>.</details>
-# <details><summary>Hint: the new lse</summary><code>torch.logaddexp(old, new)</code>; then -inf again where it is not
-# above the lowest number: <code>masked_fill</code>.</details>
+# <details><summary>Hint: the new lse</summary><code>torch.logaddexp(old, new)</code>; then -inf again if it
+# is not above the lowest number: <code>masked_fill</code>.</details>
 #
 # **Check.**
 
@@ -286,8 +294,8 @@ report = check("08_context_parallel/online_softmax_merge", online_softmax_merge,
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Twelve queries and twelve keys, in blocks of three keys, in two orders, against attention to all keys at
-# once.
+# **Measure.** The cell takes twelve queries and twelve keys, in blocks of three keys, in two orders, and
+# compares the results with attention to all keys at once.
 
 
 # %% tags=["skip-in-grading"]
@@ -304,7 +312,7 @@ def in_blocks(merge, q, k, v, starts, size):
 
 
 def written(function, *args):
-    """What it returns, or None after saying that it is not written yet."""
+    """The result of `function(*args)`, or None after saying that it is not written yet."""
     try:
         return function(*args)
     except NotImplementedError:
@@ -319,9 +327,10 @@ for starts in ((0, 3, 6, 9), (9, 0, 6, 3)):
         print(f"keys from {starts}: {'equal to attention at once' if right else 'something else'}")
 
 # %% [markdown]
-# **Break it.** The classic mistake: the new block gets its right weight, and the old out keeps the one it had when it
-# came. All scores 0, all values 1, four blocks of the same size: attention is an average of ones, 1. What will come out
-# here? (The weight of the second block is 1/2, of the third 1/3, ...)
+# **Break it.** Here is the classic mistake: the new block gets its right weight, and the old out keeps the
+# weight that it had when it came. All scores are 0 and all values 1, in blocks of the same size. Attention is
+# an average of ones, so 1 is right. Which number do four blocks give here? (The weight of the second block is
+# 1/2, of the third 1/3, ...)
 
 
 # %% tags=["skip-in-grading"]
@@ -336,12 +345,12 @@ for size in (12, 6, 3, 1):
     print(f"{12 // size:2} blocks: {out[0, 0, 0, 0]:.4f}")
 
 # %% [markdown]
-# 1 + 1/2 + 1/3 + 1/4 = 2.08: right with one block, and worse with every block more. Values of ones are a good test of any
-# attention: whatever the scores, 1 must come out.
+# Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. The result is right with one block, and worse with every
+# further block. Values of ones are a good test of any attention: for any scores the output must be 1.
 #
-# **In production.** These five lines are in every attention that is done in parts: in FlashAttention, in ring attention,
-# in decoding with a long cache (Flash-Decoding). Kernels return lse for it: it is the second result of
-# `aten::_scaled_dot_product_flash_attention`.
+# **In production.** Every attention that is done in parts has these five lines: FlashAttention, ring
+# attention, decoding with a long cache (Flash-Decoding). Kernels return lse for that reason: it is the second
+# result of `aten::_scaled_dot_product_flash_attention`.
 
 # %% [markdown]
 # ## 3 · Attention in tiles
@@ -353,15 +362,17 @@ for size in (12, 6, 3, 1):
 # | time | 45 minutes |
 # | points | 12 |
 #
-# One rank, a long sequence. 131,072 tokens have 17 billion scores for each head: 34 GB in 16 bits, where the head's q, k,
-# v and out have 34 MB each (128 features). So go through the scores in tiles of `block` × `block`: make a tile, use it,
-# forget it. For a tile of queries all tiles of keys pass by, and what they give is merged.
+# Take one rank and a long sequence. 131,072 tokens have 17 billion scores for each head: 34 GB in 16 bits,
+# while the head's q, k, v and out have 34 MB each (128 features). So go through the scores in tiles of
+# `block` × `block`: make a tile, use it, forget it. For each tile of queries, go through all tiles of keys
+# and merge their results.
 #
-# *Forward* you have all of it: `block_attention` for a tile, `online_softmax_merge` for the next one.
+# For *forward* you have all that you need: `block_attention` for a tile, and `online_softmax_merge` to add
+# the next one.
 #
-# *Backward* is the harder half. Autograd would keep every tile. (That is how one gets a "memory-efficient" attention
-# with an N×N matrix in small pieces.) So the scores are made **again**, and this time it is easier, because lse is
-# known: p = exp(s − lse) is the finished softmax, tile by tile, in any order. The chain rule, with g the gradient of out:
+# *Backward* is the harder half. Autograd would keep every tile: the N×N matrix in small pieces. So the scores
+# are made **again**, and this time it is easier, because lse is known: p = exp(s − lse) is the finished
+# softmax, tile by tile, in any order. The chain rule, with g the gradient of out:
 #
 # | from | follows |
 # |---|---|
@@ -372,21 +383,24 @@ for size in (12, 6, 3, 1):
 # δ seems to need all tiles before the first. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. So δ is
 # computed before the loop, one number for each query. (Dao 2023, FlashAttention-2, §3.1.2.)
 #
-# **Predict.** What has to be kept for backward, in units of one of q, k, v (all heads alike)? How many products of
-# matrices does a tile need forward, how many backward? Under a causal mask, which share of the tiles is needed?
+# **Predict.** How much has to be kept for backward, in units of one of q, k, v (with as many heads of keys as
+# of queries)? How many products of matrices does a tile need forward, and how many backward? Under a causal
+# mask, which share of the tiles is needed?
 #
-# <details><summary>Answer</summary>q, k, v, out: 4 units, and lse, one number for each query and head. 2 forward, 5
-# backward (the scores again, dv, dp, dq, dk): backward costs 2.5 times as much instead of twice. A little more than
-# half: a tile above the diagonal is not computed at all.</details>
+# <details><summary>Answer</summary>q, k, v and out are 4 units; lse is one number for each query and head. A
+# tile needs 2 products forward and 5 backward (the scores again, dv, dp, dq, dk): backward costs 2.5 times as
+# much instead of twice. Under a causal mask a little more than half of the tiles is needed: a tile above the
+# diagonal is not computed at all.</details>
 #
 # **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two.
 #
-# - `tiles(spans, block)` cuts ranges of positions into tiles, and says of each where it lies in the tensor (a slice)
-#   and where it stands in the sequence (a range). Here there is one span, `[range(seq)]`; a rank of §4 may have two.
+# - `tiles(spans, block)` cuts ranges of positions into tiles. For each it gives the place in the tensor (a
+#   slice) and the positions in the sequence (a range). Here there is one span, `[range(seq)]`; a rank of §4
+#   may have two.
 # - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
-# - Sums are in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
+# - Keep sums in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
-# - `save_for_backward` the five tensors, and nothing of a tile.
+# - Give the five tensors to `save_for_backward`, and nothing of a tile.
 
 
 # %%
@@ -474,15 +488,16 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% [markdown]
-# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf: a part that
-# has seen nothing, which merges with anything. Then for each tile of queries and each tile of keys
-# <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows], *block_attention(...))</code>.</details>
+# <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf:
+# a part that has seen nothing merges with any other. Then, for each tile of queries and each tile of keys,
+# write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
+# *block_attention(...))</code>.</details>
 # <details><summary>Hint: shapes in backward</summary><code>scores_of</code> has (batch, kv_heads, rows, keys). Bring the
 # tile's q, k, v and gradient into that form with <code>by_head(x, kv_heads)</code>, lse and δ with
 # <code>by_head(lse[:, rows, :, None], kv_heads)</code>; then the table's lines are products with <code>@</code> and
 # <code>.mT</code>, and <code>by_token</code> brings the results back.</details>
-# <details><summary>Hint: the factor</summary><code>scores_of</code> has divided by √d already. dq and dk need the factor
-# once more, because k and q are as they came.</details>
+# <details><summary>Hint: the factor</summary><code>scores_of</code> has divided by √d already. dq and dk need
+# the factor once more, because k and q themselves are not divided.</details>
 #
 # **Check.**
 
@@ -494,8 +509,8 @@ report = check("08_context_parallel/tiled_attention", tiled_attention, cases="hi
 report.points(12)
 
 # %% [markdown]
-# **Measure.** The most bytes that are alive in a forward and a backward, beside the inputs: full attention, and yours.
-# Two heads of 64 features, float32.
+# **Measure.** The cell measures the most bytes that are alive in a forward and a backward, beside the inputs,
+# for full attention and for yours. There are two heads of 64 features, in float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -529,12 +544,12 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# One line is steeper: twice the tokens, almost four times the bytes. Yours comes near to twice: the few MB of one tile,
-# which do not grow, weigh less and less.
+# The line of full attention is steeper: twice the tokens need almost four times the bytes. Your line comes
+# near to twice the bytes: the few MB of one tile do not grow, and weigh less and less.
 #
-# **Break it.** The same loops without a Function of one's own: autograd goes through them by itself, and results and
-# gradients are right. What is kept for backward, 512 tokens in tiles of 64, two heads of 16 features? In units of one of
-# q, k, v:
+# **Break it.** Run the same loops without a Function of your own: autograd goes through them by itself, and
+# results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two heads
+# of 16 features, in units of one of q, k, v?
 
 
 # %% tags=["skip-in-grading"]
@@ -571,13 +586,14 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
         print(f"{name:17} {nbytes / given[0].nbytes:6.1f} units")
 
 # %% [markdown]
-# The matrix is back, in pieces. It has 512 × 512 numbers for each head, where the head has 512 × 16 in q: 32 units. Kept
-# are the scores *and* their exponentials of every tile, 64 units; the rest is what each product and merge keeps of its
-# inputs. Tiles save memory only if backward makes them again.
+# The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16: so the
+# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, 64 units; the rest are
+# inputs that each product and merge keeps. Tiles save memory only if backward makes them again.
 #
-# **In production.** `F.scaled_dot_product_attention`: PyTorch chooses a kernel by device, dtype and shape, and on a CPU,
-# too, there is one in tiles. Its tiles lie in the processor's caches (on a GPU in the fast memory of one multiprocessor),
-# and *that* is where the speed comes from. The same numbers, forward and backward, 2,048 tokens, one thread:
+# **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
+# and on a CPU, too, there is one in tiles. Its tiles lie in the processor's caches (on a GPU in the fast
+# memory of one multiprocessor), and the speed comes from *that*. Compare the same computation, forward and
+# backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -611,8 +627,11 @@ for name, (seconds, apart) in zip(
     print(f"{name:10} {1e3 * seconds:7.0f} ms, largest difference {apart:.0e}")
 
 # %% [markdown]
-# Lecture 001 gives 2 to 4 times for FlashAttention against attention with the matrix, on a GPU. It is called with
-# `attn_implementation="flash_attention_2"` in Transformers; in PyTorch you get it without asking.
+# In Transformers you call FlashAttention with `attn_implementation="flash_attention_2"`; in PyTorch you get
+# it without asking.
+#
+# <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
+# attention with the matrix, on a GPU.</details>
 
 # %% [markdown]
 # ## 4 · The ring
@@ -624,10 +643,11 @@ for name, (seconds, apart) in zip(
 # | time | 75 minutes: 35 for forward, 40 for backward |
 # | points | 8 for forward, 7 for backward, and the predictions' in §7 |
 #
-# Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys would put
-# the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the parts go **round**:
-# in step i rank r has the keys and values that belong to rank r − i; it merges what its queries get from them, and
-# *meanwhile* passes them on to rank r + 1 and receives the next ones from rank r − 1.
+# Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys
+# would put the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the
+# parts go **round**: in step i rank r has the keys and values that belong to rank r − i. It does attention of
+# its queries to them and merges the result. *Meanwhile* it passes them on to rank r + 1 and receives the next
+# ones from rank r − 1.
 #
 # | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
 # |---|---|---|---|---|
@@ -636,27 +656,29 @@ for name, (seconds, apart) in zip(
 # | 2 | 2 | 3 | 0 | 1 |
 # | 3 | 1 | 2 | 3 | 0 |
 #
-# Four steps, three transfers: after the last one no rank needs the keys. (Lecture 004 numbers its four iterations 0, 1,
-# 3, 4. There are N of them, 0 to N − 1.)
+# There are N steps, 0 to N − 1, and N − 1 transfers: after the last step no rank needs the keys.
 #
 # **Build forward.** Backward comes after it, and has a check of its own. So `ring_forward` is a plain function, and
 # returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of scores at a time.
 #
-# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask goes by
-#   positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for keys
-#   `tiles(layout[owner])`. Where a causal mask leaves nothing of a pair of spans, skip it; do not compute and mask it.
-#   (A mask over all that a rank has gives the same values, and saves nothing.) The keys travel on all the same.
+# - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask
+#   goes by positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for
+#   keys `tiles(layout[owner])`. If a causal mask leaves nothing of a pair of spans, skip the pair; do not
+#   compute and mask it. (One mask over all scores of a rank gives the same values, and saves nothing.) The
+#   keys travel on all the same.
 # - `layout=None` means in succession: `contiguous(n * q.shape[1], n)`.
-# - Parts may differ in length: what arrives in step i has as many tokens as its owner's spans.
-# - Keys and values in one tensor, `torch.stack((k, v))`, are one message. Post its send and the receive together
-#   with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it. Peers are ranks of the group:
-#   `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each handle once: with gloo a send's handle
-#   that is waited for twice never returns.
-# - `out` and `lse` in float32 at least (`in_float32`): merged in bf16, the error grows with the ring. Keys and values are
-#   *sent* as they came, in 16 bits: in float32 each message has twice the bytes. Round out once, at the end; lse stays.
-# - With one rank nothing is sent.
-# - You may write your own in place of `block_attention`; no check asks for it. But the pictures of this section and of §5
-#   are drawn from what it notes. So let yours, too, do `SEEN.append((began, time.perf_counter(), queries, keys))`.
+# - Parts may differ in length: the keys that arrive in step i have as many tokens as their owner's spans.
+# - Put keys and values into one tensor, `torch.stack((k, v))`: then they are one message. Post its send and
+#   the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it.
+#   Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each
+#   handle once: with gloo a send's handle that is waited for twice never returns.
+# - Keep `out` and `lse` in float32 at least (`in_float32`): if they are merged in bf16, the error grows with
+#   the ring. *Send* keys and values in the dtype of the inputs: in float32 each message has twice the bytes
+#   of 16 bits. Round out once, at the end; lse stays in float32.
+# - With one rank, send nothing.
+# - You may write your own function in place of `block_attention`; no check asks for `block_attention`. But
+#   the pictures of this section and of §5 are drawn from its notes. So let your function, too, do
+#   `SEEN.append((began, time.perf_counter(), queries, keys))`.
 
 
 # %% nbgrader={"grade_id": "ring_forward", "solution": true}
@@ -737,7 +759,7 @@ def _seen(mine, theirs, causal):
 # %%
 @torch.no_grad()
 def ring_output(*args, **kwargs):
-    """The first of what ring_forward returns."""
+    """The first result of ring_forward."""
     return ring_forward(*args, **kwargs)[0]
 
 
@@ -755,12 +777,13 @@ report = check("08_context_parallel/ring_forward", ring_output, ring_lse, cases=
 report.points(8)
 
 # %% [markdown]
-# *Backward* the keys go round once more; they were not kept, and that is the point. With lse and δ known, each block
-# gives a share of dq, which stays, and a share of dk and dv, which belong to the rank whose keys these are. So a *sum*
-# travels after the keys. It starts where they start, on their own rank; every rank adds its share and passes it on; and
-# when all have added, it stands on rank r − 1, one place before home. One transfer more brings it there: **N** of
-# them, where the keys had N − 1. (N − 1 would do if a rank kept the share of its own queries at home until the rest
-# comes. PyTorch and `ring-flash-attention` send N times, too.)
+# In *backward* the keys go round once more: they were not kept, which is the point of the ring. With lse and
+# δ known, each block gives a share of dq, which stays, and a share of dk and dv, which belong to the rank
+# whose keys these are. So a *sum* travels after the keys. It starts on the keys' own rank r; every rank adds
+# its share and passes the sum on. When all ranks have added, it stands on rank r − 1, one place before home.
+# One more transfer brings it home: **N** transfers in all, and the keys had N − 1. (N − 1 would do if a rank
+# kept the share of its own queries at home until the rest comes. PyTorch and `ring-flash-attention` send N
+# times, too.)
 #
 # **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits. Sums of
 # gradients travel in float32: twice as many bytes. The other three functions are for §5, §6 and §7: come back to them.
@@ -820,20 +843,20 @@ def hiding_block(
 
 
 # %% [markdown]
-# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward is `ring_forward`, and saves what backward needs.
-# For backward the table of §3 is given as `block_gradients`, which does it for one block.
+# **Build backward.** A `torch.autograd.Function` again, as in §3. Its forward calls `ring_forward`, and saves
+# the tensors that backward needs. The table of §3 is given as the function `block_gradients`, for one block.
 #
-# - It saves q, k, v, out and lse, and nothing that came by.
+# - Save q, k, v, out and lse, and nothing of the other ranks' keys.
 # - δ is known before the first step, from out and its gradient: one number for each query and head.
 # - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys can travel
 #   meanwhile, too (the check does not ask for it): add your share when it has come, and pass it on.
-# - All sums in float32 at least (`in_float32`), those that are sent among them.
+# - Keep all sums in float32 at least (`in_float32`), including those that are sent.
 # - backward returns one value for each argument of forward: None for those that are not tensors.
 
 
 # %%
 def block_gradients(q, k, v, grad, lse, delta, queries, keys, causal=False):
-    """(dq, dk, dv) of one block, in float32 at least: what these queries contribute with these keys.
+    """(dq, dk, dv) of one block, in float32 at least: the shares of these queries and keys.
 
     grad: of out. lse, delta: of each query, (batch, tokens, heads), over *all* keys that it sees anywhere.
     """
@@ -906,9 +929,9 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the sums of backward</summary>In each step: make the block's dk and dv while the sum of those
-# who had these keys before is on its way here; wait for it; add; pass the sum on. What arrives after the last step is
-# for the rank's own keys.</details>
+# <details><summary>Hint: the sums of backward</summary>In each step: make the block's dk and dv while the sum
+# of the ranks that had these keys before is on its way here; wait for it; add; pass the sum on. The sum that
+# arrives after the last step is for the rank's own keys.</details>
 # <details><summary>Hint: a step of backward</summary><pre># the next keys under way, as in forward
 # dkv = torch.zeros_like(in_float32(kv))
 # ...   # block_gradients of each pair of spans, into dq[:, rows], dkv[0][:, columns], dkv[1][:, columns]
@@ -927,9 +950,9 @@ report = check("08_context_parallel/ring_attention", ring_attention, cases="hidd
 report.points(7)
 
 # %% [markdown]
-# **Measure.** Sixteen tokens on four ranks, once without a mask and once under a causal one. `attended` runs any
-# attention on dealt-out tokens; the kernel puts the parts together and compares them with one process. `sent` reads from
-# the ledger what a rank sent forward and backward.
+# **Measure.** Run sixteen tokens on four ranks, once without a mask and once under a causal one. `attended`
+# runs any attention on dealt-out tokens; the kernel puts the parts together and compares them with one
+# process. `sent` reads from the ledger how much a rank sent forward and backward.
 
 
 # %% tags=["skip-in-grading"]
@@ -1001,12 +1024,12 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask changes nothing in what is sent: keys that no query of a rank sees have to pass it all the same.
+# The mask does not change the bytes: a rank must pass on even keys that none of its queries sees.
 #
-# The lecture's picture, from your own two runs. Rows are ranks with their queries, columns the keys by the rank that
-# they belong to. The run without a mask tells which keys a rank had in which step, the masked one which of them it
-# computed with. A dashed frame is a block that came and was skipped: in this step the rank idles. Below each step is what
-# the ledger counted.
+# The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
+# keys by the rank that they belong to. The run without a mask shows which keys a rank had in which step, and
+# the masked run which of them it computed with. A dashed frame is a block that came and was skipped: in this
+# step the rank idles. Below each step are the bytes that the ledger counted.
 
 
 # %% tags=["skip-in-grading"]
@@ -1071,16 +1094,15 @@ if full and masked and not noted:
 step_by_step(full, masked) if noted else None
 
 # %% [markdown]
-# Colour is whose keys they are: a colour walks down the rows. From the last rank its keys go on to the first, which may
-# not see them: there the frame is dashed. Every block of the lower triangle is coloured in exactly one of the pictures.
-# And the rows are not equally busy: §5.
+# The colour says which rank the keys belong to: each colour walks down the rows. From the last rank keys go
+# on to the first, whose queries may not see them: there the frame is dashed. Every block of the lower
+# triangle is coloured in exactly one of the pictures. And the rows are not equally busy: rank r has work in
+# r + 1 of the N steps. §5 mends that.
 #
-# (Lecture 004 says of every iteration that each GPU "computes attention with its portion of queries". Under a causal
-# mask rank r has work in r + 1 of the N iterations.)
-#
-# **Break it.** A mask by *local* positions: every rank numbers its queries and the keys that have come from 0, as code
-# for one rank does. Your function does it, if `layout` says that all ranks hold the same positions. 16 tokens on 4 ranks.
-# Before you run it: for how many of them will the output be right, and for which?
+# **Break it.** Mask by *local* positions: every rank numbers its queries and the keys that have come from 0,
+# as code for one rank does. Your function does that if `layout` says that all ranks hold the same positions.
+# There are 16 tokens on 4 ranks. Before you run it: for how many of them will the output be right, and for
+# which?
 
 
 # %% tags=["skip-in-grading"]
@@ -1101,12 +1123,17 @@ if run:
     print(f"right: {right}; token 0 is off by {off[0]:.2f}")
 
 # %% [markdown]
-# One: the last, which may see everything. The token at place i of its part saw the places 0 to i of *every* part: the
-# early ones looked into the future, the late ones missed most of their past. A model trained so learns to use what is not
-# there when it writes text. No shape is wrong, and on one rank all tests pass.
+# It is right for one token: the last, which may see everything. The token at place i of its part saw the
+# places 0 to i of *every* part: early tokens looked into the future, and late ones missed most of their past.
+# A model that is trained in this way learns to use tokens that are not there when it writes text. All shapes
+# are right, and on one rank all tests pass.
 #
-# **In production.** Megatron-LM's context parallelism (with FlashAttention as its block), `ring-flash-attention`, and
-# PyTorch's own: §9.
+# **In production.** Megatron-LM's context parallelism is such a ring (with FlashAttention as its block), and
+# so is `ring-flash-attention`. PyTorch has its own: §9.
+#
+# <details><summary>In the lectures</summary>The picture of the steps is lecture 004's. It numbers its four
+# iterations 0, 1, 3, 4, and says of each that every GPU "computes attention with its portion of queries".
+# That holds without a mask.</details>
 
 # %% [markdown]
 # ## 5 · Who idles
@@ -1118,20 +1145,21 @@ if run:
 # | time | 15 minutes |
 # | points | 5, and the prediction's in §7 |
 #
-# In the pictures of §4 rank 0 works in one iteration of four, rank 3 in all. The others may run a little ahead, but the
-# layer is done when rank 3 is. So the ring takes nearly as long as without a mask, though only half of the scores are
-# needed.
+# In the pictures of §4 rank 0 works in one step of four, and rank 3 in all. The other ranks may run a little
+# ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as without a mask, though
+# only half of the scores are needed.
 #
-# **Predict.** Long parts of equal length, in succession. Count in blocks; on the diagonal only half of one is needed.
-# How long does the ring take, what does rank r do of it, and what share of the time does it idle? That is
-# `causal_idle_share`, in §4. And how many times as long is it as with work shared equally?
+# **Predict.** The ranks hold long parts of equal length, in succession. Count in blocks; on the diagonal only
+# half of one is needed. How long does the ring take, for how much of that does rank r work, and for which
+# share of the time does it idle? That share is `causal_idle_share`, in §4. And how many times as long does
+# the ring take as with work shared equally?
 #
-# <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2 of them, and
-# idles (N − 1 − r) / (N − 1/2): with 4 ranks 86 %, 57 %, 29 % and 0. The mean is N/2, so it takes 2 − 1/N times as
-# long: the more ranks, the nearer to twice.</details>
+# <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2
+# of them, and idles (N − 1 − r) / (N − 1/2): with 4 ranks 86 %, 57 %, 29 % and 0. The mean is N/2, so the
+# ring takes 2 − 1/N times as long: the more ranks, the nearer to twice.</details>
 #
-# The ring need not change. Tokens may lie anywhere, as long as the mask knows their positions. 16 tokens on 4 ranks, by
-# the rank that holds them:
+# The ring need not change. Tokens may lie anywhere, as long as the mask knows their positions. The table
+# shows for 16 tokens on 4 ranks which rank holds each:
 #
 # | layout | |
 # |---|---|
@@ -1139,14 +1167,16 @@ if run:
 # | striped | 0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3 |
 # | zigzag | 0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0 |
 #
-# *Striped* (Brandon et al. 2023) gives every rank some of everything: in each iteration every block is half masked. Only
-# a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2) pairs a chunk from the
-# beginning, which sees little, with one from the end, which sees much. With another rank's keys there are four pairs of
-# chunks: two are seen whole, two not at all. Always, for all ranks.
+# *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence: in each step every block is
+# half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2)
+# pairs a chunk from the beginning, which sees little, with one from the end, which sees much. With another
+# rank's keys there are four pairs of chunks: two are seen whole, two not at all. That holds in every step and
+# for all ranks.
 #
-# **Build.** Cut into 2N chunks; rank r gets chunk r and chunk 2N − 1 − r, in this order. Given: `chunks(length, n)`, n
-# ranges in succession, the first ones one longer where n does not divide; `without_empty(spans)`, as short sequences
-# leave chunks without a token.
+# **Build.** Cut the sequence into 2N chunks; rank r gets chunk r and chunk 2N − 1 − r, in this order. Two
+# helpers are given. `chunks(length, n)` makes n ranges in succession; if n does not divide the length, the
+# first ones are one longer. `without_empty(spans)` leaves out chunks without a token, which short sequences
+# have.
 
 
 # %% tags=["skip-in-grading"]
@@ -1178,9 +1208,9 @@ report = check("08_context_parallel/zigzag", zigzag, cases="hidden")
 report.points(5)
 
 # %% [markdown]
-# **Measure.** Your ring in the three layouts, 64 tokens on 4 ranks, causal. Counted are the scores that a query may see
-# in the blocks that your run asked for. In the figure all ranks begin an iteration together: blue is work, white is
-# waiting, one unit is a block.
+# **Measure.** Run your ring in the three layouts, with 64 tokens on 4 ranks, causal. The cell counts the
+# scores that a query may see in the blocks that your run computed. In the figure all ranks begin a step
+# together: blue is work, white is waiting, one unit is a block.
 
 
 # %% tags=["skip-in-grading"]
@@ -1254,13 +1284,14 @@ if "contiguous" in table:
 idle_picture(table, 16 * 16) if table else None
 
 # %% [markdown]
-# The same results, the same bytes, 1.74 against 1.00. (1.75 for long parts: of 16 tokens the diagonal has a little more
-# than half.)
+# The results and the bytes are the same, but contiguous takes 1.74 times as long as equal work, and zigzag
+# 1.00. (It would be 1.75 for long parts: with 16 tokens a block on the diagonal needs a little more than
+# half.)
 #
-# And in seconds? Two ranks, a core each, 2,048 tokens, forward and backward. Your blocks are computed whole also on the
-# diagonal, so "computed" is counted like that: the scores of the busiest rank in each step. And the ledger tells how long
-# each rank was blocked, in messages or at the end until the other one was done. Before you run it: with tokens in
-# succession, which share of the time is rank 0 blocked?
+# And in seconds? The next cell has two ranks, a core each, and 2,048 tokens, forward and backward. Your
+# blocks are computed whole, also on the diagonal, so "computed" counts whole blocks: those of the busiest
+# rank in each step. The ledger says how long each rank was blocked, in messages or at the end until the other
+# rank was done. Before you run it: with tokens in succession, for which share of the time is rank 0 blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1309,22 +1340,24 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# 2 blocks against 1.25, and 1.5 against 1 with kernels that cut the diagonal finer. The blocks are counted, the
-# milliseconds are measured: another program on the machine changes the milliseconds, and with them the waiting. In
-# succession rank 0 has one block and rank 1 has two. On a quiet machine rank 0 waits for less than half of the time:
-# forward, laying a mask takes a CPU about as long as the rest of the block, both ranks begin with a masked block, and
-# rank 1's extra block is unmasked, hence faster. (On a busy one it waited for 5 % of the time in one run, and for half of
-# it in another.) Striped computes as many blocks as in succession, since our blocks are computed whole. It can even be
-# slower: all of its blocks are half masked, in succession only those on the diagonal are.
+# In succession the ranks compute 2 blocks one after the other, and in zigzag 1.25. (With kernels that cut the
+# diagonal finer it would be 1.5 against 1.) The blocks are counted, the milliseconds are measured: another
+# program on the machine changes the milliseconds, and with them the waiting. In succession rank 0 has one
+# block and rank 1 has two. On a quiet machine rank 0 waits for less than half of the time: forward, laying a
+# mask takes a CPU about as long as the rest of the block, both ranks begin with a masked block, and rank 1's
+# extra block is unmasked, hence faster. (On a busy one it waited for 5 % of the time in one run, and for half
+# of it in another.) Striped computes as many blocks as contiguous, since our blocks are computed whole. It
+# can even be slower: all of its blocks are half masked, while in contiguous only those on the diagonal are.
 #
-# **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for its
-# rotation or its embedding. *Targets* are shifted before they are dealt out: the one after a rank's last token is
-# another rank's. And every rank has all parameters and part of the tokens, so gradients are summed as for replicas, and
-# the loss is divided by the count of all tokens. `ContextParallelGPT` does these three with any attention, so: yours.
-# SGD, 25 steps, one rank against four.
+# **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for
+# its rotation or its embedding. *Targets* are shifted before they are dealt out: the token after a rank's
+# last token lies on another rank. And every rank has all parameters and part of the tokens, so gradients are
+# summed as for replicas, and the loss is divided by the count of all tokens. `ContextParallelGPT` does these
+# three with any attention. The next cell gives it yours, and trains with SGD for 25 steps, on one rank and on
+# four.
 #
-# **Break it**, in the same cell: the last transfer of backward is forgotten, so that rank r has the gradients of the keys
-# of rank r + 1. Shapes fit. Will the loss fall?
+# **Break it**, in the same cell: the code forgets the last transfer of backward, so that rank r has the
+# gradients of the keys of rank r + 1. The shapes fit. Will the loss fall?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1353,7 +1386,7 @@ def learn(attention, make_layout, steps=25):
 
 
 def from_the_next_rank(grad):
-    """What is here if the gradients of the next rank's keys never went their last step."""
+    """The gradient here if those of the next rank's keys never went their last step."""
     rank, n = dist.get_rank(), dist.get_world_size()
     other = torch.empty_like(grad, memory_format=torch.contiguous_format)
     ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
@@ -1388,14 +1421,14 @@ if curves:
 figure if curves else None
 
 # %% [markdown]
-# It falls, and it can even end a little lower than the right one. Most of what a small model learns at first does not
-# pass through attention, and the queries' gradients are right. Nothing in the curve alone says that something is wrong:
-# compare *gradients* with one process, before you train.
+# It falls, and it can even end a little lower than the right one. A small model at first learns mostly
+# without attention, and the queries' gradients are right. The curve alone does not show the mistake: compare
+# *gradients* with one process before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
-# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (It did not go round: with 8 heads of keys for 128
-# of queries, keys are small, and an all-gather of them made other masks simpler, such as those that keep documents
-# apart. Llama 3, §3.3.2.)
+# (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Its keys did not go round: with 8 heads
+# of keys for 128 of queries, keys are small, and an all-gather of them made other masks simpler, such as
+# those that keep documents apart. Llama 3, §3.3.2.)
 
 # %% [markdown]
 # ## 6 · Ulysses: tokens for heads
@@ -1407,9 +1440,9 @@ figure if curves else None
 # | time | 20 minutes |
 # | points | 9, and the prediction's in §7 |
 #
-# Another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So change what is shared: each
-# rank gives away its tokens of most heads, and gets all tokens of a few. Then it attends alone, with any kernel. Then
-# back.
+# Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So trade
+# tokens for heads: each rank gives away its tokens of most heads, and gets all tokens of a few. It then
+# attends alone, with any kernel. Then the ranks trade back.
 #
 # | | has | after an all-to-all |
 # |---|---|---|
@@ -1417,32 +1450,38 @@ figure if curves else None
 # | k, v | (b, c, kv_heads, d) | (b, N c, kv_heads / N, d) |
 # | out | (b, N c, heads / N, d) | (b, c, heads, d) |
 #
-# Under a causal mask all ranks have the same work, with tokens in succession: each has the whole sequence.
+# Under a causal mask all ranks have the same work, even with tokens in succession: each has the whole
+# sequence.
 #
-# **Predict.** What does a rank send, and how does it change with N? Write `ulysses_bytes_sent` in §4. What limits N?
+# **Predict.** How many bytes does a rank send, and how do they change with N? Write `ulysses_bytes_sent` in
+# §4. What limits N?
 #
-# <details><summary>Answer</summary>(N−1)/N of what it has of each of the four, and it has an N-th of each: less with
-# every rank more, where in a ring a rank sends (N−1)/N of *all* keys, however many ranks there are. N must divide the
-# heads of queries and those of keys, so it is at most the number of the latter.</details>
+# <details><summary>Answer</summary>It sends (N−1)/N of its part of each of the four, and its part is an N-th:
+# the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys, however many ranks there
+# are. N must divide the heads of queries and those of keys, so it is at most the number of heads of
+# keys.</details>
 #
 # **Build.**
 #
-# - One all-to-all for each of q, k, v and out; backward is the same the other way round. A `torch.autograd.Function`
-#   whose forward exchanges and whose backward exchanges back does for both directions.
+# - Do one all-to-all for each of q, k, v and out; backward is the same the other way round. A
+#   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
+#   directions.
 # - Rank r attends with the heads r·heads/N and following. Query heads and their key heads go to the same rank by
 #   themselves.
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0: stack the pieces. (gloo has no
 #   all-to-all of lists.)
-# - Send k and v with the heads that they have, and repeat none.
-# - Where N does not divide `heads` or `kv_heads`, raise a `ValueError` that names the numbers, before anything is sent.
-# - Attend with your `tiled_attention`: each rank has the whole sequence now, and no N×N matrix.
+# - Send k and v with the heads that they have; do not repeat heads.
+# - If N does not divide `heads` or `kv_heads`, raise a `ValueError` that names the numbers, before anything
+#   is sent.
+# - Attend with your `tiled_attention`: each rank has the whole sequence now, and must not make the N×N
+#   matrix.
 
 
 # %% nbgrader={"grade_id": "ulysses_attention", "solution": true}
 # Your torch.autograd.Function:
 ### BEGIN SOLUTION
 def _exchange(x, cut, join, group):
-    """Each rank's piece of x along dimension `cut` to it; what comes, one after the other along `join`."""
+    """Send each rank its piece of x along dimension `cut`; join the arriving pieces along `join`."""
     pieces = torch.stack(x.chunk(dist.get_world_size(group), cut))
     arriving = torch.empty_like(pieces)
     dist.all_to_all_single(arriving, pieces, group=group)
@@ -1483,9 +1522,9 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
 
 
 # %% [markdown]
-# <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for rank 0, 1,
-# ... along dimension 0. After the all-to-all <code>torch.cat(arriving.unbind(), dim=1)</code>: the tokens of rank 0 come
-# first. On the way back the two dimensions change places.</details>
+# <details><summary>Hint: the exchange</summary><code>torch.stack(x.chunk(n, dim=2))</code> has the pieces for
+# rank 0, 1, ... along dimension 0. After the all-to-all, <code>torch.cat(arriving.unbind(), dim=1)</code>
+# puts the tokens of rank 0 first. On the way back the two dimensions change places.</details>
 #
 # **Check.**
 
@@ -1497,8 +1536,9 @@ report = check("08_context_parallel/ulysses_attention", ulysses_attention, cases
 report.points(9)
 
 # %% [markdown]
-# **Measure.** Four ranks, 8 heads and 4 of keys, against one process, in float64; bytes against your formula. Then
-# LLaMA 3 70B with 131,072 tokens, by your two formulas: MB that a rank sends for one layer.
+# **Measure.** The cell compares four ranks with one process, with 8 heads and 4 of keys, in float64, and the
+# bytes with your formula. Then it prints by your two formulas the MB that a rank sends for one layer of LLaMA
+# 3 70B, with 131,072 tokens.
 
 
 # %% tags=["skip-in-grading"]
@@ -1528,20 +1568,20 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries a ring carries few keys round,
-# while q and the output, which Ulysses has to exchange, stay as large: up to 8 ranks the ring sends less forward.
-# Backward its sums in float32 make it more. (And what a ring sends can hide behind computing. An all-to-all stands
-# between two operations that wait for it.)
+# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries a
+# ring carries few keys round, while q and the output, which Ulysses has to exchange, stay as large: up to 8
+# ranks the ring sends less forward. In backward it sends more, because its sums are in float32. (And a ring's
+# messages can hide behind computing. An all-to-all stands between two operations that wait for it.)
 #
-# **Break it.** Two heads of keys on four ranks.
+# **Break it.** Try two heads of keys on four ranks.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
-# What now? Repeat keys until there are enough heads (and send them repeatedly). Or both: groups of u ranks trade
-# tokens for heads, and r such groups make a ring, N = u · r. The all-to-all stays inside a node, the ring goes across.
-# It is in the library, and takes the same arguments:
+# What now? You can repeat keys until there are enough heads (and send them repeatedly). Or you can do both:
+# groups of u ranks trade tokens for heads, and r such groups make a ring, N = u · r. The all-to-all stays
+# inside a node, and the ring goes across nodes. The library has both together, with the same arguments:
 
 
 # %% tags=["skip-in-grading"]
@@ -1556,8 +1596,8 @@ if run:
     print("2 x 2 ranks:", compared_with_one(run, causal=True, heads=8, kv_heads=2))
 
 # %% [markdown]
-# **In production.** `DistributedAttention` in DeepSpeed; "USP" (Fang and Zhao 2024) for both at once;
-# `--cp-comm-type a2a`, `p2p` or `a2a+p2p` in Megatron-LM.
+# **In production.** DeepSpeed has `DistributedAttention`, and "USP" (Fang and Zhao 2024) does both at once.
+# In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
 
 # %% [markdown]
 # ## 7 · When it hides, and what you predicted
@@ -1569,20 +1609,22 @@ if run:
 # | time | 15 minutes |
 # | points | 7 |
 #
-# In each step of the ring a rank computes a block and sends one. Both take time, side by side. The message hides where
+# In each step of the ring a rank computes a block and sends one, both at the same time. The message hides if
 # the block takes longer. With c tokens on each rank, forward, in 16 bits:
 #
 # > computing: 4 · c² · width FLOPs; sending: 2 · c · kv_width · 2 bytes
 #
 # One grows with c², the other with c: **long enough parts always hide it.**
 #
-# **Predict.** From which c on? With as many heads of keys as of queries; with fewer; under a causal mask in zigzag,
-# where half of each block's scores are needed? An A100 has 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write
-# `hiding_block`, where you have `ring_bytes_sent`.)
+# **Predict.** From which c on does the message hide? Say it with as many heads of keys as of queries, with
+# fewer, and under a causal mask in zigzag, which needs half of each block's scores. An A100 has 312 TFLOP/s
+# and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
 #
-# <details><summary>Answer</summary>4 c² w / F = 4 c kv_w / B, so c = F/B · kv_w/w. 312e12 / 300e9 = 1,040 tokens: simply
-# FLOPs for a byte. Fewer heads of keys, fewer bytes: less by that share. Causal: half the computing, twice as many
-# tokens. (Backward: 2.5 times the computing, three times the bytes, 1.2 times as many tokens.)</details>
+# <details><summary>Answer</summary>4 c² w / F = 4 c kv_w / B, so c = F/B · kv_w/w. For the A100 that is
+# 312e12 / 300e9 = 1,040 tokens: simply its FLOPs for each byte. With fewer heads of keys there are fewer
+# bytes, and c is less by that share. Under a causal mask there is half the computing, so twice as many tokens
+# are needed. (Backward has 2.5 times the computing and three times the bytes: 1.2 times as many
+# tokens.)</details>
 #
 # **Check.**
 
@@ -1607,8 +1649,9 @@ report = check(
 report.points(7)
 
 # %% [markdown]
-# **Measure.** This machine: seconds for a block of c queries and c keys, one thread, float32; and messages as the
-# ping-pong of notebook 00 sees them. Numbers have 4 bytes here, so for your formula the link is half as fast.
+# **Measure.** On this machine, measure the seconds for a block of c queries and c keys, on one thread in
+# float32, and for messages as in the ping-pong of notebook 00. Numbers have 4 bytes here, so your formula
+# gets a link that is half as fast.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1667,10 +1710,12 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn.
-# The formula leaves out what does not grow with c, which is all there is on the left, where both lines are flat: α for a
-# message, and for a block what Python needs to start a few operations. If the lines cross there, that decides it; on a
-# GPU, with short parts, too. And your ring on two ranks: of one forward, how long was rank 0 blocked in messages?
+# A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn. The formula leaves
+# out all times that do not grow with c: α for a message, and for a block the time in which Python starts a
+# few operations. On the left, where both lines are flat, there is little else. If the lines cross there,
+# these times decide, as they do on a GPU with short parts.
+#
+# Now measure your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1696,12 +1741,13 @@ if run:
         )
 
 # %% [markdown]
-# With few tokens most of the time is neither a block's nor a message's, but what Python does around them. (A rank is also
-# blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose cores have other work it
-# can be most of it.)
+# With few tokens most of the time goes neither to a block nor to a message, but to the Python around them. (A
+# rank is also blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose
+# cores have other work it can be most of it.)
 #
-# The hardware of the ring-attention paper (Liu et al. 2023, table 2), in thousands of tokens. Its second column is six
-# times the block: a rank has its queries and its output, keys and values, and those that arrive.
+# The next cell has the hardware of the ring-attention paper (Liu et al. 2023, table 2), in thousands of
+# tokens. The paper's second column is six times the block: a rank has its queries and its output, keys and
+# values, and the keys and values that arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1720,16 +1766,18 @@ for host in RING_HOSTS:
 # One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that 149,760. The
 # paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5 is 147.
 #
-# Today: H100 (989 TFLOP/s), a port of 50 GB/s for each, the heads of Llama 3 405B (128 of queries, 8 of keys), causal.
+# Today's numbers are an H100 (989 TFLOP/s) with a port of 50 GB/s, and the heads of Llama 3 405B (128 of
+# queries, 8 of keys), causal:
 
 # %% tags=["skip-in-grading"]
 needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
 print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
-# That is at the data sheet's speed: a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring hides itself between nodes,
-# where tensor parallelism (notebook 06) could not: c is in its favour, and the longer the sequence the more. Keep
-# NVLink, inside the node, for traffic that cannot overlap.
+# That is at the data sheet's speed: a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring can
+# hide its messages even between nodes, and tensor parallelism (notebook 06) could not. The longer the
+# sequence, the larger c, and the better they hide. Keep NVLink, inside the node, for traffic that cannot
+# overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits
@@ -1740,13 +1788,14 @@ print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 # | rests on | §3, §4 |
 # | time | 5 minutes |
 #
-# **Predict.** With N times the ranks, how many times as long may a sequence be? With tiles; and with the N×N matrix?
+# **Predict.** With N times the ranks, how many times as long may a sequence be, with tiles and with the N×N
+# matrix?
 #
-# <details><summary>Answer</summary>N times: what is kept is linear in the tokens, and shared. With the matrix √N times,
-# as N ranks share something that grows with the square.</details>
+# <details><summary>Answer</summary>With tiles N times: the memory is linear in the tokens, and divided among
+# the ranks. With the matrix √N times, as N ranks share a memory that grows with the square.</details>
 #
-# **Measure.** What your ring keeps for backward on each rank, 1,024 tokens in float32, beside the formula: q, k, v and
-# out, and lse. Keys that came by are not among it.
+# **Measure.** The cell prints the bytes that your ring keeps for backward on each rank, with 1,024 tokens in
+# float32, beside the formula: q, k, v, out and lse. Other ranks' keys are not kept.
 
 
 # %% tags=["skip-in-grading"]
@@ -1765,8 +1814,8 @@ for n in (1, 2, 4):
     print(f"{ranks} {max(run):7,} bytes on each, by the formula {foretold:,.0f}")
 
 # %% [markdown]
-# And a whole model: LLaMA 3 70B by the formula of §1, where a "rank" is a node of 8 GPUs that share every layer (notebook
-# 06) and have 40 GB each left for activations.
+# Now take a whole model: LLaMA 3 70B by the formula of §1. Here a "rank" is a node of 8 GPUs that share every
+# layer (notebook 06) and have 40 GB each left for activations.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import longest_sequence
@@ -1791,9 +1840,9 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# Two of the lines rise by N, one by √N. Memory, then, is no limit any more: more machines hold a longer sequence.
-# What grows with the square is attention's computing: s²/N for each rank. On a sequence eight times as long, with eight
-# times the ranks, attention takes eight times as long.
+# Two of the lines rise with N, one with √N. So memory does not limit the sequence any more: more machines
+# hold a longer one. But attention's computing grows with the square: s²/N for each rank. On a sequence eight
+# times as long, with eight times the ranks, attention takes eight times as long.
 
 # %% [markdown]
 # ## 9 · PyTorch's
@@ -1804,14 +1853,14 @@ figure
 # | rests on | §4 |
 # | time | 5 minutes |
 #
-# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place, and within its
-# `with` exchanges `scaled_dot_product_attention` for one that spans the ranks. Your model needs no change. It deals out in
-# zigzag by default, on the assumption of a causal mask. By default it does not go round, either: it gathers keys and
-# values (`set_rotate_method` chooses).
+# `torch.distributed.tensor.experimental.context_parallel` cuts the tensors that you name, in place, and
+# inside its `with` block it replaces `scaled_dot_product_attention` by one that spans the ranks. Your model
+# needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it gathers keys
+# and values instead of a ring (`set_rotate_method` chooses).
 #
-# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs by the plain kernel (`SDPBackend.MATH`) alone,
-# which has no lse to merge by, and without a causal mask. So: without one, two ranks, beside yours. (The import takes
-# some seconds.)
+# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only with the plain kernel
+# (`SDPBackend.MATH`), which does not return lse to merge with, and only without a causal mask. So the cell
+# runs it without a mask on two ranks, beside yours. (The import takes some seconds.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1856,10 +1905,10 @@ if run:
         print(f"theirs, {name}: {', '.join(done)}")
 
 # %% [markdown]
-# The same numbers, and where yours has messages theirs has gathers: as many bytes as a ring's forward, all at once, and
-# the keys of all ranks in memory while they are used. Backward it gathers again, and a reduce-scatter brings home the
-# gradients: N − 1 shares of them, in the inputs' dtype, where your ring sends N in float32. With a causal mask on a CPU
-# it ends in an error:
+# The numbers are the same. In place of your messages PyTorch has gathers: as many bytes as a ring's forward,
+# all at once, and the keys of all ranks are in memory while they are used. In backward it gathers again, and
+# a reduce-scatter brings home the gradients: N − 1 shares of them, in the inputs' dtype, while your ring
+# sends N in float32. With a causal mask on a CPU it ends in an error:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 try:
@@ -1921,9 +1970,10 @@ report.points(5)
 # %% [markdown]
 # ## Scorecard
 #
-# Lecture 003's three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 128 tokens in
-# all, on 4 ranks. M are the bytes of its parameters. Replicas and ZeRO-3 get a sequence each, ranks that share layers
-# all four; context parallelism gives every rank a quarter of each sequence.
+# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 128
+# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 get a
+# sequence each; ranks that share layers get all four; context parallelism gives every rank a quarter of each
+# sequence.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2018,22 +2068,26 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the scores again,
-# and blocks on the diagonal are computed whole. (Ulysses computes most: your `tiled_attention` has these 128 tokens in
-# one tile, and masks half of it.) *Memory*: weights, gradients, m and v are whole on every rank (ZeRO or tensor
-# parallelism divides them, and goes together with it); activations are divided, which for 128 tokens is little, and for
-# 131,072 everything. *Bytes*: the sum of gradients, 2 (N−1)/N of M, and what attention sends. The card cannot see what
-# zigzag is for: idle time.
+# *Computation*: every rank makes the optimizer's step of all parameters, as replicas do; backward makes the
+# scores again, and blocks on the diagonal are computed whole. (Ulysses computes the most: your
+# `tiled_attention` puts these 128 tokens into one tile, and masks half of it.) *Memory*: weights, gradients,
+# m and v are whole on every rank (ZeRO or tensor parallelism divides them, and can be combined with it);
+# activations are divided, which matters little for 128 tokens, and most for 131,072. *Bytes*: a rank sends 2
+# (N−1)/N of M for the sum of gradients, and the bytes of attention. The card does not show the use of zigzag:
+# less idle time.
 #
-# **You have built** attention that never has its matrix, on one rank and on many; a ring forward and backward; the layout
-# that keeps all of its ranks busy; and the exchange of tokens for heads. You can say what each sends, when that hides,
-# and who waits.
+# **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
+# backward; the layout that keeps all of its ranks busy; and the exchange of tokens for heads. You can say how
+# much each sends, when that hides, and which rank waits.
 #
 # **Read on.**
-# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form; four pages.
+# - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form, on four
+#   pages.
 # - Dao et al. (2022), *FlashAttention*, and Dao (2023), *FlashAttention-2*: the tiles, and why bytes count more than FLOPs.
 # - Liu, Zaharia, Abbeel (2023), *Ring Attention with Blockwise Transformers*: table 2, and the MLP in blocks as well.
 # - Brandon et al. (2023), *Striped Attention*; Zhu (2024), *ring-flash-attention*: zigzag.
 # - Jacobs et al. (2023), *DeepSpeed Ulysses*; Fang and Zhao (2024), *USP*: both at once.
 # - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3.2, context parallelism by all-gather, and table 4.
 # - `course_lib/context_parallel/`: read it after you have written yours; `ring.py` first.
+#
+# <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
