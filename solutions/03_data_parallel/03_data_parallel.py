@@ -12,8 +12,8 @@
 #
 # | | |
 # |---|---|
-# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces; if you like, two more |
-# | you need | notebook 02: all-reduce, all-gather, all-to-all, what they send |
+# | you will build | a sampler, data parallelism twice (plain; in buckets during backward), two compressed all-reduces, and two more if you like |
+# | you need | notebook 02: all-reduce, all-gather, all-to-all, and the bytes that they send |
 # | time | two hours and three quarters |
 # | points | 60, and 9 of extra credit |
 # | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
@@ -104,7 +104,7 @@ def one_step(wrap, width=64, count=16, before=0):
     for step in range(before + 1):
         model.zero_grad()
         if step == before:
-            dist.barrier()  # what is counted begins here
+            dist.barrier()  # the count begins here
         nn.functional.mse_loss(model(x), y).backward()
         if hasattr(model, "finish_gradient_synchronization"):
             model.finish_gradient_synchronization()
@@ -121,7 +121,7 @@ def try_it(body, *args, world_size=4, **kwargs):
 
 
 def said(prediction, *args):
-    """What a prediction of yours says, as text."""
+    """The result of a prediction of yours, as text."""
     try:
         return f"{prediction(*args):,.0f}"
     except NotImplementedError:
@@ -136,17 +136,17 @@ def said(prediction, *args):
 # | you will write | nothing |
 # | time | 5 minutes |
 #
-# PyTorch has had two ways. `nn.DataParallel` is one process that drives all GPUs: in *every* step it cuts the
-# batch up, copies the weights to the other GPUs, runs a thread for each of them, gathers the outputs, and
-# adds the gradients up on GPU 0, the only one that runs the optimizer. `DistributedDataParallel` is one
-# process for each GPU, and one all-reduce of the gradients.
+# PyTorch has had two ways to use several GPUs. `nn.DataParallel` is one process that drives all GPUs: in
+# *every* step it cuts the batch up, copies the weights to the other GPUs, runs a thread for each of them,
+# gathers the outputs, and adds the gradients up on GPU 0, the only one that runs the optimizer.
+# `DistributedDataParallel` is one process for each GPU, and one all-reduce of the gradients.
 #
 # Here are both as collectives, on four ranks. Rank 0 is the master of the first.
 
 
 # %% tags=["skip-in-grading"]
 def master_step(model):
-    """What nn.DataParallel moves: weights out, gradients in."""
+    """The messages of nn.DataParallel: weights out, gradients in."""
     for p in model.parameters():
         dist.broadcast(p.detach(), 0)
     x, y = samples(dist.get_rank(), 16)
@@ -156,7 +156,7 @@ def master_step(model):
 
 
 def replica_step(model):
-    """What DistributedDataParallel moves: gradients, to everybody."""
+    """The messages of DistributedDataParallel: gradients, to all ranks."""
     x, y = samples(dist.get_rank(), 16)
     nn.functional.mse_loss(model(x), y).backward()
     for p in model.parameters():
@@ -178,12 +178,12 @@ for step in (master_step, replica_step):
 # Both move the same bytes: (N−1) M out and (N−1) M in are 2 (N−1) M, and N times 2 (N−1)/N M is 2 (N−1) M
 # too. So `nn.DataParallel` did not lose by its bytes. It lost for these reasons:
 #
-# - **The weights must arrive before forward begins.** There is nothing to compute in the meantime. Gradients
-#   can leave while backward still runs (§3), and DDP sends nothing else.
+# - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
+#   Gradients can leave while backward still runs (§3), and DDP sends nothing else.
 # - **One Python.** N threads share one interpreter lock (GIL): the kernels of eight GPUs are launched one
 #   after another. With 1,000 kernels a pass and 10 µs each that is 10 ms for one GPU, 80 ms for eight.
-# - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for
-#   7B), all outputs, and steps alone while the others wait.
+# - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for 7B)
+#   and all outputs, and it steps alone while the others wait.
 # - **One machine.** Threads do not reach the next node.
 #
 # PyTorch's own documentation recommends DDP even on one machine.
@@ -200,9 +200,9 @@ for step in (master_step, replica_step):
 # | time | 15 minutes |
 # | points | 6 |
 #
-# Four ranks, ten samples. Every sample must be seen, no two ranks may see the same one, and *all ranks
-# need equally many*: a rank with one batch more would wait in its all-reduce for ever. 10 = 4 · 3 − 2, so
-# two samples are seen twice.
+# Take four ranks and ten samples. Every sample must be seen, no two ranks may see the same one, and *all
+# ranks need equally many*: a rank with one batch more would wait in its all-reduce for ever. So each rank
+# gets three samples, and because 4 · 3 = 10 + 2, two samples are seen twice.
 #
 # A row of the picture is an epoch, and a column is a sample; number and colour say which rank sees it. Two
 # numbers mean that two ranks see it.
@@ -212,7 +212,7 @@ from course_lib import data_parallel as reference  # for the pictures; your own 
 
 
 def dealt(sampler, n, world_size, epochs):
-    """Who sees what: a box for each sample in each epoch."""
+    """Which rank sees which sample: a box for each sample in each epoch."""
     figure = picture(0.55 * n + 1.2, 0.45 * epochs + 0.7)
     axes = figure.subplots()
     for epoch in range(epochs):
@@ -302,7 +302,7 @@ report = check("03_data_parallel/shard_indices", shard_indices, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Your formula beside your sampler.
+# **Measure.** Compare your formula with your sampler.
 
 # %% tags=["skip-in-grading"]
 for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
@@ -317,8 +317,8 @@ for n, world_size in ((10, 4), (12, 4), (3, 8), (50_000, 64)):
         print("not written yet")
 
 # %% [markdown]
-# **Break it.** This sampler does not fill up: ten samples on four ranks, one at a time. Ranks 0 and 1 have
-# three, ranks 2 and 3 two. Before you run it: what happens, and at which sample?
+# **Break it.** This sampler does not fill up. It deals out ten samples to four ranks: ranks 0 and 1 have
+# three, and ranks 2 and 3 have two. Before you run it: what happens, and at which sample?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -337,7 +337,7 @@ try_it(uneven)
 # that have finished. On a cluster no sentence says so: NCCL waits ten minutes, at the end of an
 # epoch.</details>
 #
-# **In production.** `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
+# **In production.** PyTorch has `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
 # `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
 
 # %% tags=["skip-in-grading"]
@@ -359,11 +359,11 @@ for epoch in (0, 1):
 # | points | 10 |
 #
 # The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So replicas that
-# start equal, average their gradients and step alike stay equal. They stay so for ever, and never compare
-# their weights.
+# start equal, average their gradients and step alike stay equal. They stay equal for ever, and need not
+# compare their weights.
 #
-# Here is one step of the reference on four ranks. Each has two rows: its computation, and below it its
-# all-reduces, from the call until it has waited for the result.
+# The picture shows one step of the reference on four ranks. Each rank has its computation, and below it its
+# all-reduces, each from the call until the rank has waited for the result.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -421,8 +421,9 @@ one_step_drawn(reference.NaiveDataParallel, "one all-reduce for each parameter, 
 # First come forward and backward. Then come twelve all-reduces, one after the other (in three lines, to tell
 # them apart), while no rank computes. If the first one is long, its rank came early and waits for the others.
 #
-# **Predict.** M bytes of gradients, K microbatches to a step. With `no_sync` (§3) the gradients of the first
-# K − 1 only add up on their ranks, and the total is sent once. Without it the gradients are sent K times.
+# **Predict.** A replica has M bytes of gradients, and a step has K microbatches. How many bytes does each
+# rank send in a step? With `no_sync` (§3) the gradients of the first K − 1 microbatches only add up on their
+# ranks, and the total is sent once. Without it the gradients are sent K times.
 
 
 # %% nbgrader={"grade_id": "gradient_bytes_sent", "solution": true}
@@ -436,8 +437,8 @@ def gradient_bytes_sent(
 
 
 # %% [markdown]
-# 7B in bf16 on 8 ranks are 24.5 GB. On 64 ranks they are 27.6 GB. It is often said that the cost is
-# independent of N. In fact it starts at M for two ranks, and it is bounded by 2M.
+# For 7B parameters in bf16, each of 8 ranks sends 24.5 GB, and each of 64 ranks 27.6 GB. It is often said
+# that the cost is independent of N. In fact it is M for two ranks, grows with N, and stays below 2M.
 #
 # **Build.** Your class is a module around a module. `__init__` makes all replicas equal; after backward the
 # training loop calls `finish_gradient_synchronization()`.
@@ -445,7 +446,8 @@ def gradient_bytes_sent(
 # Real models have four things that you must handle: *frozen* parameters (`requires_grad=False`: broadcast
 # them, but they have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once),
 # *buffers* (part of the model, not of the gradients), and parameters that got *no gradient on this rank*
-# (`.grad` is `None`, because its samples took another branch). The other ranks wait for that gradient, too.
+# (`.grad` is `None`, because its samples took another branch). The other ranks still wait for this rank in
+# the all-reduce of that gradient.
 
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
@@ -487,8 +489,8 @@ class NaiveDataParallel(nn.Module):
 # writes into it in place. <code>p.detach()</code> shares its memory and may be written.
 # <code>dist.broadcast(t, group_src=0, group=group)</code> starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums. Divide by
-# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> does both; it is
-# NCCL's, and not every gloo has it.)</details>
+# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> does
+# both, but only NCCL always has it, and gloo not in every version.)</details>
 #
 # **Check.**
 
@@ -500,7 +502,8 @@ report = check("03_data_parallel/naive_data_parallel", NaiveDataParallel, cases=
 report.points(10)
 
 # %% [markdown]
-# **Measure.** Here is your run beside your formula; the bytes before the barrier are the broadcast's.
+# **Measure.** Here is your run beside your formula. The bytes before the barrier are the broadcast's, and do
+# not count.
 
 
 # %% tags=["skip-in-grading"]
@@ -523,9 +526,9 @@ for n in (2, 3, 4):
         )
 
 # %% [markdown]
-# **Break it, twice.** The first class forgets the average, so its gradient is N times too large. It makes
-# forty steps on four ranks, with SGD and with AdamW, beside the right class. Before you run it: which of the
-# four losses differ?
+# **Break it, twice.** The first class forgets the average, so its gradient is N times too large. The cell
+# makes forty steps on four ranks with this class and with the right one, by SGD and by AdamW. Before you run
+# it: with which optimizer do the two losses differ?
 
 
 # %% tags=["skip-in-grading"]
@@ -566,8 +569,8 @@ for optimizer in ("SGD", "AdamW"):
 # %% [markdown]
 # <details><summary>After you have run it</summary>AdamW divides the gradient by the root of its own second
 # moment: a constant factor cancels (but for eps and clipping). For SGD the sum is N times the learning rate:
-# at a small one it may even look better, at a good one it breaks. So training with Adam does not test your
-# averaging. Compare gradients, or train with SGD, as the checks do.</details>
+# with a small learning rate the sum may even look better, with a good one training breaks. So training with
+# Adam does not test your averaging. Compare gradients, or train with SGD, as the checks do.</details>
 #
 # The second class mistakes the hook's argument. `register_post_accumulate_grad_hook` calls you with the
 # *parameter*. A tired engineer reduces the argument:
@@ -601,8 +604,8 @@ check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 # steps of <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of 0.05. There is no
 # error message.</details>
 #
-# **In production.** `DistributedDataParallel`, on the same model and data. It reduces in buckets of 25 MB
-# (the first of 1 MB), so this model goes in one message.
+# **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
+# reduces in buckets of 25 MB (the first of 1 MB), so this model's gradients go in one message.
 
 
 # %% tags=["skip-in-grading"]
@@ -630,9 +633,10 @@ def compared(ours, theirs=ddp, before=0):
 compared(NaiveDataParallel)
 
 # %% [markdown]
-# The bytes are equal. Between the two lies one flat all-reduce (`reference.FlatDataParallel`): it pays the
-# latency once instead of twelve times. With 300 parameters and α = 20 µs a round, 14 rounds on 8 ranks, the
-# latency is 0.3 ms instead of 84 ms. But none of these hides anything: all is sent after backward.
+# The bytes are equal. One flat all-reduce (`reference.FlatDataParallel`) pays the latency once instead of
+# twelve times. For a model of 300 parameter tensors on 8 ranks, with 14 rounds and α = 20 µs a round, that is
+# 0.3 ms instead of 84 ms. But it hides nothing, and neither does your class: all gradients are sent after
+# backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N".</details>
@@ -648,9 +652,9 @@ compared(NaiveDataParallel)
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
-# is still ahead: send it at once. Layer i travels while backward computes layer i − 1: it counts down. One
-# message for each parameter pays too much latency, and one for all can leave only at the end. Buckets of some
-# megabytes are between.
+# is still ahead: send it at once. The gradient of layer i travels while backward computes layer i − 1, since
+# backward counts down. One message for each parameter pays too much latency, and one message for all can
+# leave only at the end. Buckets of some megabytes lie between the two.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 one_step_drawn(
@@ -658,16 +662,16 @@ one_step_drawn(
 )
 
 # %% [markdown]
-# A bar begins when its bucket is handed over, below the orange. It ends when the rank has waited for it,
-# which is always after backward: the picture cannot know when the sum really arrived. The part to the right
-# of orange is exposed. (On a laptop ranks and messages share the cores, so you win little time, and backward
-# itself takes longer. Overlap pays when the network needs no CPU core.)
+# A grey bar begins when its bucket is handed over, while the orange backward still runs. It ends when the
+# rank has waited for the bucket, which is always after backward: the picture cannot know when the sum really
+# arrived. The grey to the right of the orange is exposed. (On a laptop ranks and messages share the cores, so
+# you win little time, and backward itself takes longer. Overlap pays when the network needs no CPU core.)
 #
 # **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
 # communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
 # has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
-# The cell after yours has the 0.49 s of the beginning, beside a backward of 1 s in a step that computes for
-# 1.5 s in all.
+# The cell after yours applies your functions to the 0.49 s from the top of this notebook, with a backward of
+# 1 s in a step that computes for 1.5 s in all.
 #
 # <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has arrived
 # before the last one leaves. If communication is the slower, the wire is never idle from the moment when the
@@ -865,10 +869,10 @@ report.points(16)
 
 # %% [markdown]
 # **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little
-# here, and the other programs on the machine change how much. So this is your class under the conditions of a
-# cluster, in slow motion: the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and
-# neither needs a core. Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the
-# black line is the end that your `exposed_seconds` expects.
+# here, and other programs on the machine change how much. So the next cell imitates a cluster in slow motion:
+# the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs a core.
+# Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the black line marks the
+# end that your `exposed_seconds` predicts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -950,15 +954,15 @@ figure
 
 # %% [markdown]
 # A bucket of 25 MB holds the whole model: it leaves when backward ends, and nothing overlaps. With a bucket
-# for each layer all but the last have arrived by then. One message for each parameter, after backward, pays
-# for the whole wire, and for sixteen latencies.
+# for each layer, all buckets but the last have arrived by then. The naive class sends one message for each
+# parameter after backward: it waits for all the bytes, and for sixteen latencies.
 #
-# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` is your machine as it is. Run it twice: grey may
-# be shorter with buckets and orange longer, since the same two cores do both.
+# `try_it(clocked, wraps, layer=0, wire=math.inf, world_size=2)` measures your machine as it is. Run it twice:
+# with buckets the exposed part may be shorter and backward longer, since the same two cores do both.
 #
-# **Break it, twice.** The first class *synchronises only the last microbatch*. It resets the gradients around
-# `no_sync()`, keeps those that the rank had, and adds them afterwards. Before you run it: which lines of the
-# check will notice?
+# **Break it, twice.** The first class *synchronises only the last microbatch*. After each `no_sync()` it
+# takes the rank's gradients away, and adds them again only after the last all-reduce. Before you run it:
+# which lines of the check will notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1060,12 +1064,13 @@ compared(BucketedDataParallel, in_half)
 # | rests on | §2 |
 # | time | 5 minutes |
 #
-# All of this was right because every rank took the mean over equally many samples. But sequences differ in
-# length, the last batch is short, and padding does not count. Say rank 0 has 30 tokens with a mean gradient
-# of 2, and rank 1 has 10 with 6. The mean of all 40 tokens is (60 + 60)/40 = 3. The mean of the means is 4.
+# The mean of the ranks' gradients was right so far because every rank took the mean over equally many
+# samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0
+# has 30 tokens with a mean gradient of 2, and rank 1 has 10 with 6. The mean of all 40 tokens is (60 +
+# 60)/40 = 3. The mean of the means is 4.
 #
-# **Break it.** Here are both ways on two ranks, with three samples and one. The truth is one process with all
-# four.
+# **Break it.** Here are both ways on two ranks, with three samples and one. The right gradient is that of one
+# process with all four samples.
 
 
 # %% tags=["skip-in-grading"]
@@ -1114,9 +1119,9 @@ for counted in (False, True):
 # | time | 20 minutes |
 # | points | 8 |
 #
-# Between machines a link may carry 25 Gb/s, 3.1 GB/s, instead of 50, and 24.5 GB take 8 s. Then it pays to
-# send less. Most of a gradient sits in few elements. Here is their share of its squared norm, Σ g², for one
-# step of our network.
+# Between machines a link may carry only 25 Gb/s. That is 3.1 GB/s instead of 50, and 24.5 GB take 8 s. Then
+# it pays to send less. Most of a gradient sits in few elements. The picture shows the share of the largest
+# elements in the squared norm, Σ g², for one step of our network.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 gradients = launch(one_step, reference.NaiveDataParallel, world_size=1)[0]
@@ -1132,14 +1137,15 @@ print(f"1 % of the elements hold {100 * share[len(share) // 100].item():.0f} % o
 figure
 
 # %% [markdown]
-# Each rank sends its k largest elements and **keeps the rest**: next time it asks for gradient + rest. An
+# Each rank sends its k largest elements and **keeps the rest**: next time it starts from gradient + rest. An
 # element that is small but points the same way in every step adds up until it is sent. That is *error
 # feedback*.
 #
 # Ranks pick different elements. So there is no vector to add up on the way: an element travels as a pair of
 # index and value, and every rank gets the pairs of all ranks, by all-gather.
 #
-# **Predict.** k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes.
+# **Predict.** Each rank gives k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes to all others. How
+# many bytes does it send?
 
 
 # %% nbgrader={"grade_id": "topk_bytes_sent", "solution": true}
@@ -1175,7 +1181,7 @@ def topk_all_reduce(
     An element that a rank does not send counts as 0 there: the sum of what was sent is divided by N.
     tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten in
     place, with the same bits on every rank.
-    error: of the same shape; overwritten by what this rank was asked for and did not send.
+    error: of the same shape; overwritten by the part of `tensor + error` that this rank did not send.
     k = max(1, round(fraction * size)), by magnitude.
     Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
     """
@@ -1198,9 +1204,9 @@ def topk_all_reduce(
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>asked = tensor + error; pick; gather indices and values of all
-# ranks; add each value at its index; divide by N. The new error is <code>asked</code> with zeros at the
-# elements that were sent. Both arguments are overwritten in place, as by
+# <details><summary>Hint: the idea</summary>Compute <code>asked = tensor + error</code>; pick the largest
+# elements; gather indices and values of all ranks; add each value at its index; divide by N. The new error is
+# <code>asked</code> with zeros at the elements that were sent. Both arguments are overwritten in place, as by
 # <code>tensor.copy_(...)</code>.</details>
 # <details><summary>Hint: the step</summary><code>asked.abs().topk(k).indices</code>;
 # <code>torch.zeros_like(asked).index_add_(0, indices, values)</code> adds if an index comes twice.</details>
@@ -1215,7 +1221,7 @@ report = check("03_data_parallel/topk_all_reduce", topk_all_reduce, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Your bytes beside your formula.
+# **Measure.** Compare your bytes with your formula.
 
 
 # %% tags=["skip-in-grading"]
@@ -1225,7 +1231,7 @@ def average_of_noise(average):
 
 
 def beside(name, average, prediction, *args):
-    """What `average(tensor, error)` sends for 100,000 elements beside prediction(n, 100_000, ...)."""
+    """The bytes of `average(tensor, error)` for 100,000 elements beside prediction(n, 100_000, ...)."""
     for n in (2, 4):
         run = try_it(average_of_noise, average, world_size=n)
         if run is not None:
@@ -1325,8 +1331,9 @@ curves(
 # | points | 8 |
 #
 # Keep all elements, but send only eight bits of each. A block of 256 elements is divided by its *scale*, its
-# largest magnitude over 127, and rounded: 256 bytes and 4 for the scale, 3.94 times less than float32.
-# (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and `dequantize` are given:
+# largest magnitude over 127, and rounded. That makes 256 bytes and 4 for the scale, 3.94 times less than
+# float32. (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and `dequantize` are
+# given:
 
 # %%
 BLOCK = 256
@@ -1354,8 +1361,8 @@ print("int8      ", quantize(row)[0][0].tolist())
 print("and back  ", [round(x, 3) for x in dequantize(*quantize(row))[0].tolist()])
 
 # %% [markdown]
-# How far off is each value when one element is large? The picture shows it with a scale for each block and
-# with one scale for all. (In the block of the large element the two curves are one.)
+# How far off is each value if one element is large? The picture shows it with a scale for each block and with
+# one scale for all. (In the block of the large element the two curves are one.)
 
 # %% tags=["skip-in-grading"]
 values = torch.randn(1, 2048)
@@ -1383,8 +1390,8 @@ figure
 # in two steps, as a reduce-scatter and an all-gather do:
 #
 # 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
-# 2. Rank r widens the parts that it got, takes their mean, quantises *the mean*, and gives it to all:
-#    **all-gather**.
+# 2. Rank r turns the parts that it got back into float32, takes their mean, quantises *the mean*, and gives
+#    it to all: **all-gather**.
 #
 # The picture is a run of the library on three ranks, with six elements on each. Its numbers are the inputs
 # and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
@@ -1393,7 +1400,7 @@ figure
 
 # %% tags=["skip-in-grading"]
 def eight_bit_run():
-    """int8_all_reduce of six elements: what was asked, what its collectives took and gave, the mean."""
+    """int8_all_reduce of six elements: the input, the tensors of its collectives, the mean."""
     from course_lib.compression import int8_all_reduce as library
 
     passed = []
@@ -1473,7 +1480,8 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=Fa
 figure
 
 # %% [markdown]
-# **Predict.** With s = ceil(size/N) each of the two steps sends (N−1)(s + 4 ceil(s/256)) bytes.
+# **Predict.** How many bytes does a rank send? A shard of s = ceil(size/N) elements takes s bytes, and 4
+# ceil(s/256) bytes for its scales. A rank sends N−1 such shards in each of the two steps.
 
 
 # %% nbgrader={"grade_id": "int8_bytes_sent", "solution": true}
@@ -1486,9 +1494,9 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 
 # %% [markdown]
-# **Build.** There are two roundings, and both must be remembered. The first error is easy: `tensor + error`,
-# less the values that the receivers decode. The second rounding is made by the owner of a shard alone, and it
-# is a part of the *mean*. The owner adds N times this rounding error to `error`, since next time it is
+# **Build.** There are two roundings, and both must be remembered. The first error is easy: it is `tensor +
+# error`, less the values that the receivers decode. Only the owner of a shard makes the second rounding, and
+# it rounds the *mean*. So the owner adds N times this rounding error to `error`, since next time it is
 # divided by N again. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
@@ -1545,7 +1553,7 @@ report = check("03_data_parallel/int8_all_reduce", int8_all_reduce, cases="hidde
 report.points(8)
 
 # %% [markdown]
-# **Measure.** Here are the bytes, and the loss beside float32 and top-k.
+# **Measure.** Compare your bytes with your formula, and then the loss with float32 and top-k.
 
 # %% tags=["skip-in-grading"]
 beside("int8", int8_all_reduce, int8_bytes_sent)
@@ -1643,8 +1651,8 @@ report = check(
 report.points(6)
 
 # %% [markdown]
-# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together, of which
-# backward takes 1 s, in 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and
+# Here are their numbers for 7B parameters in bf16. Forward, backward and step take 1.5 s together; backward
+# takes 1 s of it, with 20 buckets. 450 GB/s is NVLink (H100, each way), 50 GB/s is a 400 Gb/s network, and
 # 3.1 GB/s is one of 25 Gb/s:
 
 # %% tags=["skip-in-grading"]
@@ -1661,10 +1669,10 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
 # With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last backward
-# hides any: 6.9 s are exposed as before. But they stand beside about 12 s of computation, not 1.5: the
-# efficiency is about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long.
-# It makes one *optimizer step* K times as long; a sample takes the same time or less. And the throughput is
-# batch × world size only if all ranks are replicas: tensor-parallel ranks share their samples.)
+# hides any: 6.9 s are exposed as before. But now the step computes for about 12 s, not 1.5: the efficiency is
+# about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long. It makes one
+# *optimizer step* K times as long; a sample takes the same time or less. And the throughput is batch × world
+# size only if all ranks are replicas: tensor-parallel ranks share their samples.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>
@@ -1684,7 +1692,7 @@ with contextlib.suppress(NotImplementedError):
 #    buckets. How many **seconds** are exposed?
 # 2. The same with links of 10 GB/s. Forward, backward and step take 1.5 s together. What is the scaling
 #    **efficiency** (0 to 1)?
-# 3. The division by N was forgotten. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
+# 3. A program forgets the division by N. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
 #    `"both"` or `"neither"`?
 # 4. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 tokens with a mean gradient of 6. What is the
 #    mean **gradient** of all tokens?
@@ -1724,10 +1732,11 @@ report.points(6)
 # | time | 30 minutes |
 # | extra credit | 4 points, on top of the 60. You lose nothing if you skip it |
 #
-# Top-k and int8 share a fault: their messages cannot be added on the way, so they have to be gathered. Linear
-# functions of the gradient can be added. A gradient G of (rows, columns) times a thin matrix Q of (columns,
-# r) is linear in G: the mean of the ranks' G·Q is the mean gradient times Q. And r columns may be enough.
-# Here are the singular values of one gradient of our network, the largest first:
+# Top-k and int8 share a fault: their messages cannot be added on the way, so they have to be gathered. A
+# message that is a linear function of the gradient can be added on the way. The product of a gradient G of
+# (rows, columns) and a thin matrix Q of (columns, r) is linear in G: the mean of the ranks' G·Q is the mean
+# gradient times Q. And r columns may be enough. Here are the singular values of one gradient of our network,
+# the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1757,12 +1766,12 @@ figure
 # gradients change slowly, the last Q already points in the directions in which G is strong. That is the *warm
 # start*, and it makes one multiplication as good as a singular value decomposition.
 #
-# **Predict.** A gradient of 4,096 x 4,096 in float32, r = 4, 8 ranks. How many bytes does each rank send, and
-# how many times less is that than the all-reduce? What changes on 800 ranks?
+# **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
+# send, and how many times less is that than the all-reduce? What changes on 800 ranks?
 #
 # <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, 131,072 bytes;
 # two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816: still 512
-# times less, and top-k is long beaten there.</details>
+# times less, and there top-k saves nothing any more.</details>
 #
 # **Build.** A gradient that is not a matrix (a bias's) travels whole.
 
@@ -1829,8 +1838,8 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 
 # %% [markdown]
 # **Measure.** Here are the loss and the bytes beside the others, and the reference without error feedback,
-# which forgets the part of G that P Qᵀ missed. Before you run it: does forgetting cost more here than with
-# top-k, or less?
+# which forgets the part of G that P Qᵀ missed. Before you run it: does it cost more than with top-k to forget
+# the rest, or less?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves(
@@ -1856,12 +1865,13 @@ curves(
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How far down can one go from int8? To the sign of each element, and one number for their size: the mean of
-# |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam divides
-# by the root of the variance, and a nonlinear step does not make up for errors later. Tang et al. (2021)
-# looked at the variance of BERT in training: after a while it hardly changes. So *1-bit Adam*
+# How few bits are enough? You can send the sign of each element, and one number for their size: the mean
+# of |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam
+# divides by the root of the variance, and with a nonlinear step the errors that are sent later do not make
+# up for those before. Tang et al. (2021) looked at the variance of BERT in training: after a while it
+# hardly changes. So *1-bit Adam*
 #
-# - begins as Adam, gradients averaged in full precision (`warmup_steps`),
+# - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
 # - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
 #   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
@@ -1874,8 +1884,8 @@ curves(
 #
 # <details><summary>After you have said it</summary>A shard has 125,000 elements, 15,625 bytes, and a scale of
 # 4: 7 · 15,629 there and as many back, 218,806 bytes, 32 times less. A run of which 15 % is not compressed
-# sends 0.15 + 0.85/32 = 0.177 of the full bytes: 5.7 times less, and no trick with the bits will make it
-# 7.</details>
+# sends 0.15 + 0.85/32 = 0.177 of the full bytes: 5.7 times less, and better packing of the bits cannot make
+# it 7.</details>
 #
 # **Build.** You need not write these three functions:
 
@@ -1988,7 +1998,7 @@ class OneBitAdam:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Row r of the rows goes to rank r, so use all-to-all, once for
 # signs and once for scales. You receive n rows of <i>your</i> shard, each with its sender's scale. An error
-# is the tensor that was asked for, less the tensor that the receivers will decode.</details>
+# is the tensor that should be sent, less the tensor that the receivers will decode.</details>
 # <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0 where
 # there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is beta a + (1 - beta) b.
 # </details>
@@ -2003,9 +2013,9 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure, and break it.** The picture has sixty steps on two ranks with a warm-up of 15, and with one of a
-# single step, whose variance is that of one gradient. Which elements will then take steps that are far too
-# large?
+# **Measure, and break it.** The picture has sixty steps on two ranks, with a warm-up of 15 steps and with one
+# of a single step. Then the variance is that of one gradient. Which elements will then take steps that are
+# far too large?
 
 
 # %% tags=["skip-in-grading"]
@@ -2045,7 +2055,7 @@ figure
 
 # %% [markdown]
 # <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
-# small variance for good. Every later step of them is divided by its root.</details>
+# small variance for good. All their later steps are divided by its root, and are too large.</details>
 #
 # **In production.** DeepSpeed's `OneBitAdam` (`freeze_step` is the warm-up), and 0/1 Adam, which needs no
 # warm-up in full precision (Lu et al. 2022).
@@ -2079,13 +2089,14 @@ card = {name: run for name, run in card.items() if run is not None}
 scorecard({"one process": alone, **card}, unit=unit, flops_alone=alone[0].flops)
 
 # %% [markdown]
-# Read it row by row. Forward and backward are shared out without loss; every rank repeats the optimizer's
-# step, and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two states are there
-# on every rank, and only activations are shared out. (The buckets take an M more while backward runs. The
-# peak comes later, in the optimizer's step.) The bytes hold the broadcast at the start, too: 1 M and 1.5 M.
-# *Four copies of everything*: which of them did we need? That is notebook 04.
+# Read the card row by row. Forward and backward are shared out without loss; every rank repeats the
+# optimizer's step, and the averaging. Memory per rank hardly shrinks: weights, gradients and Adam's two
+# states are there on every rank, and only activations are shared out. (The buckets take one M more while
+# backward runs. The peak comes later, in the optimizer's step.) The bytes include the broadcast at the start:
+# 1 M for it and 1.5 M for the gradients. There are *four copies of everything*. Did we need all of them?
+# Notebook 04 asks that.
 #
-# **You have built** the algorithm of `DistributedDataParallel`, and several that one can put in place of its
+# **You have built** the algorithm of `DistributedDataParallel`, and several that can take the place of its
 # all-reduce. You can say beforehand how much communication is exposed.
 #
 # **Read on.**
