@@ -387,7 +387,7 @@ run.ledger.table(times=False)
 
 # %% nbgrader={"grade_id": "ring_shift", "solution": true}
 def ring_shift(tensor: torch.Tensor, group=None) -> torch.Tensor:
-    """A new tensor: what the left neighbour's `tensor` holds; this rank's goes to the right one.
+    """A new tensor with the values of the left neighbour's `tensor`; this rank's go to the right one.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank; not changed. May
     be empty. Every rank sends one message of the tensor's bytes, in one round. One rank alone gets
@@ -795,8 +795,8 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
     """On rank 0 all ranks' results in one 1-D tensor, in order of rank; on the others None.
 
     results: 1-D, of any length, which may differ from rank to rank; the same dtype everywhere.
-    Any operation of `torch.distributed` may be used. A message may have no elements. What a rank
-    sends lies on the device of `results`.
+    Any operation of `torch.distributed` may be used. A message may have no elements. Every
+    message lies on the device of `results`.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -816,9 +816,9 @@ def collect(results: torch.Tensor) -> torch.Tensor | None:
 
 
 # %% [markdown]
-# <details><summary>Hint: a number that rank 0 cannot know</summary>How many results are coming. Who knows,
-# and by what means can one rank tell another?</details>
-# <details><summary>Hint: two messages</summary>First a tensor with the count, then the results in one message.
+# <details><summary>Hint: a number that rank 0 cannot know</summary>How many results are coming? Which
+# ranks know, and by what means can one rank tell another?</details>
+# <details><summary>Hint: two messages</summary>Send a tensor with the count, then the results in one message.
 # The count is an int64 (<code>torch.tensor(3)</code>): receive it into one of the same dtype.</details>
 
 # %% nbgrader={"grade_id": "collect_check", "points": 1}
@@ -866,7 +866,7 @@ def global_mean(values: torch.Tensor) -> torch.Tensor:
     """The mean of all ranks' values, a 0-dimensional tensor, on every rank.
 
     values: 1-D float32, of any length, which may differ from rank to rank and be 0; not changed. At
-    least one rank has values. What is reduced, the count too, lies on the device of `values`.
+    least one rank has values. All that you reduce, the count too, lies on the device of `values`.
     """
     ### BEGIN SOLUTION
     total = values.sum()

@@ -494,8 +494,8 @@ def pass_on(outgoing, arriving, group):
 def reduce_scatter(output: torch.Tensor, input: torch.Tensor, group: Group = None) -> None:
     """Write into `output` this rank's chunk of the sum of all ranks' `input`, by a ring.
 
-    input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum; what it
-    held before does not count. As dist.reduce_scatter_tensor.
+    input: (N*k, ...), contiguous or not; unchanged. output: (k, ...), chunk r of dim 0 of the sum; its
+    earlier values do not count. As dist.reduce_scatter_tensor.
     Each rank sends (N-1)/N of the input's bytes, in N-1 rounds.
     """
     ### BEGIN SOLUTION

@@ -125,7 +125,7 @@ def held():
 def train(make, steps=2, microbatches=1, samples=2):
     """Steps of `make(model)`, a pair (model, optimizer), on every rank's own data and own first weights."""
     gc.collect()
-    gc.freeze()  # what exists already does not count
+    gc.freeze()  # existing tensors do not count
     rank = dist.get_rank()
     network, most = Network(seed=rank).to(device()), []
     model, optimizer = make(network)
@@ -155,7 +155,7 @@ def train(make, steps=2, microbatches=1, samples=2):
 
 
 def sent(run, rank=0, since=-1):
-    """What a rank sent after a barrier, the last one, in units of (N-1)/N P elements of four bytes."""
+    """The bytes that a rank sent after a barrier, the last one, in units of (N-1)/N P elements of four bytes."""
     operations = run.ledger.operations(rank)
     begin = [i for i, one in enumerate(operations) if one.op == "barrier"][since]
     n = run.ledger.world_size
@@ -744,7 +744,7 @@ def over_the_ring(make):
 
 
 def on_the_wire(make):
-    """Two steps; what this rank sent over TCP in the second, in units of (N-1)/N P elements."""
+    """The bytes that this rank sent over TCP in the second of two steps, in units of (N-1)/N P elements."""
     model, optimizer = make(Network(seed=5).to(device()))
     for _ in range(2):
         x, y = torch.randn(2, 4, WIDTH, device=device())
@@ -1674,7 +1674,7 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 def memory_and_files(folder):
     """Bytes of tensors after two steps: those in memory, and those in mapped files."""
     gc.collect()
-    gc.freeze()  # what exists already does not count
+    gc.freeze()  # existing tensors do not count
     model = Network(seed=0).to(device())
     kind = torch.optim.AdamW if folder is None else offloaded(torch.optim.AdamW, folder)
     optimizer = Zero1Optimizer(model.parameters(), kind, lr=1e-3)
@@ -1721,7 +1721,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class Replicas(torch.optim.AdamW):
-    """What notebook 03 built, without its overlap: the mean of all gradients, and every rank makes the step."""
+    """Notebook 03 without its overlap: the mean of all gradients, and every rank makes the step."""
 
     def step(self):
         for param in self.param_groups[0]["params"]:

@@ -154,7 +154,7 @@ class Saved:
 
 
 def passes(make, shape=(2, 32, 64), cut=False):
-    """A forward and a backward of the layer that `make()` builds: what this rank found.
+    """A forward and a backward of the layer that `make()` builds: this rank's results.
 
     cut: the layer takes and returns the rank's part of the sequence (§7).
     """
@@ -191,7 +191,7 @@ def sent(run, rank=0):
 
 
 def alone(make, **options):
-    """What one process finds."""
+    """The results of one process."""
     return launch(passes, make, world_size=1, **options)[0]
 
 
@@ -210,7 +210,7 @@ def furthest(a, b):
 
 
 def said(prediction, *args):
-    """What a prediction of yours says, as text."""
+    """The result of a prediction of yours, as text."""
     try:
         return f"{prediction(*args):,.0f}"
     except NotImplementedError:
@@ -747,7 +747,7 @@ TOKENS, WIDTH, HIDDEN = 32, 64, 256
 
 
 def stages(make):
-    """What this rank holds, in the order of forward: (name, shape here, shape of the whole, whether a term)."""
+    """This rank's tensors, in the order of forward: (name, shape here, shape of the whole, whether a term)."""
     torch.manual_seed(0)
     mlp, held = make(WIDTH, HIDDEN).to(device()), []
 
@@ -1156,7 +1156,7 @@ report.points(4)
 
 # %% tags=["skip-in-grading"]
 class Layer(nn.Module):
-    """A transformer's layer. What attends and the MLP are given; the norms are on every rank."""
+    """A transformer's layer of a given attention and MLP; the norms are on every rank."""
 
     def __init__(self, attention, mlp, width=64):
         super().__init__()
@@ -1604,7 +1604,7 @@ report.points(7)
 
 # %% tags=["skip-in-grading"]
 def sequence_stages():
-    """What this rank holds from one piece of the stream to the next, as `stages` tells it."""
+    """This rank's tensors from one piece of the stream to the next, in the form of `stages`."""
     torch.manual_seed(0)
     mlp = ParallelMLP(WIDTH, HIDDEN).to(device())
     norm = SequenceParallelNorm(nn.LayerNorm(WIDTH)).to(device())
