@@ -9,12 +9,12 @@ import tokenize
 from collections.abc import Iterator
 
 import pytest
-from nbformat import NotebookNode
-
-from autograder.build import DOCUMENTED
 from autograder.config import SOLUTIONS, assignments
 from autograder.twin import read_twin
-from tests.test_docs import HEADLESS, IS_NO, sentences
+from nbformat import NotebookNode
+
+from autograder.course.build import DOCUMENTED
+from tests.project.test_docs import HEADLESS, IS_NO, sentences
 
 TAG = re.compile(r"</?(?:details|summary|pre)>")
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
