@@ -14,8 +14,8 @@ __all__ = ["Report", "check"]
 def check(name: str, *objects: Any, seed: int | None = None, cases: str = "visible") -> Report:
     """Judge `objects` as the exercise `name`, such as check("02_collectives/all_gather", all_gather).
 
-    An exercise may be several objects, in the order that the notebook gives. Prints one line a case and,
-    below a failing one, what was seen and what usually causes it.
+    An exercise may be several objects, in the order that the notebook gives. Prints one line for each case
+    and, below a failing one, what was seen and what usually causes it.
 
     seed: draws the same inputs again; without one they are fresh. cases: "visible", or "hidden" (fresh
     values and more cases, for graded cells). Returns a Report: `.score` in 0..1, `.points(12)`.

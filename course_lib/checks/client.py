@@ -1,4 +1,4 @@
-"""The student's side of a check: from objects to bytes, and a sentence when that cannot be."""
+"""The student's side of a check: from objects to bytes, or a sentence that says why that failed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def refused(name: str, exercise: Exercise, sentence: str) -> Report:
 
 
 def unfit(name: str, exercise: Exercise, objects: tuple, cases: str) -> str | None:
-    """What is wrong with the call of `check` itself."""
+    """The fault in the call of `check` itself; None if there is none."""
     if cases not in ("visible", "hidden"):
         return f'cases is "visible" or "hidden", not {cases!r}.'
     if len(objects) != len(exercise.objects):
         return (
             f"{name} takes {words.counted(len(exercise.objects), 'object')}: "
-            f'check("{name}", {", ".join(exercise.objects)}); {len(objects)} came.'
+            f'check("{name}", {", ".join(exercise.objects)}); you passed {len(objects)}.'
         )
     for wanted, given in zip(exercise.objects, objects, strict=True):
         if not exercise.constants and not callable(given):
-            return f"{wanted} is a function to write; what came is of type {type(given).__name__}."
+            kind = type(given).__name__
+            return f"{wanted} must be a function; you passed an object of type {kind}."
     return None
 
 

@@ -1,7 +1,7 @@
 """Everything that an exercise is written with.
 
-    a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: what the ranks get and hand back
-    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: what is judged of it, and said
+    a case     Case, Draw, RankSide, Setting, Spec, absent, exercise, side: the ranks' inputs and outputs
+    a line     Line, Observed, Finding, RIGHT, ANY, wrong, usual, essential: a judgement and its sentences
     words      Sentence (told whole, or without hidden values), at, error_kind, words
     values     Slip, close, near, difference, worst: against one process; both, same_bits, left_alone,
                gaps_left_alone, Exact, contributions: of sums that are known to the last bit

@@ -19,10 +19,10 @@ WAITS = "(counts once the values are right)"
 class ReportLine:
     """One judged line of the table.
 
-    judged: whether it was looked at: False for a line of a run that broke off, or that waits for others.
-    note: a remark on the line itself, such as "(the same cause)"; sentences: what was seen and what
-    usually causes it; general: the same, as they may be told where the case is hidden ("" for one that
-    may not; None in a report that was made before it was known); output: what the ranks printed.
+    judged: False for a line of a run that broke off, or that waits for others: it was not looked at.
+    note: a remark on the line itself, such as "(the same cause)"; sentences: the observation and its usual
+    cause; general: the same in words that a hidden case may show ("" for a sentence that it may not show at
+    all; None in a report from before there were such words); output: lines that the ranks printed.
     """
 
     title: str
@@ -50,13 +50,13 @@ class ReportLine:
 
 @dataclass
 class Report:
-    """What `check` returns: `report.score` in 0..1, `report.points(12)` for nbgrader.
+    """The value of `check`: `report.score` in 0..1, `report.points(12)` for nbgrader.
 
-    tampered: what the ranks recorded and what went over the network contradict each other.
-    limit: what the ranks of a case had used up, "memory", "disk", "processes" or "files"; "" for nothing.
+    tampered: the ranks' record and the bytes on the network contradict each other.
+    limit: the resource that a case used up, "memory", "disk", "processes" or "files"; "" if none.
     extra: the points are extra credit.
-    by_chance: a time limit was over, or a rank was killed: on a machine that is less busy this may come out
-        otherwise.
+    by_chance: a time limit was over, or a rank was killed: on a machine that is less busy the result may
+        differ.
     """
 
     name: str
@@ -144,7 +144,7 @@ def refusal(
     cases: str = "visible",
     extra: bool = False,
 ) -> Report:
-    """A report without a run: what was handed in cannot be judged, and why."""
+    """A report without a run: the sentences say why the objects cannot be judged."""
     line = ReportLine(title or "nothing could be checked", False)
     line.say(sentences)
     return Report(name, 0.0, [line], possible=possible, seed=-1, cases=cases, extra=extra)

@@ -1,9 +1,9 @@
-"""What is said of a case, and what of it may be told where the case is hidden.
+"""Sentences about a case, and the words that may stand in their place if the case is hidden.
 
-A verdict that quotes what came from a student's code can carry the hidden inputs out: that code has seen
-them. So whoever makes a sentence that quotes a value, an input, the text or the type of an exception, a
-shape or a line of code makes it a `Sentence`, with the general words that may stand in its place. A plain
-text quotes nothing of the kind, and stands as it is.
+A verdict that quotes a student's code can carry the hidden inputs out: that code has seen them. So a
+sentence that quotes a value, an input, the text or the type of an exception, a shape or a line of code must
+be a `Sentence`, with the general words that may stand in its place. A plain text quotes nothing of the kind
+and is shown as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACE = re.compile(r"(?:Cell In\[\d{1,5}\], )?line \d{1,5}(?=: |$)")
 
 
 class Sentence(str):
-    """A sentence that quotes something. general: the same without it; "" when nothing of it may stand."""
+    """A sentence that quotes something. general: the same without the quotation; "" to leave it out."""
 
     general: str
 
@@ -44,12 +44,12 @@ class Sentence(str):
 
 
 def general(said: str) -> str:
-    """What may be told of a hidden case; "" when nothing may."""
+    """The sentence as a hidden case may show it; "" if it may not."""
     return said.general if isinstance(said, Sentence) else said
 
 
 def error_kind(name: str) -> str:
-    """An exception's type where Python, torch or the runtime has one of that name, else OWN_ERROR.
+    """An exception's type if Python, torch or the runtime has one of that name, else OWN_ERROR.
 
     A name that a student's code made could hold anything.
     """
@@ -57,7 +57,7 @@ def error_kind(name: str) -> str:
 
 
 def general_place(line: str) -> str:
-    """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place that is no cell's."""
+    """ "Cell In[5], line 3: dist.recv(x)" -> "Cell In[5], line 3"; "" for a place outside the cells."""
     match = PLACE.match(line)
     return match[0] if match else ""
 
@@ -65,8 +65,8 @@ def general_place(line: str) -> str:
 def at(line: str, before: str = "", *, glue: str = ", at ", end: str = "") -> Sentence:
     """`before`, and the place where it happened: "dist.all_reduce was called, at Cell In[5], line 3: ...".
 
-    line: the place and the text of its line; a place that is no cell's is not told either. `end` follows
-    in full, and where no place stands.
+    line: the place and the text of its line. The general words leave the text out, and a place outside the
+    cells, too. `end` follows the full text, and any text without a place.
     """
     glue, where = glue if before else "at ", general_place(line)
     return Sentence(

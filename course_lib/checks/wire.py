@@ -1,12 +1,12 @@
-"""What goes to a rank, and what comes back: the one place where the form of either is looked at.
+"""Messages to a rank, and its replies: the one place that looks at the form of either.
 
-The judge sends a `Task`. A recipe (see `rank.harness`) says in its signature what it replies,
+The judge sends a `Task`. A recipe (see `rank.harness`) declares its reply in its signature,
 
     def layers(...) -> tuple[dict[str, Told], dict[str, Any]]
 
 where Told is a dataclass of plain fields. `plain` makes JSON of it in the rank; in the judge `decode` reads
-that as the type again, or raises `NotAsAgreed`. So a line of the judge's reads fields, and asks nothing about
-their types.
+that as the type again, or raises `NotAsAgreed`. So the judge's lines read fields and need not ask about their
+types.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class NotAsAgreed(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one rank gets of one case, beside the student's objects and its input tensors.
+    """One rank's part of one case, beside the student's objects and its input tensors.
 
     recipe: "package.module:function"; payload: how many of the buffers are the pickled objects; tensors: how
-    the others are to be read; groups: ranks of the process groups; references, refused: what is not to be
-    imported or called, see `rank.reach` and `rank.refusing`; filtered: whether system calls are;
-    instructions: what the recipe reads.
+    to read the others; groups: ranks of the process groups; references, refused: modules not to be imported
+    and classes not to be used, see `rank.reach` and `rank.refusing`; filtered: whether system calls are
+    filtered; instructions: the recipe's own part.
     """
 
     recipe: str
@@ -61,7 +61,7 @@ def plain(reply: Any) -> Any:
 
 @functools.cache
 def reply_type(recipe: str) -> Any:
-    """What the recipe "package.module:function" replies beside tensors, as its signature has it."""
+    """The type of the reply of the recipe "package.module:function", beside tensors: see its signature."""
     module, _, name = recipe.partition(":")
     function: Callable = getattr(importlib.import_module(module), name)
     returned = typing.get_type_hints(function, include_extras=True)["return"]

@@ -10,7 +10,7 @@ import torch
 
 from course_lib.checks.judge.case import RankSide, Spec
 
-GAP = -7  # what stands between the elements of a strided argument: nobody should touch it
+GAP = -7  # stands between the elements of a strided argument; no rank should touch it
 LAYOUTS = ("contiguous", "every_other", "transposed")
 
 
@@ -42,7 +42,7 @@ class Argument:
         self.view = [list(seen.shape), list(seen.stride()), 0]
 
     def gaps(self, memory: torch.Tensor) -> torch.Tensor | None:
-        """What stands between the elements in `memory`; None where there are no gaps."""
+        """The memory between the elements; None if there are no gaps."""
         return memory[..., 1::2] if self.layout == "every_other" else None
 
 
@@ -57,9 +57,9 @@ def side(
 ) -> RankSide:
     """One rank's part of calling the student's function with tensors.
 
-    tensors: arguments in order; returned: those to hand back after the call; result: what the
-    function should return; extra: plain or described arguments after the tensors; group: which of
-    the case's groups to pass as group=.
+    tensors: arguments in order; returned: those to hand back after the call; result: the tensor that the
+    function should return; extra: plain or described arguments after the tensors; group: index of the
+    case's group to pass as group=.
     """
     arguments = {n: t if isinstance(t, Argument) else Argument(t) for n, t in tensors.items()}
     args = [tensor_of(name, argument) for name, argument in arguments.items()]

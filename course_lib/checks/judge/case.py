@@ -1,4 +1,4 @@
-"""What a check is made of: exercises, cases, lines, findings.
+"""The parts of a check: exercises, cases, lines, findings.
 
 An exercise is a function that yields cases:
 
@@ -29,13 +29,13 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What a judge says of one line.
+    """A judge's verdict on one line.
 
-    sentences: what was seen, then what usually causes it; of a line that passed, a remark; those that quote
+    sentences: the observation, then its usual cause; of a line that passed, a remark; those that quote
     something are marked, see `course_lib.checks.sentence`. cause: equal for lines that fail for the
-    same reason, so that only the first tells it; title: what the line says instead of its own title.
-    misses_point: what is missing is what the exercise is about, see `Exercise.point`.
-    raised: nothing came that could be judged, since the call raised.
+    same reason, so that only the first tells it; title: shown instead of the line's own title.
+    misses_point: the solution lacks the point of the exercise, see `Exercise.point`.
+    raised: the call raised, so that there is nothing to judge.
     """
 
     ok: bool
@@ -59,7 +59,7 @@ hints_may_fail = True  # False in the tests
 
 
 def usual(hint: Callable[..., str] | None, *args: object) -> str:
-    """What a hint says of the usual cause, or "".
+    """The hint's sentence on the usual cause, or "".
 
     It is a courtesy, made from whatever a student's code left behind: a mistake in it must not cost
     the verdict.
@@ -74,7 +74,7 @@ def usual(hint: Callable[..., str] | None, *args: object) -> str:
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor that a rank must hand back: nothing else is accepted."""
+    """A tensor that a rank must hand back; no other dtype or shape is accepted."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -95,8 +95,7 @@ class Spec:
 class RankSide:
     """One rank's part of a case.
 
-    inputs: tensors by name; instructions: what the recipe reads (plain data); outputs: the tensors
-    that it hands back.
+    inputs: tensors by name; instructions: plain data for the recipe; outputs: the tensors that it hands back.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -106,7 +105,7 @@ class RankSide:
 
 @dataclass(frozen=True)
 class Observed:
-    """What came back from the ranks of one case, checked for form.
+    """The replies of the ranks of one case, checked for form.
 
     held: bytes that each rank was measured to hold at its moments, from outside, see
     `course_lib.runtime.moments`; rose: how many more these were at any time since the moment before.
@@ -134,10 +133,10 @@ class Line:
     """One row of the table.
 
     aspect: value, shape, communication or memory; lines of communication and memory count only when
-    the value lines of the same run are right. trivial: a case that doing nothing also passes (one
-    rank, no elements); it counts only when another value is right. short: may share a row. enough: of a line
-    of memory, how many bytes are enough, by the name of what the recipe measures; of each of the ranks that
-    take part, in their order, or of all alike.
+    the value lines of the same run are right. trivial: a function that does nothing passes it, too (one
+    rank, no elements); it counts only when another value is right. short: may share a row. enough: for a
+    line of memory, how many bytes are enough, by the name of the recipe's measurement; one number for each
+    of the ranks that take part, in their order, or one for all.
     """
 
     title: str
@@ -150,7 +149,7 @@ class Line:
 
 
 def essential(line: Line) -> Line:
-    """The line, without which the exercise's point is missed."""
+    """The line; a solution that fails it misses the exercise's point."""
 
     def judge(seen: Observed) -> Finding:
         found = line.judge(seen)
@@ -165,14 +164,14 @@ class Case:
 
     forbidden: operations that turn every line of the run wrong, see `traffic.BUILT_IN`.
     alone: it needs no ranks; a process without a process group runs it.
-    on_cpu: it is about the memory of the host; its ranks run there, also where there are GPUs.
-    needed: bytes of messages without which the result cannot come about, of all ranks together, by any
-    algorithm: right values with fewer came another way, and turn every line of the run wrong.
+    on_cpu: it is about the memory of the host; its ranks run there even if there are GPUs.
+    needed: bytes of messages that any algorithm needs for the result, of all ranks together: right values
+    with fewer came another way, and turn every line of the run wrong.
     imports: modules that every rank needs, and that take long to import.
     moments: names of those at which a rank is measured from outside, see `course_lib.runtime.moments`.
     room: bytes that libraries and a student's objects may take before a base, see there.
     unrecorded: bytes of each tensor that the recipe itself sums over all ranks, beside the record.
-    remark: what else is to be said of a run that was right, and costs no points, see `remarks`.
+    remark: makes further sentences about a run that was right, which cost no points, see `remarks`.
     """
 
     title: str
@@ -195,7 +194,7 @@ class Case:
     def __post_init__(self) -> None:
         if self.alone and (self.world_size != 1 or self.groups):
             raise ValueError(
-                f"the case {self.title!r} is to run alone: it has one side and no groups, "
+                f"the case {self.title!r} runs alone: it must have one side and no groups, "
                 f"not {self.world_size} and {len(self.groups)}"
             )
 
@@ -204,7 +203,7 @@ class Case:
         return len(self.sides)
 
     def enough(self, rank: int) -> dict[str, float]:
-        """Bytes that are enough on a rank, by the names of what its recipe measures; see `rank.memory`."""
+        """Bytes that are enough on a rank, by the names of its recipe's measurements; see `rank.memory`."""
         ranks = self.groups[0] if self.groups else range(self.world_size)
         if rank not in ranks:
             return {}
@@ -216,7 +215,7 @@ class Case:
 
 
 class Draw:
-    """The source of a check's inputs: the same seed draws the same. `hidden`: more cases are wanted."""
+    """The source of a check's inputs: the same seed draws the same. `hidden`: the exercise adds cases."""
 
     def __init__(self, seed: int, hidden: bool = False):
         self.hidden = hidden
@@ -252,9 +251,9 @@ class Exercise:
 
     objects: the names that `check` takes, in order; references: modules that a student's object may
     not import; hint: (case, what happened, its text) -> a sentence on the usual cause, or "".
-    point: what the exercise is about, such as "holding less", where a solution could be right in
+    point: the aim of the exercise, such as "holding less", if a solution without it could be right in
     all else: a finding that misses it leaves at most half of the points.
-    besides: what a solution without the point still is, such as "a schedule that can be done", where that is
+    besides: the merit of a solution without the point, such as "a schedule that can be done", if that is
     little of the work: then it leaves at most a quarter.
     refused: PyTorch's classes that would do the work, see `refusing`, each with the sentence that says so.
     """

@@ -14,7 +14,7 @@ from course_lib.checks.sentence import Sentence
 Tensors = Mapping[str, Tensor]
 # Of the largest element: some hundred times the rounding of an operation, and far below any mistake's share.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 4e-2}
-LEAST = 1e-3  # is taken for the largest element where all are smaller
+LEAST = 1e-3  # taken for the largest element if all are smaller
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def near(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LEA
     """Elementwise: equal but for rounding, to a share of the largest finite element.
 
     NaN is near to nothing, infinity to itself, and a whole number to itself. tolerance: the share, else by
-    the dtype of `wanted`; `least` stands for the largest element where all are smaller.
+    the dtype of `wanted`; `least` stands for the largest element if all are smaller.
     """
     if not wanted.is_floating_point():
         return found == wanted
@@ -48,22 +48,22 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 0, least: float = LE
 
 
 def fits(slip: Tensors, name: str, found: Tensors) -> bool:
-    """Whether what was found, wrong in `name`, is what the slip gives."""
+    """Whether the slip gives the tensors that were found, which are wrong in `name`."""
     return name in slip and all(
         one in found and close(found[one], given) for one, given in slip.items()
     )
 
 
 def told_by(slips: Iterable[Slip], name: str, found: Tensors, *place: int) -> str:
-    """The sentence of the first slip that gives what was found, wrong in `name`; "" where none does.
+    """The sentence of the first slip that gives the tensors found, wrong in `name`; "" if none does.
 
-    place: what the slips' `tensors` are called with.
+    place: arguments for the slips' `tensors`.
     """
     return next((one.says for one in slips if fits(one.tensors(*place), name, found)), "")
 
 
 def worst(found: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
-    """The element that is most wrong: where it is, what it is, what it should be."""
+    """The element that is most wrong: its place, its value, and the right one."""
     off = torch.where(found == wanted, 0.0, (found.double() - wanted.double()).abs())
     at = int(off.nan_to_num(float("inf"), posinf=float("inf")).flatten().argmax())
     got, want = words.apart(float(found.flatten()[at]), float(wanted.flatten()[at]))
@@ -73,6 +73,6 @@ def worst(found: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
 def difference(
     general: str, found: Tensor, wanted: Tensor, what: str = "element {} is "
 ) -> Sentence:
-    """`general`, and of the element that is most wrong what it is. what: how it is called, {} where it is."""
+    """`general`, and the value of the element that is most wrong. what: its name; {} stands for its place."""
     where, got, want = worst(found, wanted)
     return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")

@@ -12,7 +12,7 @@ from course_lib.checks import words
 from course_lib.checks.judge.case import Finding, usual, wrong
 from course_lib.checks.judge.provenance import Piece
 
-TOLD = 2  # kinds of mistake that are told for one line
+TOLD = 2  # kinds of mistake that a line tells at most
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Language:
 
     size: elements of a result; ranks: the global ranks, in the order of sources; summed: how many
     sources a complete sum takes; chunks: (first, last + 1) of each chunk of the positions, or empty;
-    expected: what belongs there, such as "the sum"; source: index -> a name for one source's value;
-    belongs: for copies: (rank, element) -> what belongs there, such as "rank 2's"; chunk_name: index
+    expected: a name for the right value, such as "the sum"; source: index -> a name for one source's value;
+    belongs: for copies: (rank, element) -> a name for the right value, such as "rank 2's"; chunk_name: index
     of a chunk -> its name; homes: rank -> the position that each element should hold, when these differ.
     """
 
@@ -37,7 +37,7 @@ class Language:
     homes: dict[int, np.ndarray] | None = None
 
     def whose(self, source: int) -> str:
-        """ "rank 2's", or the name of what is no rank's."""
+        """ "rank 2's", or the name of a source that is not a rank."""
         if self.source is not None:
             return self.source(source)
         return f"rank {self.ranks[source]}'s"
@@ -111,7 +111,7 @@ def describe(piece: Piece, language: Language) -> tuple[str, str]:
     if origin.kind == "mean":
         return "mean", f"{language.expected} divided by {language.summed}"
     if origin.kind == "unknown":
-        return "unknown", "numbers that are no sum of the ranks' values"
+        return "unknown", "numbers that are not a sum of the ranks' values"
     used = [s for s, count in enumerate(origin.counts) if count]
     own = language.ranks.index(piece.rank) if piece.rank in language.ranks else -1
     if any(s >= language.summed for s in used):
@@ -146,14 +146,14 @@ def counted(counts: Sequence[int], language: Language) -> tuple[str, str]:
 def old_content(piece: Piece, language: Language) -> tuple[str, str]:
     counts = piece.origin.counts
     if not any(counts[: language.summed]):
-        return "old", "what it held before the call: nothing was written there"
+        return "old", "the content from before the call: nothing was written there"
     if all(c == 1 for c in counts[: language.summed]):
-        return "old", f"{language.expected} added to what it held before the call"
-    return "old", "a sum that includes what it held before the call"
+        return "old", f"{language.expected} added to the content from before the call"
+    return "old", "a sum that includes the content from before the call"
 
 
 def moved(piece: Piece, language: Language, used: list[int]) -> tuple[str, str]:
-    """A value from another position: by chunk where the whole piece lies in one."""
+    """A value from another position: by chunk if the whole piece lies in one."""
     first, last = (
         language.position(piece.rank, e) + piece.origin.offset
         for e in (piece.elements[0], piece.elements[-1])
@@ -185,7 +185,7 @@ def holds(place: str, one: str = "holds", many: str = "hold") -> str:
 
 
 def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> str:
-    """What was seen, in one sentence."""
+    """One sentence about what was seen."""
     place = where(mistake, language)
     hold = holds(place)
     everywhere = set(mistake.ranks) == set(all_ranks) and len(all_ranks) > 1
@@ -202,7 +202,7 @@ def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> 
 def copied(
     mistake: Mistake, language: Language, place: str, belongs: Callable[[int, int], str]
 ) -> str:
-    """A result that should be copies: what stands there, and what belongs there."""
+    """A result that should be copies: the value found, and the value that belongs there."""
     rank, element = mistake.ranks[0], mistake.elements[0]
     more = f" (likewise on {words.ranks(mistake.ranks[1:])})" if len(mistake.ranks) > 1 else ""
     said = f"on rank {rank}, {place} {holds(place)} {mistake.detail.removesuffix(' alone')}"
@@ -218,7 +218,7 @@ def finding(
     all_ranks: Sequence[int],
     hint: Callable[[list[Mistake]], str] | None = None,
 ) -> Finding:
-    """The finding for wrong pieces: what was seen, then what usually causes it."""
+    """The finding for wrong pieces: the observation, then its usual cause."""
     found = mistakes(pieces, language, all_ranks)
     said = [sentence(one, language, all_ranks) for one in pick(found)]
     cause = usual(hint, found)

@@ -1,4 +1,4 @@
-"""A run that did not end well, in the words of the table: what happened, where, and the usual cause."""
+"""A run that did not end well, in the words of the table: the event, its place, and its usual cause."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from course_lib.checks.sentence import Sentence, at, error_kind
 from course_lib.ledger import rows
 from course_lib.runtime.diagnosis import Failure, RankReport
 
-SHOWN = 4  # ranks whose state is told
+SHOWN = 4  # ranks whose state the report tells
 OPERATION = re.compile(rf"\b({'|'.join(sorted(rows.OPS, key=len, reverse=True))})\b")
 EXIT = re.compile(r"os\._exit\(\d+\)")
 STOPS = ("deadlock", "timeout")  # kinds that cost seconds: two of them end a check
 
-# Where an error is placed that came out of no line of the student's: our recipes, autograd's engine.
+# Places of errors that did not come out of a line of the student's: our recipes, autograd's engine.
 RECIPES = Path(recipes.__file__).parent.rglob("*.py")
 NOT_THEIRS = ("graph.py, ", *(f"{file.name}, " for file in RECIPES))
 TO_ITSELF = re.compile(
@@ -27,12 +27,12 @@ TO_ITSELF = re.compile(
     r"(send to|receive from) itself"
 )
 NOT_RUN = (
-    "Run the cells above, the one that defines the name among them. If that was done, is the name typed as "
-    "it is there?"
+    "Run the cells above, including the one that defines the name. If you have, is the name spelled as it is "
+    "there?"
 )
 NOT_HERE = (
-    "In a check a rank starts no processes and opens no sockets, pipes or shared memory: what it holds is "
-    "its own, and what it sends goes through the process group."
+    "In a check a rank must not start processes, or open sockets, pipes or shared memory: it keeps its "
+    "tensors to itself, and sends them through the process group only."
 )
 COPY = "A rank cannot send to itself: copy what it keeps."
 OUTSIDE = re.compile(r"not part of group|is not in group|not in the group")
@@ -50,7 +50,7 @@ TWO_DTYPES = (
     "The tensors of a collective have one dtype. Make the one that receives like the one that is sent: "
     "torch.empty(size, dtype=x.dtype), or torch.empty_like(x)."
 )
-RECORDED = (  # what the recorder's own sentences say, for hidden cases, which do not show them
+RECORDED = (  # the recorder's own sentences in general words, for hidden cases, which do not show them
     (
         r"not contiguous",
         "Messages need memory in a row: send x.contiguous(), receive into a new "
@@ -106,7 +106,7 @@ def told(exercise: Exercise, case: Case, failure: Failure, hidden: bool) -> Find
 
 
 def used_up(failure: Failure) -> str:
-    """What there was no more of when a rank raised: "memory", "disk", "processes", "files", or ""."""
+    """The resource that had run out when a rank raised: "memory", "disk", "processes", "files", or ""."""
     for report in failure.ranks.values():
         kind, text = report.error_type, report.error_text
         if kind in ("MemoryError", "OutOfMemoryError") or "allocate memory" in text:
@@ -121,7 +121,7 @@ def used_up(failure: Failure) -> str:
 
 
 def by_chance(failure: Failure) -> bool:
-    """Whether it was the clock that ended the run, or somebody who kills processes."""
+    """Whether the clock ended the run, or a SIGKILL from outside."""
     killed = any("SIGKILL" in report.how for report in failure.ranks.values())
     return failure.kind == "timeout" or killed
 
@@ -136,7 +136,7 @@ def peer_hint(case: Case, text: str) -> str:
 
 
 def raised(failure: Failure, hint: str, hidden: bool, refusal: str = "") -> Finding:
-    """refusal: what we say in the exception's text. Hidden cases do not show the text, but that they may."""
+    """refusal: our own sentence in the exception's text; hidden cases may show it, but not the text."""
     causes = {r: report for r, report in failure.ranks.items() if report.state == "raised"}
     first = next(iter(causes.values()), None)
     if first is None:
@@ -177,7 +177,7 @@ def stuck(failure: Failure) -> dict[int, RankReport]:
 
 
 def waiting(failure: Failure) -> list[str]:
-    """What each rank is in that got no further, and where; without the seconds, which vary."""
+    """The operation in which each rank is stuck, and its line; without the seconds, which vary."""
     some = dict(list(stuck(failure).items())[:SHOWN])
     lines = {report.line for report in some.values()}
     shared = lines.pop() if len(lines) == 1 else ""
@@ -212,7 +212,7 @@ def ended(failure: Failure) -> Sentence:
 
 
 def died(failure: Failure) -> list[Sentence]:
-    """What each rank that died had come to: "in recv(src=2)", "after send(dst=1)", "before ..."."""
+    """How far each rank that died had come: "in recv(src=2)", "after send(dst=1)", "before ..."."""
     said = []
     for rank, report in failure.ranks.items():
         if report.state != "died" or not report.operation:

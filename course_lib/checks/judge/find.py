@@ -14,7 +14,7 @@ ASSIGNMENT = re.compile(r"\d\d_([a-z][a-z0-9_]*)\Z")
 
 
 class UnknownExercise(LookupError):
-    """There is no such exercise; the text names those that there are."""
+    """There is no such exercise; the text names the ones that exist."""
 
 
 def find(name: str) -> Exercise:

@@ -1,7 +1,7 @@
 """Functions of plain numbers that a student writes, held against closed forms.
 
 A process without ranks evaluates them (see `course_lib.runtime.alone`); the answers come back as plain
-data. Where they are what another, usual formula gives, that formula's mistake is told.
+data. If they are the values of another, usual formula, the report names that formula's mistake.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from course_lib.checks.judge.case import (
 from course_lib.checks.sentence import Sentence, at, error_kind
 
 Formula = Callable[..., float]
-FACTOR = re.compile(
-    r"\d times too (large|small)"
-)  # what a kind of mistake makes, and no value could be
+FACTOR = re.compile(r"\d times too (large|small)")  # made by a kind of mistake, not by an input
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A function of the student's, compared with a closed form on a list of arguments.
 
-    index: of the object in the exercise; slips: what a usual mistake makes of the question, by the
-    sentence that names it; otherwise: said when no slip fits.
+    index: of the object in the exercise; slips: the formulas of usual mistakes, by the sentences that name
+    them; otherwise: said when no slip fits.
     """
 
     name: str
@@ -98,7 +96,7 @@ def failed(
 
 
 def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
-    """What the first wrong answer is, an argument for which it is right, and the mistake that fits."""
+    """The first wrong answer, an argument for which the function is right, and the mistake that fits."""
     args, value = off[0]
     said = f"{shown(one.name, args)} gives {words.number(value)}; "
     apart = compared(value, one.formula(*args))
@@ -114,7 +112,7 @@ def explain(one: Prediction, off: list[tuple[tuple, float]]) -> Finding:
 
 
 def compared(value: float, right: float) -> str:
-    """How far off, by a factor where there is one."""
+    """How far off, by a factor if there is one."""
     if not math.isfinite(right):
         return "no finite number is right"
     if not math.isfinite(value):
@@ -152,7 +150,7 @@ def equal(value: float, right: float, tolerance: float = 1e-6) -> bool:
 
 
 def numeric(value: Any) -> float | None:
-    """A number that came back (see `harness.plain`), or None. True is no number; a text is none."""
+    """A number that came back (see `harness.plain`), or None: True is not a number, nor is a text."""
     if isinstance(value, dict) and isinstance(value.get("tensor"), list):
         value = value["tensor"][0] if len(value["tensor"]) == 1 else None
     if isinstance(value, dict) and value.get("float") in ("inf", "-inf", "nan"):
@@ -161,7 +159,7 @@ def numeric(value: Any) -> float | None:
 
 
 def kind(value: Any) -> str:
-    """What came back instead of a number."""
+    """Words for an answer that is not a number."""
     if value is None:
         return "None (is there a `return`?)"
     if isinstance(value, dict):

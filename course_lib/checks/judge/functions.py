@@ -1,4 +1,7 @@
-"""In the judge: calls of functions, what must come back, and lines about values and memory. See `recipes`."""
+"""In the judge: calls of functions, the tensors that must come back, and lines about values and memory.
+
+See `rank.functions` for the recipe.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ ROOM = 2_000_000  # bytes that libraries take at the first call
 class Call:
     """One call of a function.
 
-    inputs: by name, in order; wanted: what must come back, in the order in which it is looked at: outputs by
-    their names, "grad.NAME" of an input. gradients: of the outputs; none: no backward.
+    inputs: by name, in order; wanted: the tensors that must come back, in the order in which they are looked
+    at: outputs by their names, "grad.NAME" of an input. gradients: of the outputs; none: no backward.
     anything: {name: mask} of places where any finite number is right.
     """
 
@@ -50,7 +53,7 @@ class Call:
 
     @property
     def returned(self) -> dict[str, torch.Tensor]:
-        """All that goes back: what is wanted, and the inputs afterwards."""
+        """All tensors that go back: the wanted ones, and the inputs afterwards."""
         return {**self.wanted, **{f"after.{name}": one for name, one in self.inputs.items()}}
 
     def instructions(self) -> dict:
@@ -91,13 +94,13 @@ def case(
 
 
 def moments_of(call: str) -> tuple[str, ...]:
-    """See `recipes.Call.from_outside`."""
+    """The moments at which a measured call is looked at from outside, see `rank.functions`."""
     return tuple(f"{call}.pages.{moment}" for moment in ("base", "forward", "backward"))
 
 
 @dataclass(frozen=True)
 class About:
-    """What is said of calls: of which function, against what, why an error or another shape came."""
+    """The words of a call's sentences: function, standard, and usual causes of an error or another shape."""
 
     function: str
     against: str
@@ -121,7 +124,7 @@ def values_line(
     weight: float = 1.0,
     short: bool = False,
 ) -> Line:
-    """What came back is what `call` wants: of `names`, or of all; and the inputs are what they were.
+    """The tensors are those that `call` wants, by `names` or all of them, and the inputs are unchanged.
 
     otherwise: said when none of the slips fits.
     """
@@ -193,7 +196,7 @@ def forward_is_right(here: Tensors, call: Call) -> bool:
 
 
 def got(seen: Observed, call: Call, name: str) -> torch.Tensor:
-    """What came, with the wanted number wherever any finite one is right and there is one."""
+    """The tensor that came; where any finite number is right and there is one, with the wanted number."""
     found = seen.tensors[0][f"{call.name}.{name}"]
     if name not in call.anything:
         return found
@@ -222,7 +225,7 @@ def work_line(call: Call, title: str, most: Mapping[str, float], says: str, weig
         for direction, enough in most.items():
             done = flops.get(direction)
             if done is None:
-                return wrong(f"FLOPs of {direction} were not told.", cause=ANY)
+                return wrong(f"no FLOPs of {direction} were reported.", cause=ANY)
             if done > enough:
                 return wrong(
                     f"in {direction} the products took {words.number(done)} FLOPs; "
@@ -249,9 +252,9 @@ def memory_line(
 ) -> Line:
     """Bytes "saved" for backward, or alive at a moment of "forward" or "backward": `most` at most.
 
-    Tensors are counted in the rank, exactly; from outside, by the pages of the process, so many as `pages`
-    and more are too many, whatever holds them. says: bytes -> the usual cause, and whether the exercise's
-    point is missed.
+    Tensors are counted in the rank, exactly. From outside, by the pages of the process, `pages` bytes or more
+    are too many, whatever holds them. says: bytes -> the usual cause, and whether the exercise's point is
+    missed.
     """
     what = {
         "saved": "forward keeps {} bytes for backward",
@@ -262,7 +265,7 @@ def memory_line(
     def judge(seen: Observed) -> Finding:
         found, outside = getattr(told_of(seen, call), key), from_outside(seen, call, key)
         if found is None or outside is None:
-            return wrong(f"bytes of {key} were not told.", cause=ANY)
+            return wrong(f"no bytes of {key} were reported.", cause=ANY)
         if outside >= pages > 0:
             found = max(found, outside)
         if found <= most:
@@ -279,7 +282,7 @@ def memory_line(
 
 
 def from_outside(seen: Observed, call: Call, key: str) -> int | None:
-    """What the process's pages say, see `recipes.Call.from_outside`."""
+    """Bytes by the process's pages, see `rank.functions`."""
     direction = "forward" if key == "saved" else key
     told = (seen.held if key == "saved" else seen.rose)[0].get(f"{call.name}.pages.{direction}")
     return told[0] if told else None
