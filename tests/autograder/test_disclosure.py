@@ -85,7 +85,7 @@ def test_ranks_cannot_carry_inputs_out() -> None:
         print("secret", tensor)
         raise type("Secret", (Exception,), {})(str(tensor))
 
-    for function, words in ((as_type, "is not what it should be"), (as_exception, OWN_ERROR)):
+    for function, words in ((as_type, "returned something else"), (as_exception, OWN_ERROR)):
         report = judged("ring_shift", function)
         assert words in texts(report) and "secret" not in texts(report).lower(), texts(report)
 
@@ -184,7 +184,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
     yield "f gives a wrong number for some arguments.", number(seen_of(NUMBER / 2))
     yield "for some arguments: 7 times too large. One too many.", number(seen_of(NUMBER))
     exercise = find("00_first_ranks/ring_shift")
-    for name, kind in (("result", "what ring_shift returned on rank 1"), ("tensor", "`tensor` is")):
+    for name, kind in (("result", "ring_shift returned something else"), ("tensor", "`tensor` is")):
         yield kind, misfit(exercise, 1, name, f"float32[{NUMBER}]", "float32[3]")
     right = torch.zeros(2, dtype=torch.float64)
     off = seen_of(None, torch.tensor([0, NUMBER]))

@@ -1,4 +1,4 @@
-"""A number of each rank, and its bounds: which rank is beyond them first, and what is said of it."""
+"""A number of each rank, and its bounds: the first rank beyond them, and the words for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Beyond:
 
     @property
     def enough(self) -> str:
-        """ "4,000 are enough", or "are needed" where it is too little."""
+        """ "4,000 are enough", or "are needed" if the number is too small."""
         return f"{words.number(round(self.bound))} are {'enough' if self.got > self.bound else 'needed'}"
 
 
@@ -39,7 +39,7 @@ def beyond(
 ) -> Beyond | None:
     """The first amount, by place, that is more than `most` or less than `least`; None if all are within.
 
-    least: as `most` when left out: an amount that is known exactly. spare: by how much it may be off, for
+    least: as `most` when left out, for an amount that is known exactly. spare: by how much it may be off, for
     bounds that are not whole numbers.
     """
     for place, got in enumerate(amounts):

@@ -1,4 +1,4 @@
-"""From what was found in the lines of all cases to a score and a report."""
+"""From the findings on the lines of all cases to a score and a report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HALF, QUARTER = 0.5, 0.25
 COUNTS_LATER = "(counts once another value is right)"
 NOT_YET = (COUNTS_LATER, WAITS)
 PLACES = {"value": 0, "shape": 1, "communication": 2, "memory": 3}  # of the aspects, in the table
-FEW = 3  # lines of one cause that stand by their own names though none of them was looked at
-# Why nothing was looked at of what a line asks: the run broke off or does not count, or was never begun.
+FEW = 3  # lines of one cause that keep their own names though none of them was looked at
+# Why a line was not looked at: its run broke off or does not count, or was never begun.
 BROKEN, NOT_BEGUN = "broken", "not begun"
 
 
 @dataclass
 class Judged:
-    """A line with what was found, in the order of the cases.
+    """A line with its finding, in the order of the cases.
 
-    unjudged: BROKEN or NOT_BEGUN where the finding is that of the whole run, and not of this line.
+    unjudged: BROKEN or NOT_BEGUN if the finding is that of the whole run, and not of this line.
     """
 
     case: Case
@@ -40,7 +40,7 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
         if one.line.trivial and one.finding.ok and not good and not only_trivial:
             one.finding, one.note = wrong(cause="trivial"), COUNTS_LATER
     tampered = next((one for one in judged if one.finding.cause == witness.TAMPERED), None)
-    if tampered is not None:  # small cases do not show it: none of them proves anything now
+    if tampered is not None:  # small cases do not show it: no case proves anything now
         for one in judged:
             one.finding, one.note, one.unjudged = tampered.finding, "", BROKEN
     possible = sum(one.line.weight for one in judged)
@@ -60,8 +60,10 @@ def conclude(name: str, exercise: Exercise, judged: list[Judged], seed: int, cas
 
 
 def without_the_point(exercise: Exercise, judged: list[Judged]) -> float:
-    """The largest score that can be had: HALF, or a QUARTER, where a finding misses the point; the first of
-    them says so."""
+    """The largest score that a solution can have: HALF, or a QUARTER, if a finding misses the point.
+
+    The first such finding gets a sentence about it.
+    """
     missed = next((one for one in in_order(judged) if one.finding.misses_point), None)
     if missed is None or not exercise.point:
         return 1.0

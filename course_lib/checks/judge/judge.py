@@ -47,7 +47,7 @@ OVER_TIME = wrong("the time for this check was over before this case.", cause="o
 
 @dataclass
 class Session:
-    """One check: what stays the same from case to case, and what has gone wrong so far."""
+    """One check: its settings, which are the same for all cases, and its failures so far."""
 
     exercise: Exercise
     payload: Sequence[wire.Buffer]
@@ -134,7 +134,7 @@ def judge_case(session: Session, case: Case, first: bool) -> list[Judged]:
 def unjudged(
     case: Case, finding: Finding, why: str = BROKEN, shown: Sequence[str] = ()
 ) -> list[Judged]:
-    """The lines of a run of which nothing was looked at; `shown` stands below the first."""
+    """The lines of a run that was not looked at; `shown` stands below the first."""
     output = [list(shown), *([] for _ in case.lines[1:])]
     return [
         Judged(case, line, finding, told, unjudged=why)
@@ -143,11 +143,11 @@ def unjudged(
 
 
 def agreed(session: Session, case: Case) -> Outcome:
-    """The case's run; once more where its network contradicts its record, which must not happen by chance.
+    """The case's run; once more if its network contradicts its record, which must not happen by chance.
 
-    TCP may send a packet again by itself on a busy machine. It runs once more, too, where memory is measured
-    and a rank has imported a large part of PyTorch, which is not a solution's memory: the second time that is
-    there from the start. Judged is the last run alone.
+    TCP may send a packet again by itself on a busy machine. The case also runs once more if memory is
+    measured and a rank has imported a large part of PyTorch, which is not a solution's memory: the second
+    time that is there from the start. Only the last run is judged.
     """
     outcome = run(session, case)
     for _ in range(TRIES - 1):
@@ -171,7 +171,7 @@ def run(session: Session, case: Case, imports: Sequence[str] = ()) -> Outcome:
             groups=case.groups,
             references=list(session.exercise.references),
             refused=session.exercise.refused,
-            filtered=among != "nccl",  # NCCL needs these ways
+            filtered=among != "nccl",  # NCCL needs these system calls
             instructions=side.instructions | {"enough": case.enough(rank)},
         )
         headers.append(vars(task))
@@ -213,7 +213,7 @@ def expected_reply(case: Case) -> int:
 def backend(world_size: int) -> str:
     """Checks run on the CPU, in fresh ranks for each case, unless COURSE_BACKEND asks for GPUs.
 
-    A case with more ranks than find room on them runs on the CPU, and a line says so.
+    A case with more ranks than the GPUs have room for runs on the CPU, and prints a line about that.
     """
     if os.environ.get("COURSE_BACKEND") != "nccl":
         return "gloo"
@@ -243,9 +243,9 @@ def whole_case(session: Session, case: Case, outcome: Outcome, first: bool) -> F
 
 
 def contradicted(case: Case, outcome: Outcome) -> Finding | None:
-    """What the network says against the record of a run that ended well."""
+    """The network's evidence against the record of a run that ended well; None if there is none."""
     if outcome.failure is not None or outcome.backend != "gloo":
-        return None  # NCCL has ways between GPUs that no network sees
+        return None  # between GPUs NCCL has ways beside the network
     return witness.contradicted(outcome.ledger, outcome.wire_bytes, case.unrecorded)
 
 
@@ -273,9 +273,9 @@ def judge_lines(case: Case, seen: Observed, shown: list[str]) -> list[Judged]:
 
 
 def printed(outcome: Outcome) -> list[str]:
-    """The last lines that the ranks printed, for a failing case; without what its failure quotes anyway.
+    """The last lines that the ranks printed, for a failing case, and how many more there were.
 
-    And how many more there were.
+    Lines that the case's failure quotes anyway are left out.
     """
     ranks: dict[str, list[int]] = {}
     left_out = 0
@@ -296,5 +296,5 @@ def printed(outcome: Outcome) -> list[str]:
 
 
 def cut(text: str) -> str:
-    """A line that is too long for the table ends where it is cut in three dots."""
+    """The line; one that is too long for the table is cut and ends in three dots."""
     return text if len(text) <= OUTPUT_WIDTH else f"{text[: OUTPUT_WIDTH - 4]} ..."

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import course_lib.checks
 from course_lib.checks.judge.find import of_assignment
 
-# Of `course_lib.checks`: what ranks run, and what a cell's `check` needs to say that it is judged elsewhere.
+# Of `course_lib.checks`: the code that ranks run, and that with which a cell's `check` refers to the grader.
 SEEN = ("rank", "__init__.py", "client.py", "report.py", "sentence.py", "wire.py", "words.py",
         "__pycache__")  # fmt: skip
 
@@ -37,8 +37,8 @@ def exported_from(modules: Iterable[str]) -> set[str]:
 def masked_paths(assignment: str) -> tuple[str, ...]:
     """Files and folders to be masked while the assignment is graded: sources and compiled files.
 
-    Of the checks all but what runs in ranks, or speaks of the verdict; modules that cannot be found have
-    no file.
+    Of the checks all but the code that runs in ranks, or that speaks of the verdict; modules that cannot be
+    found have no file.
     """
     paths: list[str] = []
     for folder in course_lib.checks.__path__:

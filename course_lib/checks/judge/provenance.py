@@ -1,8 +1,8 @@
 """Where a wrong value comes from.
 
-Every rank contributes distinct random integers, so a wrong element tells what it is made of: which
-ranks' values, how often each, and from which position. One element can be explained in several
-ways by chance; the explanation that holds for most wrong elements is taken.
+Every rank contributes distinct random integers, so a wrong element tells its parts: which ranks' values, how
+often each, and from which position. One element can be explained in several ways by chance; the explanation
+that holds for most wrong elements is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = {1: 8, 2: 8, 3: 6, 4: 4, 5: 3}  # how often a value may count; 2 with mor
 
 @dataclass(frozen=True)
 class Origin:
-    """What an element is made of. kind:
+    """The parts of an element. kind:
 
     "sum": counts[s] times source s's value, all from positions `offset` after the element's own;
     "mean": the sum divided by the number of sources; "zero"; "nan"; "unknown".
@@ -44,8 +44,8 @@ class Piece:
 class Provenance:
     """Decodes results that should be sums or copies of known contributions.
 
-    contributions: (sources, positions) integers, 0 where a source has nothing at a position. A source is
-    a rank's value, or what an output buffer held before the call. `summed`: how many of the
+    contributions: (sources, positions) integers, 0 where a source has no value at a position. A source is
+    a rank's value, or the content of an output buffer before the call. `summed`: how many of the
     sources (the first ones) a complete sum takes.
     """
 

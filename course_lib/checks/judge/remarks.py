@@ -1,7 +1,7 @@
-"""Beside the points of a run that was right: what NCCL would do otherwise. It costs nothing.
+"""A remark on a run that was right: the difference that NCCL would make. It costs no points.
 
-Checks run over gloo, which carries what ranks have begun side by side, and tells messages apart by their
-tags. What is said of a run comes once in a report.
+Checks run over gloo, which carries a rank's operations side by side, and tells messages apart by their tags.
+A report makes a remark only once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TITLE = "a remark on NCCL (costs no points)"
 
 
 def on_nccl(seen: Observed, told: set[str]) -> list[Judged]:
-    """At most one line, which has passed and weighs nothing. told: what the report says already."""
+    """At most one line, which has passed and weighs nothing. told: sentences that the report has already."""
     said = []
     for remark in remarks(seen.ledger):
         said.append((Sentence(remark.said, remark.general), remark.advice))

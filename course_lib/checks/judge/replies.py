@@ -1,4 +1,4 @@
-"""What the ranks of a case handed back: read where it has the agreed form, refused where it has not."""
+"""The replies of a case's ranks: read if they have the agreed form, else refused."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
             others = {str(k): str(v)[:LONGEST_TYPE] for k, v in dict(header["others"]).items()}
             told = decode(kind, plain_data(header["values"]))
         except (wire.WireError, KeyError, TypeError, ValueError):
-            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+            return wrong(f"the reply of rank {rank} does not have the agreed form.")
         if not complete(told, side) or set(found) | set(others) != set(side.outputs):
-            return wrong(f"what came back from rank {rank} does not have the agreed form.")
+            return wrong(f"the reply of rank {rank} does not have the agreed form.")
         for name, spec in side.outputs.items():
             if name in others or (found[name].dtype, tuple(found[name].shape)) != (
                 spec.dtype,
@@ -41,7 +41,7 @@ def read(exercise: Exercise, case: Case, outcome: Outcome) -> Observed | Finding
 
 
 def complete(told: Any, side: RankSide) -> bool:
-    """Whether the rank tells of each run, or call, that it was asked for."""
+    """Whether the rank's reply has each run, or call, that it was asked for."""
     given = side.instructions
     if isinstance(told, dict):
         return set(told) == {run["name"] for run in given.get("runs") or given.get("calls", ())}
@@ -50,9 +50,9 @@ def complete(told: Any, side: RankSide) -> bool:
 
 
 def plain_data(value: Any, depth: int = 16) -> Any:
-    """`value`, if it is data as the recipes send it. ValueError for what is too long or too deep.
+    """`value`, if it is data as the recipes send it. ValueError if it is too long or too deep.
 
-    A rank's code may send in a recipe's name whatever JSON holds, and sentences are made of it.
+    A rank's code may send any JSON in a recipe's name, and sentences are made of it.
     """
     if isinstance(value, str | list | dict) and len(value) > LONGEST:
         raise ValueError("too long")
@@ -73,7 +73,7 @@ def misfit(exercise: Exercise, rank: int, name: str, got: str, expected: str) ->
         missing = got == "NoneType"
         got = "None" if missing else got
         rest = f"a tensor {expected} is expected."
-        told = f"what {who} returned on rank {rank} is not what it should be; {rest}"
+        told = f"{who} returned something else on rank {rank}; {rest}"
         said = f"{who} returned {got} on rank {rank}; {rest}"
         return wrong(
             said if missing else Sentence(said, told),

@@ -1,4 +1,4 @@
-"""The circumstances of a case: how many ranks, which of them, what tensors; and its line in the table."""
+"""The circumstances of a case: its ranks, its group, its tensors; and its line in the table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Setting:
     """One case of an exercise that is a function of tensors.
 
     n ranks, each with a tensor of `shape`; members: the sub-group that calls, passed as group=, all ranks
-    when empty; layout: of the arguments in memory, see `Argument`. The rest is the line: see `Line`;
-    more: further lines, judged from the same run.
+    when empty; layout: of the arguments in memory, see `Argument`; more: further lines, judged from the same
+    run. The other fields are those of the line, see `Line`.
     """
 
     n: int

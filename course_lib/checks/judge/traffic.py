@@ -1,4 +1,4 @@
-"""Lines that are judged from the ledger: bytes, messages, rounds, and what must not be called."""
+"""Lines that are judged from the ledger: bytes, messages, rounds, and forbidden calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sent_bytes(operations: Sequence[Operation]) -> int:
 
 
 def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -> Finding | None:
-    """What a run called that its exercise forbids, as the finding for all its lines."""
+    """The first forbidden call of a run, as the finding for all its lines; None if there was none."""
     calls = [one for rank in operations for one in rank if one.op in forbidden]
     if not calls:
         return None
@@ -32,7 +32,7 @@ def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -
     if opened:
         return wrong(
             at(line, "a process group of your own was opened with dist.new_group", end="."),
-            "Use the group that the function is given (None: all ranks); what is sent elsewhere counts too.",
+            "Use the group that your function is given (None: all ranks); messages elsewhere count too.",
             cause="new_group",
         )
     return wrong(
@@ -48,8 +48,8 @@ def too_little(operations: Sequence[Sequence[Operation]], needed: int) -> Findin
     if sent >= needed:
         return None
     return wrong(
-        f"all ranks together sent {words.number(sent)} bytes in messages; the result cannot come "
-        f"about with fewer than {words.number(needed)}.",
+        f"all ranks together sent {words.number(sent)} bytes in messages; the result needs at "
+        f"least {words.number(needed)}.",
         "The values came another way than by messages in the given group.",
         cause="too few bytes",
     )
@@ -93,8 +93,8 @@ def bytes_line(
         if under:
             rank = under[0]
             return wrong(
-                f"rank {rank} sent {words.number(sent[rank])} bytes, and with fewer than "
-                f"{words.number(least[rank])} the others cannot have what they need.",
+                f"rank {rank} sent {words.number(sent[rank])} bytes; the other ranks need at least "
+                f"{words.number(least[rank])} from it.",
                 "The values came another way than by messages in the given group.",
                 cause="too few bytes",
             )

@@ -78,8 +78,8 @@ def gaps_left_alone(name: str, arguments: dict[int, Argument]) -> Judge:
             gaps = argument.gaps(seen.tensors[rank].get(f"{name}.memory", torch.empty(0)))
             if gaps is not None and bool((gaps != GAP).any()):
                 return wrong(
-                    f"`{name}` is a view with gaps; on rank {rank} the memory between its elements was "
-                    "overwritten, and that belongs to somebody else.",
+                    f"`{name}` is a view with gaps; on rank {rank} the memory between its elements, which "
+                    "does not belong to it, was overwritten.",
                     "Work on a contiguous copy and write it back with copy_().",
                     cause="gaps",
                 )

@@ -1,11 +1,11 @@
-"""The ranks' record of what they sent, held against what the kernel counted on their network.
+"""The ranks' record of what they sent, compared with the kernel's count of the bytes on their network.
 
 A student's code runs in the ranks, and so can reach gloo behind the group that records
-(`dist.group.WORLD._get_backend(device)`), or send by other means. What it cannot reach is the counter of the
-sandbox's loopback interface. So the record is believed no further than it agrees with the counter, either
-way. The limit: a forged record around gloo's own algorithm, which sends the same bytes on the same
-connections, looks like the real thing; the modules that record have no names there (`rank.reach`), and code
-that searches for them is listed for eyes.
+(`dist.group.WORLD._get_backend(device)`), or send by other means. It cannot reach the counter of the
+sandbox's loopback interface. So the record is believed only as far as it agrees with the counter, either way.
+The limit: a forged record around gloo's own algorithm, which sends the same bytes on the same connections,
+looks like the real thing; the modules that record have no names there (`rank.reach`), and code that searches
+for them is flagged for review.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.operation import Operation
 from course_lib.ledger.rows import REFUSED
 
-# Bytes of a message beside its own, gloo's three headers, without TCP's. Whatever is allowed beyond them is
-# room for messages that nobody recorded, however many small ones stand in the record.
+# Bytes of a message beside its own, gloo's three headers, without TCP's. Any allowance beyond them would be
+# room for messages that are not in the record, however many small ones are.
 BESIDE_A_MESSAGE, BESIDE_A_RANK = 144, 1_000
-SPARE = 1.1  # of the bytes themselves: TCP may send again what found no room
+SPARE = 1.1  # of the bytes themselves: TCP may send again the packets that were dropped
 SEGMENT = 1 << 20  # bytes of an all-reduce that are sent in one message at most
 OF_A_SPARSE_ONE = 72  # bytes that tell of a sparse tensor's shape
 TAMPERED = "tampered record"
 
 
 class Sent(NamedTuple):
-    """What an operation puts on the network: at least and at most so many bytes, in so many messages."""
+    """An operation's traffic on the network: at least and at most so many bytes, in so many messages."""
 
     least: float
     most: float
@@ -40,9 +40,9 @@ class Sent(NamedTuple):
 
 
 def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> Sent:
-    """What the built-in `op` on a full tensor of `nbytes` bytes sends, all `n` ranks together.
+    """The traffic of the built-in `op` on a full tensor of `nbytes` bytes, all `n` ranks together.
 
-    count: of as many tensors in one call, which are sent one after the other.
+    count: the tensors of one call, which are sent one after the other.
 
     gloo's algorithms: rings in 2 n segments for all-reduce, all-gather and reduce (which collects the
     reduced segments at the root), a binomial tree for broadcast, pairs for all-to-all, dissemination for
@@ -52,7 +52,7 @@ def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> S
     PyTorch's `ProcessGroupGloo.cpp`. Measured with PyTorch 2.13 in the sandbox, from 4 bytes to 4 MB on 2,
     3, 4, 5 and 8 ranks: these bytes, and 144 more for each of these messages.
 
-    Raises ValueError for an operation that is none of gloo's.
+    Raises ValueError for an operation that is not one of gloo's.
     """
     whole, share = (n - 1) * nbytes, (n - 1) / n * nbytes
     elements = nbytes / itemsize / max(count, 1)
@@ -66,7 +66,7 @@ def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> S
     if op == "all_gather":
         return Sent(whole, whole, 2 * n * (n - 1) if nbytes else 0)
     if op == "all_to_all":
-        # What a rank keeps for itself is not sent: of unequal parts it may be all.
+        # A rank does not send the part that it keeps: of unequal parts that may be all.
         return Sent(0, n * nbytes, n * (n - 1))
     if op == "broadcast":
         return Sent(whole, whole, n - 1)
@@ -80,9 +80,9 @@ def gloo(op: str, n: int, nbytes: float, itemsize: int = 1, count: int = 1) -> S
 
 
 def of_one_rank(one: Operation) -> Sent:
-    """A rank's part of what its operation puts on the network.
+    """A rank's part of its operation's traffic on the network.
 
-    Nobody knows when an operation that was never waited for is over: it may not have sent anything yet.
+    An operation that was never waited for may not have sent anything yet.
     """
     if one.op == "send":
         sent = Sent(one.nbytes, one.nbytes, 1)
@@ -114,9 +114,9 @@ def begun(ledger: Ledger) -> list[Operation]:
 def contradicted(
     ledger: Ledger, on_the_wire: int | None, unrecorded: Iterable[int] = ()
 ) -> Finding | None:
-    """A record that what went over the sandbox's network contradicts, either way; None where it agrees.
+    """The finding for a record that the sandbox's network contradicts, either way; None if they agree.
 
-    on_the_wire: bytes, counted by the operating system; None: nobody counted. unrecorded: the bytes of
+    on_the_wire: bytes, counted by the operating system; None: not counted. unrecorded: the bytes of
     each tensor that the recipe summed over all ranks beside the record.
     """
     if on_the_wire is None:
@@ -125,9 +125,9 @@ def contradicted(
     sends = [one for one in ledger.operations() if one.op == "send"]
     left = [one for one in sends if not one.waited or id(one) in alone]
     if left:
-        many = words.counted(len(left), "message")
+        many, them = words.counted(len(left), "message"), "it" if len(left) == 1 else "them"
         return wrong(
-            f"of {many} in the record nothing says that it left: nobody waited for it, or received it.",
+            f"the record does not show that {many} left: no rank waited for {them}, or none received {them}.",
             "Call wait() on every handle before the function returns, and receive what is sent.",
             cause="never waited for",
         )
@@ -146,7 +146,7 @@ def contradicted(
     less = on_the_wire < least
     told = words.number(round(least if less else most))
     return wrong(
-        f"the record tells of {told} bytes in {operations(ledger)}, but "
+        f"the record holds {told} bytes in {operations(ledger)}, but "
         f"{'only ' if less else ''}{words.number(on_the_wire)} went over the network.",
         "The record of the operations was changed." if less else "Something else was sent besides.",
         cause=TAMPERED,
@@ -154,7 +154,7 @@ def contradicted(
 
 
 def operations(ledger: Ledger) -> str:
-    """ "12 messages", or "30 operations" where there are others than messages."""
+    """ "12 messages", or "30 operations" if there are others than messages."""
     begun: Sequence[Operation] = [one for one in ledger.operations() if one.op != "recv"]
     kind = "message" if all(one.op == "send" for one in begun) else "operation"
     return words.counted(len(begun), kind)

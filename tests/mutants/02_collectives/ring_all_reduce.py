@@ -40,7 +40,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 # %% wrong: the real group behind the recorder
-# says: cannot come about with fewer than
+# says: bytes in messages; the result needs at least
 def ring_all_reduce(tensor, group=None):
     buffer = tensor.contiguous()
     (group or dist.group.WORLD)._get_backend(torch.device("cpu")).allreduce([buffer]).wait()

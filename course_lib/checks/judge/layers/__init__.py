@@ -1,1 +1,1 @@
-"""A layer that several ranks hold together: what is run (`runs`), and what came back against it (`lines`)."""
+"""A layer that several ranks hold together: its runs (`runs`), and lines about their replies (`lines`)."""

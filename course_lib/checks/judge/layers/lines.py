@@ -1,4 +1,4 @@
-"""In the judge: lines about a run of a layer: its values, what each direction sent, what is held and kept."""
+"""In the judge: lines about a run of a layer: its values, the bytes that it sent, the memory that it held."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from course_lib.checks.rank.layers import Told
 from course_lib.checks.sentence import Sentence, at
 from course_lib.ledger.operation import Operation
 
-BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `recipes`
+BEFORE, MADE, FORWARD, BACKWARD = range(4)  # places in "begun" of `rank.layers`
 DIRECTIONS = {"made": (BEFORE, MADE), "forward": (MADE, FORWARD), "backward": (FORWARD, BACKWARD)}
 SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
 PAGES = 2_000_000  # bytes that a process may hold besides, where its pages are counted
 NO_GRADIENT = (
-    "Autograd does not see what torch.distributed does: what is behind a collective has no graph. A "
-    "torch.autograd.Function says what goes back."
+    "Autograd does not see what torch.distributed does: the result of a collective has no graph. Write a "
+    "torch.autograd.Function: its backward says what goes back."
 )
 
 
@@ -50,10 +50,10 @@ def values_line(
     trivial: bool = False,
     short: bool = False,
 ) -> Line:
-    """What came back is what `run` wants: of `names`, or of all; the first difference is told.
+    """The tensors that came back are those that `run` wants, of `names` or all; the first difference is told.
 
-    slips: what they would give; misfit: (name, what came, k) -> the usual cause of another shape;
-    otherwise: said when none of them fits.
+    slips: usual mistakes, with the tensors that they give; misfit: (name, type and shape that came, k) -> the
+    usual cause of another shape; otherwise: said when none of them fits.
     """
 
     def judge(seen: Observed) -> Finding:
@@ -155,7 +155,7 @@ def values_or_refusal_line(
 
 
 def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: float = 1.0) -> Line:
-    """All ranks hand back the same `name`, whatever it is; says: why they should."""
+    """All ranks hand back the same `name`, whatever its values; says: why they should."""
 
     def judge(seen: Observed) -> Finding:
         key, ranks = f"{run.name}.{name}", members(seen)
@@ -178,7 +178,7 @@ def same_everywhere_line(run: Run, name: str, title: str, says: str, weight: flo
 
 
 def operations(run: Run, seen: Observed, rank: int, direction: str) -> list[Operation]:
-    """Those of one direction of the run; none where it was refused."""
+    """Those of one direction of the run; none if it was refused."""
     begun = told(seen, rank, run).begun
     if len(begun) <= BACKWARD:
         return []
@@ -253,10 +253,10 @@ def memory_line(
         for k, rank in enumerate(members(seen)):
             got = getattr(told(seen, rank, run), key)
             if got is None:
-                return wrong(f"rank {rank} did not tell what it {what}.")
+                return wrong(f"rank {rank} did not report the bytes that it {what}.")
             for moment, many in looked.items():
                 if not (pages := seen.held[rank].get(f"{run.name}.pages.{moment}")):
-                    return wrong(f"rank {rank} was not measured where it {what}.")
+                    return wrong(f"the bytes that rank {rank} {what} were not measured.")
                 got = pages[0] if pages[0] > many * (bounds[k] + PAGES) else got
             if got > bounds[k]:
                 enough = f"{words.number(round(most[k]))} are enough."

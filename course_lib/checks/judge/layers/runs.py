@@ -1,4 +1,4 @@
-"""In the judge: what is to be run on the ranks, and what must come back. See `recipes`."""
+"""In the judge: the runs of a layer on the ranks, and the tensors that must come back. See `rank.layers`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ROOM = 800_000  # bytes that libraries take in the runs before
 
 @dataclass(frozen=True)
 class Run:
-    """One layer on some ranks, or one call of a function where `make` is left out.
+    """One layer on some ranks, or one call of a function if `make` is left out.
 
-    inputs: for each of these ranks, what it is called with, in order; gradient: the output's, for each; left
-        out: no backward.
+    inputs: for each of these ranks, the arguments of its call, in order; gradient: the output's, for each;
+        left out: no backward.
     wanted: for each rank the tensors that must come back, in the order in which they are looked at: "y",
         "grad.NAME" of an input, "p.NAME" and "grad.p.NAME" of the parameter whose name ends so, "again".
     make: arguments and keyword arguments of the class, made with the default generator in the state `seed`.
     norm: weight and bias of an nn.LayerNorm that is the first argument; eps: the norm's.
     model: description of a GPT that is the first argument.
     drawn: two numbers of the default generator come back too, as "drawn".
-    evaluates: the layer is called after eval(), as it is where nobody trains.
+    evaluates: the layer is called after eval(), as in evaluation.
     pages: the process's pages are counted, since the layer is large enough to be seen among them.
-    The rest: see `recipes`.
+    The rest: see `rank.layers`.
     """
 
     name: str
@@ -131,7 +131,7 @@ def case(
 
 
 def side(runs: Sequence[Run], k: int, group: int | None, dtype: str) -> RankSide:
-    """What the k-th of the ranks that take part is given, and hands back."""
+    """Inputs, instructions and outputs of the k-th of the ranks that take part."""
     inputs, told, outputs = {}, [], {}
     for run in runs:
         described = run.instructions(k, group)

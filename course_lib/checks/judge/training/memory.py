@@ -1,4 +1,4 @@
-"""What the ranks of a training run hold: at some moments, and at most."""
+"""The memory that the ranks of a training run hold: at some moments, and at most."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def held_line(
 ) -> Line:
     """Bytes that each rank holds at some moments, as the kernel counts the process's pages.
 
-    most: (the moment in words, its place in "held" of `recipes`, bytes that are enough there). slack: bytes
+    most: (the moment in words, its place in "held" of the recipe, bytes that are enough there). slack: bytes
     that allocators and libraries may hold besides. point: from so many bytes on, at any of the moments, the
     point of the exercise is missed (see `Exercise`).
     """

@@ -18,8 +18,8 @@ RECIPES = {
     "sharded_module": "course_lib.checks.rank.notebooks.zero.sharded:module",
 }
 IN_A_GROUP = (
-    "If the other runs are right, this is what differs here: the ranks of a group train, and not all. Pass "
-    "group= to every collective, and count ranks within it, dist.get_rank(group) of "
+    "If the other runs are right, note the difference: here the ranks of a group train, and not all. Pass "
+    "group= to every collective, and count ranks within it: dist.get_rank(group) of "
     "dist.get_world_size(group)."
 )
 KEEP_GROUP = "The ranks that hold replicas are passed as group=: keep that argument of __init__."
@@ -57,7 +57,7 @@ def case(
 
 
 def group_trouble(case_of_it: Case, text: str) -> str:
-    """The usual cause when a run of a group's ranks breaks off; "" where all ranks train."""
+    """The usual cause when a run of a group's ranks breaks off; "" if all ranks train."""
     if not case_of_it.groups:
         return ""
     return KEEP_GROUP if "argument 'group'" in text else IN_A_GROUP
@@ -69,7 +69,7 @@ def members(seen: Observed) -> list[int]:
 
 
 def outputs(training: Training) -> dict[str, Spec]:
-    """The tensors that a recipe hands back, see `recipes`."""
+    """The tensors that a recipe hands back, see `rank.training`."""
     model = training.built().to(training.dtype)
     tell, steps, found = set(training.tell), range(len(training.steps[0])), {}
     for name, p in model.named_parameters():

@@ -1,4 +1,4 @@
-"""The same training in one process, in float64: what the ranks' results are held against."""
+"""The same training in one process, in float64: the standard for the ranks' results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Gradient = Callable[[int, list[list[Tensors]]], Tensors]
 
 @dataclass
 class Training:
-    """What a run is made of. steps[rank][step] is that rank's list of microbatches (see `toys.batch`)."""
+    """The parts of a run. steps[rank][step] is that rank's list of microbatches (see `toys.batch`)."""
 
     model: dict
     optimizer: tuple[str, dict]
     steps: Sequence[Sequence[Sequence[dict]]]
     tell: tuple[str, ...] = ("start", "grads", "params")
     more: dict = field(default_factory=dict)
-    # what `train` gave, by its other arguments
+    # the results of `train`, by its other arguments
     known: dict[tuple[Gradient, int], Tensors] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -38,7 +38,7 @@ class Training:
         return getattr(torch, self.model.get("dtype", "float64"))
 
     def model_seed(self, rank: int) -> int:
-        """Rank 0's model is the one that counts. From a seed of its own no rank can tell another's."""
+        """Rank 0's model is the one that counts. No rank can derive another's seed from its own."""
         if rank == 0:
             return self.model["seed"]
         digest = hashlib.sha256(f"{self.model['seed']}/{rank}".encode()).digest()
@@ -58,7 +58,7 @@ class Training:
 
 
 def mean(step: int, given: list[list[Tensors]]) -> Tensors:
-    """Of the ranks' gradients, each the sum over its microbatches: what data parallelism is to give.
+    """The mean of the ranks' gradients, each summed over its microbatches, as data parallelism must give it.
 
     given[rank][microbatch] holds gradients by name; a name that is missing counts as zeros.
     """
@@ -72,11 +72,11 @@ def mean(step: int, given: list[list[Tensors]]) -> Tensors:
 
 
 def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tensors:
-    """The tensors that every rank should hand back, in float64, by the names of `recipes`.
+    """The tensors that every rank should hand back, in float64, by the names of `rank.training`.
 
     gradient: from the ranks' gradients to the one that the optimizer gets; another one than `mean` shows
-    what a mistake gives. start: the rank whose model is trained. Computed once for each of these, as several
-    lines of a case are held against it: the tensors are shared, and only to be read.
+    the result of a mistake. start: the rank whose model is trained. Computed once for each of these, since
+    several lines of a case compare with it: the tensors are shared, and only to be read.
     """
     if (gradient, start) not in training.known:
         training.known[gradient, start] = trained(training, gradient, start)
@@ -84,7 +84,7 @@ def train(training: Training, gradient: Gradient = mean, start: int = 0) -> Tens
 
 
 def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
-    """What `train` gives, computed anew and kept by nobody."""
+    """The result of `train`, computed anew and not kept."""
     model = training.built(start)
     named = dict(model.named_parameters())
     parameters = [p for p in named.values() if p.requires_grad]
@@ -110,8 +110,8 @@ def trained(training: Training, gradient: Gradient, start: int) -> Tensors:
 def gradients(model: toys.Toy, described: dict, microbatches: int) -> Tensors:
     """Of one microbatch, by name; parameters that took no part are missing.
 
-    Inputs are drawn as the ranks draw them, and parameters are rounded only at the start, so that what
-    differs from a run in float32 is that run's rounding.
+    Inputs are drawn as the ranks draw them, and parameters are rounded only at the start, so that a run in
+    float32 differs by its own rounding alone.
     """
     x, y = toys.batch(described, torch.float64)
     model.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""What a training run sends: how much, between which moments, and when within a backward."""
+"""The traffic of a training run: how much, between which moments, and when within a backward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def volume_line(
     """Bytes that each rank sends, collectives counted as the best algorithm sends them (see the ledger).
 
     Between `least` and `most` (the same when left out). hint: given the ratio, the usual cause. between:
-    two places in "begun" of `recipes`, such as (2, 4) for the second step; the whole run when left out.
+    two places in "begun" of the recipe, such as (2, 4) for the second step; the whole run when left out.
     point: from that many times too many bytes on, the point of the exercise is missed (see `Exercise`).
     """
     allowed = list(most or least)
@@ -46,7 +46,7 @@ def volume_line(
 
 
 def within(seen: Observed, between: tuple[int, int] | None) -> list[list[Operation]]:
-    """Each rank's operations between two moments; none of a rank that did not tell them as agreed."""
+    """Each rank's operations between two moments; none of a rank that did not report the moments."""
     if between is None:
         return seen.operations
     found = []
@@ -65,15 +65,15 @@ class LastBackward:
 
     @property
     def first_block(self) -> Pass:
-        """The moment before the gradients of block 0; nothing begun where it was not told."""
+        """The moment before the gradients of block 0; with nothing begun if it was not reported."""
         return next((one for one in self.passes if one.block == 0), Pass(0, 0, 0, False))
 
 
 def last_backwards(seen: Observed, rank: int) -> list[LastBackward]:
-    """Of each step; without passes where there were none.
+    """The last backward of each step; without passes if there were none.
 
-    No more counts as begun at a pass than when backward was over, which is noted elsewhere: a class can reach
-    the hooks on the model's blocks, and what they noted.
+    At a pass, no more operations count as begun than at the end of backward, which is noted elsewhere: a
+    class can reach the hooks on the model's blocks, and their notes.
     """
     steps = seen.case.sides[rank].instructions["steps"]
     told = seen.values[rank].passes
@@ -89,6 +89,6 @@ def last_backwards(seen: Observed, rank: int) -> list[LastBackward]:
 
 
 def begun_at(seen: Observed, rank: int, place: int) -> int:
-    """Operations begun at a place in "begun" of `recipes`; 0 where there is none."""
+    """Operations begun at a place in "begun" of the recipe; 0 if there is no such place."""
     begun = seen.values[rank].begun
     return begun[place] if place < len(begun) else 0

@@ -76,7 +76,7 @@ def common(n: int) -> list[Mistake]:
 
 
 def whole_world(n: int, world_size: int) -> Mistake:
-    """The ranks outside of the group of n were counted, too."""
+    """The ranks outside the group of n were counted, too."""
     return Mistake(
         f"That is divided by {world_size}, the number of all ranks; the group has {n}: "
         "dist.get_world_size(group).",
@@ -152,7 +152,7 @@ def differing(
 
 
 def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observed) -> Sentence:
-    """What is wrong first: which tensor, on which rank, after which step, and by how much."""
+    """The first tensor that is wrong: on which rank, after which step, and by how much."""
     what, _, rest = name.partition(".")
     if what in ("grad", "param"):
         step, _, rest = rest.partition(".")
@@ -160,8 +160,9 @@ def first(name: str, found: Tensors, expected: Tensors, rank: int, seen: Observe
     else:
         when = "after the last step" if what == "end" else "after the model was wrapped"
     subject = f"{WHAT[what]} {rest}"
-    right = "the first rank's" if what == "start" else "what one process gets from all data"
-    general = f"{when}, {subject} on rank {rank} is not {right}"
+    general = f"{when}, {subject} on rank {rank} is not what one process gets from all data"
+    if what == "start":
+        general = f"{when}, {subject} on rank {rank} is not the first rank's"
     if name in seen.values[rank].without:
         return Sentence(
             f"{when}, {subject} on rank {rank} is None; a tensor is expected.", f"{general}."
