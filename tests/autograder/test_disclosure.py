@@ -201,7 +201,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
     yield "hello() gives something else", said_hello(0)(seen_of([SECRET, NUMBER, SECRET]))
     wanted = torch.arange(4.0)
     for value in (SECRET, {"other": SECRET}):
-        yield "no tensor with all results", collected(wanted, (2, 2))(seen_of(value))
+        yield "did not return a tensor with all results", collected(wanted, (2, 2))(seen_of(value))
     many = {"tensor": [NUMBER] * 5}
     yield "more numbers than were computed, and some", collected(wanted, (2, 2))(seen_of(many))
     mean = mean_judge([torch.tensor([float(NUMBER)])])

@@ -54,7 +54,7 @@ def collect(results):
 
 
 # %% wrong: padded to the longest and not cut
-# says: Numbers that nobody computed
+# says: Numbers that no rank computed
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
     longest = torch.tensor(len(results))

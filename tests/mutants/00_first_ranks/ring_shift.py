@@ -67,7 +67,7 @@ def ring_shift(tensor, group=None):
 
 
 # %% wrong: its own tensor returned
-# says: return the tensor that was received into
+# says: return the tensor into which you received it
 def ring_shift(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:

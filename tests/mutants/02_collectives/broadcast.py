@@ -74,7 +74,7 @@ def broadcast(tensor, src, group=None):
 
 
 # %% wrong: sends to ranks that do not exist
-# says: cut short when N is no power of two|both ends must agree|deadlock
+# says: cut short when N is not a power of two|both ends must agree|deadlock
 def broadcast(tensor, src, group=None):
     world = group or dist.group.WORLD
     n, root = dist.get_world_size(world), dist.get_group_rank(world, src)

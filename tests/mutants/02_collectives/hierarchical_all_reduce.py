@@ -84,7 +84,7 @@ def hierarchical_all_reduce(tensor, intra_group, inter_group):
 
 
 # %% wrong: sizes that divide only
-# says: left over|remainder|must match|invalid for input|size
+# says: remainder|must match|invalid for input|size
 def swap(sent, received, group):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     handle = dist.isend(sent, group=group, group_dst=(rank + 1) % n)

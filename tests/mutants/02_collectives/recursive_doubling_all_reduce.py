@@ -15,7 +15,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: ranks without a partner skip the round
-# says: no power of two
+# says: is not a power of two
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     total = tensor.contiguous().clone()

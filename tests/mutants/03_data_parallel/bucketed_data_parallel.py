@@ -385,7 +385,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: a bucket waits for a gradient that never comes
-# says: which never comes never leaves
+# says: which never comes is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()
@@ -841,7 +841,7 @@ class BucketedDataParallel(torch.nn.Module):
 
 
 # %% wrong: what waits for a gradient that never comes is not sent
-# says: which never comes never leaves
+# says: which never comes is never sent
 class BucketedDataParallel(torch.nn.Module):
     def __init__(self, module, bucket_bytes=25 << 20, group=None):
         super().__init__()

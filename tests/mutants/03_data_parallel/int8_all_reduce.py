@@ -119,7 +119,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: rounded, but sent as float32
-# says: What travelled was float32
+# says: The elements travelled as float32
 BLOCK = 256
 
 

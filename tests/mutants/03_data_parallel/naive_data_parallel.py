@@ -34,7 +34,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: parameters instead of gradients
-# says: it was no gradient
+# says: it was not a gradient
 # base: what the wrong ones change
 -            dist.all_reduce(p.grad, group=self.group)
 -            p.grad /= n

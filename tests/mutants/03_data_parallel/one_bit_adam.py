@@ -6,7 +6,7 @@
 
 
 # %% wrong: the server forgets what its signs miss
-# says: second signs miss
+# says: the second signs' error is lost
 # base: signs and scales in messages of their own
 -    server_error.copy_(mean - unpack(own_sign)[0] * own_scale[0] * mine)
 

@@ -112,7 +112,7 @@ class PowerSGD:
 
 
 # %% wrong: vectors are left as they are
-# says: what is no matrix is averaged too
+# says: a gradient that is not a matrix is averaged too
 # base: what the wrong ones change
 -                self.mean(gradient)
 

@@ -128,7 +128,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the error is thrown away
-# says: what was not sent is lost
+# says: the part that was not sent is lost
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
 +    error.zero_()

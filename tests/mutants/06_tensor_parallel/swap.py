@@ -72,7 +72,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: other weights than the model's
-# says: The model's own weights go on being used
+# says: Go on with the model's own weights
 # base: what the wrong ones change
 -        up.weight.copy_(old.up.weight.chunk(n)[rank])
 -        up.bias.copy_(old.up.bias.chunk(n)[rank])
@@ -90,7 +90,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: down's bias stays behind
-# says: The model's own weights go on being used
+# says: Go on with the model's own weights
 # base: what the wrong ones change
 -        down.bias.copy_(old.down.bias)
 
@@ -105,7 +105,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the columns of down cut as rows
-# says: The model's own weights go on being used
+# says: Go on with the model's own weights
 # base: what the wrong ones change
 -        down.weight.copy_(old.down.weight.chunk(n, 1)[rank])
 +        down.weight.copy_(old.down.weight.T.chunk(n)[rank].reshape(down.weight.shape))

@@ -113,7 +113,7 @@ def vocab_parallel_cross_entropy(logits, target, group=None, *, vocab_size=None,
 
 
 # %% wrong: ignored targets as indices
-# says: is no index into the logits here
+# says: is not an index into the logits here
 # base: what the wrong ones change
 -        at = (target - start).masked_fill(~here, 0)
 +        at = (target - start).masked_fill(counts & ~here, 0)

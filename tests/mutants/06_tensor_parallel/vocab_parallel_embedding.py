@@ -53,7 +53,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 # %% wrong: tokens of other ranks as indices
-# says: is no index into the rows here
+# says: is not an index into the rows here
 # base: what the wrong ones change
 -        rows = torch.nn.functional.embedding(
 -            (tokens - self.start).masked_fill(elsewhere, 0), self.weight

@@ -26,7 +26,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: divided by the microbatches once more
-# says: must not divide by the number of microbatches
+# says: do not divide by the number of microbatches
 # base: receives by name, sends in passing
 -                y = stage.loss(y, targets) / count
 +                y = stage.loss(y, targets) / count / len(microbatches)
@@ -207,7 +207,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: the last stage is off by one
-# says: Is something sent to a rank that there is not
+# says: Is something sent to a rank that does not exist
 # base: receives by name, sends in passing
              y = stage.module(x)
 -            if stage.last:
@@ -215,7 +215,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: outputs go to every rank
-# says: They are no neighbours
+# says: They are not neighbours
 # base: receives by name, sends in passing
 -                dist.recv(x, src=world(rank - 1), group=group, tag=2 * k)
 +                for other in range(rank):

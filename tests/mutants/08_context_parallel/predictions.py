@@ -41,7 +41,7 @@
 
 
 # %% wrong: one rank sends
-# says: One rank has nobody to send to
+# says: One rank has no other rank to send to
 # base: from the closed forms
 -    if n == 1:
 -        return 0
@@ -78,7 +78,7 @@
 
 
 # %% wrong: the own part is sent
-# says: is not sent: \(N-1\)/N
+# says: and sends the rest: \(N-1\)/N
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
 -    return here * (n - 1) / n

@@ -111,7 +111,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: PyTorch's attention
-# says: what it does within is what you are to write
+# says: you are to write the algorithm inside it
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)

@@ -717,7 +717,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: the whole matrix, compiled
-# says: What torch.compile makes of a function
+# says: A function compiled by torch.compile
 def full(q, k, v, causal):
     s = q @ k.mT * q.shape[-1] ** -0.5
     if causal:

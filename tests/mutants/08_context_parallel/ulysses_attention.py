@@ -142,7 +142,7 @@
 
 
 # %% wrong: PyTorch's attention
-# says: what it does within is what you are to write
+# says: you are to write the algorithm inside it
 import torch.nn.functional as F
 
 
@@ -162,7 +162,7 @@ from course_lib.context_parallel.ulysses import ulysses_attention
 
 
 # %% wrong: PyTorch's kernel, in another thread
-# says: what it does within is what you are to write
+# says: you are to write the algorithm inside it
 from concurrent.futures import ThreadPoolExecutor
 
 

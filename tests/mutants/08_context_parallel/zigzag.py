@@ -39,7 +39,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: off by one at the end
-# says: nobody's|not exist
+# says: on no rank|not exist
 def zigzag(seq, n):
     c = seq // (2 * n)
     return [
@@ -48,7 +48,7 @@ def zigzag(seq, n):
 
 
 # %% wrong: the rest is dropped
-# says: Tokens at the end are nobody's
+# says: Tokens at the end are on no rank
 def zigzag(seq, n):
     width = seq // 2 // n
     chunks = (

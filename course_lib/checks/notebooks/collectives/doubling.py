@@ -64,12 +64,12 @@ def folding_hint(found: list[Mistake], n: int, core: int) -> str:
     missing = {source for counts in counts_of(found) for source, c in enumerate(counts) if not c}
     if "twice" not in signs and missing and len(missing) <= n - core:
         return (
-            f"{n} is no power of two: before doubling, every extra rank must hand its values to "
+            f"{n} is not a power of two: before doubling, every extra rank must hand its values to "
             f"one of the {core} that double."
         )
     twice = ", and values came round twice" if "twice" in signs else ""
     return (
-        f"{n} is no power of two{twice}: fold the extra ranks into the first {core}, double there, "
+        f"{n} is not a power of two{twice}: fold the extra ranks into the first {core}, double there, "
         "and send them the sum."
     )
 
@@ -90,8 +90,8 @@ def doubling_trouble(case: Case, kind: str, text: str) -> str:
     core = power_below(n)
     if core < n and not case.groups and kind in ("deadlock", "error"):
         return (
-            f"{n} is no power of two: r ^ distance is not always a rank. Fold the extra ranks in "
-            f"first: each sends its values to one of the first {core}, waits, and is sent the sum "
+            f"{n} is not a power of two: r ^ distance is not always a rank. Fold the extra ranks in "
+            f"first: each sends its values to one of the first {core}, waits, and receives the sum "
             "at the end."
         )
     if kind == "deadlock":

@@ -33,7 +33,7 @@ MANY_MORE = 1.5  # times a rank's own share of what crosses; a whole tensor is g
 def hierarchical_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
     if tail(found, n, numel):
         return (
-            f"What is left over of {numel} / {n} elements was not summed: pad, or cut with "
+            f"The remainder of {numel} / {n} elements was not summed: pad, or cut with "
             "torch.tensor_split."
         )
     if common := common_hint(found, n, numel):
@@ -62,7 +62,7 @@ def hierarchical_trouble(case: Case, kind: str, text: str) -> str:
             "within it, and make every rank of the group take part."
         )
     if kind == "error" and ("invalid for input" in text or "must match" in text):
-        return "What is left over when the ranks do not divide the size: pad, or cut with tensor_split."
+        return "The ranks do not divide the size, and a remainder is left: pad, or cut with tensor_split."
     return ""
 
 

@@ -114,7 +114,7 @@ def all_gather_case(draw: Draw, on: Setting) -> Case:
         ranks=[-1],  # one source holds every value: no rank's "own" stands out
         summed=1,
         chunks=chunks(shard, count),
-        source=lambda source: "what it held before the call" if source else "its value",
+        source=lambda source: "the content from before the call" if source else "its value",
         belongs=lambda rank, element: f"rank {on.ranks[element // shard]}'s shard",
         chunk_name=lambda k: f"rank {on.ranks[k]}'s shard",
     )
@@ -224,7 +224,7 @@ def all_to_all_case(draw: Draw, on: Setting) -> Case:
         ranks=[-1],
         summed=1,
         chunks=chunks(size, count * count),
-        source=lambda source: "what it held before the call" if source else "its value",
+        source=lambda source: "the content from before the call" if source else "its value",
         belongs=lambda rank, element: (
             f"rank {on.ranks[element // size]}'s chunk {on.ranks.index(rank)}"
         ),

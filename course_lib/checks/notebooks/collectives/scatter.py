@@ -39,7 +39,7 @@ from course_lib.checks.notebooks.collectives.sums import (
 
 SIGNS = {  # in this order: the first sign that is there tells
     "old": "`output` may hold anything before the call: write into it, do not add to it.",
-    "mean": "reduce_scatter sums; whoever wants the mean divides afterwards.",
+    "mean": "reduce_scatter sums; a caller that wants the mean divides afterwards.",
     "nan": READ_TOO_EARLY,
     "zero": READ_TOO_EARLY,
     "unknown": OTHER_PLACES,
@@ -73,7 +73,7 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
             return told
         if signs == {"own"}:
             return (
-                "What the others added to chunk r never came to rank r: the last of the N - 1 "
+                "The sum of the others' values for chunk r never came to rank r: the last of the N - 1 "
                 "rounds brings it, and the rank's own chunk is added to it."
             )
         if n > 2 and {counts.count(0) for counts in counts_of(found)} == {1}:

@@ -129,8 +129,8 @@ def ring_order(ratio: float, seen: object) -> str:
 
 
 NOT_AGREED = (
-    "The two ends of a message must agree on it: what rank r sends to its right in a round is what rank "
-    "r + 1 receives from its left, and where the one leaves out an empty chunk so does the other."
+    "The two ends of a message must agree on it: rank r + 1 receives from its left, in each round, the chunk "
+    "that rank r sends to its right, and if one leaves out an empty chunk, so does the other."
 )
 
 

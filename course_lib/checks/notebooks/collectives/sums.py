@@ -141,7 +141,7 @@ def common_hint(found: list[Mistake], n: int, numel: int) -> str:
     """Causes of a wrong sum that do not depend on the algorithm."""
     signs = {one.sign for one in found}
     if "mean" in signs and signs <= {"mean", "unknown"}:  # unknown: a mean that was rounded
-        return "An all-reduce sums; whoever wants the mean divides afterwards."
+        return "An all-reduce sums; a caller that wants the mean divides afterwards."
     if signs == {"times"}:
         return "Every value was counted too often, and equally so: a phase ran more than once."
     if signs & {"nan", "zero", "unknown"} and "twice" not in signs:

@@ -88,7 +88,7 @@ def broadcast_trouble(case: Case, kind: str, text: str) -> str:
         )
     if kind == "error" and "invalid" in text.lower():
         return (
-            "Not every rank has a child in every round: the last round is cut short when N is no "
+            "Not every rank has a child in every round: the last round is cut short when N is not a "
             "power of two."
         )
     return ""
@@ -103,8 +103,8 @@ def broadcast_cost(ratio: float, seen: Observed) -> str:
 
 def broadcast_rounds(ratio: float, seen: Observed) -> str:
     return (
-        "Whoever has the value passes it on in every round, so that the number of ranks that have "
-        "it doubles: a binomial tree, ceil(log2 N) rounds."
+        "Every rank that has the value passes it on in every round, so that the number of ranks that "
+        "have it doubles: a binomial tree, ceil(log2 N) rounds."
     )
 
 

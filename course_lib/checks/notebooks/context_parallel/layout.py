@@ -26,10 +26,10 @@ from course_lib.checks.kit import (
 from course_lib.checks.notebooks.context_parallel.references import REFERENCES
 
 Layout = list[list[range]]
-NOBODYS = "is nobody's", "are nobody's"
+NOBODYS = "is on no rank", "are on no rank"
 TWICE = "is held twice, or does not exist", "are held twice, or do not exist"
 ALL_RANKS = (
-    "No ranks run here: zigzag tells of all n of them at once, and asks none which one it is."
+    "No ranks run here: zigzag gives the layout of all n at once, and asks no rank for its number."
 )
 MOST = 100_000  # positions in an answer that is looked at
 FORM = (
@@ -86,7 +86,7 @@ SLIPS: dict[str, Callable[[int, int], Layout]] = {
         lambda seq, n: [[cut(seq, n)[r], cut(seq, n)[n - 1 - r]] for r in range(n)]
     ),
     f"The last chunk has all that is left. {UNEVEN}": longer_last,
-    f"Tokens at the end are nobody's. {UNEVEN}": floored,
+    f"Tokens at the end are on no rank. {UNEVEN}": floored,
     f"Chunks of the size rounded up leave the last ones short. {UNEVEN}": rounded_up,
 }
 

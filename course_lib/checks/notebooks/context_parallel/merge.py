@@ -33,7 +33,7 @@ NOT_LOW = (
     "is lost, and both count the same. Clamp at torch.finfo(lse.dtype).min."
 )
 GRAPH = (
-    "What comes back has no gradients for all four. Use operations of PyTorch on the arguments themselves: "
+    "The result has no gradients for all four. Use operations of PyTorch on the arguments themselves: "
     "no detach, no no_grad, no numbers by item()."
 )
 NAN_BEHIND = (

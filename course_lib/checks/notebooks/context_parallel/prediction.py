@@ -84,7 +84,7 @@ RING: Mapping[str, Formula] = {
     "That is what all ranks send together: one rank's bytes are asked for.": (
         lambda n, kv_bytes, direction: n * ring(n, kv_bytes, direction)
     ),
-    "One rank has nobody to send to.": lambda n, kv_bytes, direction: (
+    "One rank has no other rank to send to.": lambda n, kv_bytes, direction: (
         2 * kv_bytes if n == 1 and direction == "backward" else ring(n, kv_bytes, direction)
     ),
 }
@@ -107,7 +107,7 @@ ULYSSES: Mapping[str, Formula] = {
     "Keys and values have kv_width: with fewer heads of keys they are smaller.": parts(4, 0, others),
     "Keys *and* values: two tensors of kv_width.": parts(2, 1, others),
     "There are two of each: q and the output, keys and values.": parts(1, 1, others),
-    "What a rank keeps of its own part is not sent: (N-1)/N.": parts(2, 2, lambda n: 1),
+    "A rank keeps 1/N of its own part, and sends the rest: (N-1)/N.": parts(2, 2, lambda n: 1),
     "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
     "That is what all ranks send together: one rank's bytes are asked for.": (
         parts(2, 2, less)

@@ -79,8 +79,8 @@ def questions(draw: Draw) -> Iterator[Case]:
                 "answer_5", ("the time of the slowest rank",), options=SMALLER,
                 slips={
                     "the bytes sent": "All keys pass all ranks in either layout.",
-                    "the number of scores that all ranks compute": "The mask leaves the same scores, whoever "
-                    "computes them.",
+                    "the number of scores that all ranks compute": "The mask leaves the same scores, "
+                    "whichever rank computes them.",
                 },
             ),
         ]

@@ -13,11 +13,11 @@ REFERENCES = (
     "course_lib.facts",
 )
 THEIRS = (
-    "PyTorch's own attention is not to be used here: what it does within is what you are to write. Make the "
+    "PyTorch's own attention is not to be used here: you are to write the algorithm inside it. Make the "
     "scores with a product, q @ k.mT, tile by tile."
 )
 COMPILED = (
-    "What torch.compile makes of a function goes its own way through memory, and is not seen here: write the "
+    "A function compiled by torch.compile goes its own way through memory, and is not seen here: write the "
     "operations out."
 )
 REFUSED = {"torch:compile": COMPILED} | {

@@ -26,8 +26,8 @@ FOLLOWS = (
 TOO_MANY = "N steps need N - 1 transfers: after the last step no rank needs the keys any more."
 ONE_EACH = "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
 WIDE = (
-    "Keys and values travel in the inputs' dtype: what is computed in float32 is made so when it has come, "
-    "`kv.to(torch.float32)` of each block, and the message has half of the bytes."
+    "Keys and values travel in the inputs' dtype: convert each block to float32 when it has come, "
+    "`kv.to(torch.float32)`, and the message has half of the bytes."
 )
 
 # ---- what is sent
@@ -141,5 +141,5 @@ def seen_line(spread: Spread, title: str, way: str) -> Line:
         "the first key, there is nothing to do."
     )
     most = [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)]
-    titled = f"nothing that nobody sees is computed, {title}, {way}"
+    titled = f"blocks that no query sees are skipped, {title}, {way}"
     return work_line(spread.run(), way, most, says, titled, 0.75, least=LEAST)

@@ -222,7 +222,7 @@ def mask_slips(spread: Spread) -> list[Slip]:
         spread.otherwise("Later keys were seen: causal=True hides them.", mask=None),
         spread.masked(
             "The mask was laid by places within the parts: a query at place i of its part saw the keys at "
-            "places 0 .. i of every part. What counts is where the tokens stand in the whole sequence.",
+            "places 0 .. i of every part. The tokens' places in the whole sequence count.",
             spread.from_marks(lambda r, i, o, j: i >= j),
         ),
         spread.masked(
@@ -231,8 +231,8 @@ def mask_slips(spread: Spread) -> list[Slip]:
             lambda q, k: (spread.local[q] >= spread.local[k]) & (ends[q] >= begins[k]),
         ),
         spread.masked(
-            "The keys of step i were taken for those of rank r + i: what comes from rank r - 1 in step i "
-            "is what rank r - i had. Blocks were masked or skipped that are seen, and the other way round.",
+            "The keys of step i were taken for those of rank r + i: in step i rank r - 1 sends on the keys "
+            "of rank r - i. Blocks were masked or skipped that are seen, and the other way round.",
             spread.from_marks(backwards),
         ),
     ]

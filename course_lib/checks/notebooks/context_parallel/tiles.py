@@ -84,7 +84,7 @@ GRAPH = (
 
 def trouble(error: str, text: str) -> str:
     if "must match the size" in text or "is invalid for input" in text:
-        return f"Do tiles of another size come about? {REMAINDER} And kv_heads may be fewer than heads."
+        return f"Are there tiles of another size? {REMAINDER} And kv_heads may be fewer than heads."
     if "backward or vjp" in text:
         return (
             "The torch.autograd.Function has no backward yet: a staticmethod backward(ctx, grad)."
@@ -92,7 +92,7 @@ def trouble(error: str, text: str) -> str:
     if "Provided sizes" in text:
         return "by_head takes four dimensions: lse and delta as lse[:, rows, :, None]."
     if "incorrect number of gradients" in text:
-        return "backward returns one value for each argument of forward, None for those that are no tensors."
+        return "backward returns one value for each argument of forward, None for each that is not a tensor."
     if "in-place" in text or "inplace" in text or "leaf" in text:
         return "A tensor that autograd needs was changed in place: within a Function's forward it may be."
     return ""
@@ -289,7 +289,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         [
             both_of(measured, long, "a longer sequence", BLOCK, 0.5),
             *memory_lines(measured),
-            work_line(measured, "tiles that nobody sees are skipped", FLOPS, SKIP, 1.5),
+            work_line(measured, "tiles that no query sees are skipped", FLOPS, SKIP, 1.5),
         ],
         OPERATIONS, timeout=30.0,
     )  # fmt: skip

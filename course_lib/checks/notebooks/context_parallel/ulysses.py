@@ -67,7 +67,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     if "support" in text and re.search("(?i)all_?to_?all", text):
         return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
     if "not contiguous" in text:
-        return "What is sent must lie in one piece: permute, the ranks' parts first, then contiguous()."
+        return "A message lies in one piece: permute, the ranks' parts first, then contiguous()."
     if kind == "deadlock" or "collective number" in text:
         return "All ranks call the same collectives in the same order, forward and backward."
     return ""
@@ -121,7 +121,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
     """Gradients that came to another rank's tokens, or were shared like a mean."""
     n, whole = spread.n, spread.wanted
     away = (
-        "Those are the gradients of another rank's tokens: what comes from rank r belongs to its heads, and "
+        "Those are the gradients of another rank's tokens: gradients from rank r belong to its heads, and "
         "each rank keeps its own tokens."
     )
     mean = "The gradients were divided by N. Each comes to one rank, whole: divide by nothing."

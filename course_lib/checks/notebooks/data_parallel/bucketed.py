@@ -36,8 +36,8 @@ UNKNOWN = (
     "it was under way: touch it only after its wait()."
 )
 QUIET = (
-    "Under no_sync() hooks let gradients add up, and nothing else: what is exchanged or divided there is so "
-    "once more with the last microbatch."
+    "Under no_sync(), hooks must only let gradients add up: anything that you exchange or divide there is "
+    "exchanged or divided once more with the last microbatch."
 )
 
 
@@ -167,8 +167,8 @@ def after_no_sync(run: Training, most: int) -> Line:
         return wrong(
             "the last microbatch runs outside of no_sync(), and nothing had been sent when its backward "
             "reached the first block.",
-            "What no_sync() switches off it has to switch on again when it ends: reset the flag after "
-            "`yield`, in a `finally`.",
+            "no_sync() switches the exchange off, and has to switch it on again when it ends: reset the flag "
+            "after `yield`, in a `finally`.",
             cause="after backward",
         )
 

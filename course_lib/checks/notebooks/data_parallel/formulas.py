@@ -50,7 +50,7 @@ EXPOSED = {
     "communication / buckets is exposed.": lambda b, c, k: max(0.0, c - b),
     "That holds while communication is the slower; the last bucket is exposed in any case.":
         lambda b, c, k: max(0.0, c - (1 - 1 / k) * b),
-    "That is the whole time of backward and communication: what sticks out is asked for.":
+    "That is the whole time of backward and communication: only the part that sticks out is asked for.":
         lambda b, c, k: b + max(c / k, c - (1 - 1 / k) * b),
     "The two are added up: the larger of them counts.":
         lambda b, c, k: c / k + max(0.0, c - (1 - 1 / k) * b),
@@ -67,8 +67,8 @@ TOPK = {
     ),
     "Each rank sends its pairs to N - 1 others.": lambda n, size, f: chosen(size, f) * 8,
     "To the N - 1 others, not to itself.": lambda n, size, f: n * chosen(size, f) * 8,
-    "An all-gather is no all-reduce: nothing is added on the way, so every pair goes to each of the N - 1 "
-    "others.": lambda n, size, f: 2 * (n - 1) / n * chosen(size, f) * 8,
+    "An all-gather is not an all-reduce: nothing is added on the way, so every pair goes to each of the "
+    "N - 1 others.": lambda n, size, f: 2 * (n - 1) / n * chosen(size, f) * 8,
     "That is the uncompressed all-reduce times the fraction: indices cost as much as values, and an "
     "all-gather grows with N.": lambda n, size, f: 2 * (n - 1) / n * 4 * size * f,
     "Indices of 4 bytes are enough below 2^31 elements.": lambda n, size, f: (

@@ -36,8 +36,8 @@ OVERFLOW = (
     "then add."
 )
 LEFT_ALONE = "`error` was left as it was: write into it what your rounding left out."
-SET_TO_ZERO = "`error` was set to zero: what rounding left out is lost."
-NOT_ADDED = "What earlier roundings left out was not added: quantise tensor + error."
+SET_TO_ZERO = "`error` was set to zero: the part that rounding left out is lost."
+NOT_ADDED = "The part that earlier roundings left out was not added: quantise tensor + error."
 LOST = (LEFT_ALONE, SET_TO_ZERO, NOT_ADDED)  # without error feedback
 SLACK = 1.02  # of the bounds of rounding, for the arithmetic in float32
 
@@ -104,8 +104,8 @@ def close_to_the_mean(on: Setting, given: Inputs) -> Callable[[Observed], Findin
                 f"wide as its largest element / 127. Give every block of {BLOCK} a scale of its own."
             )
         return (
-            "Each rank quantises tensor + error, sends elements and scales; who adds multiplies each by "
-            "*its* sender's scale first."
+            "Each rank quantises tensor + error, and sends elements and scales; the rank that adds must "
+            "first multiply each part by *its* sender's scale."
         )
 
     return judge
@@ -126,7 +126,7 @@ def in_eight_bits(on: Setting) -> Callable[[Observed], Finding]:
             if floats >= numel / 8 or sum(one.bytes_sent for one in seen.operations[rank]) >= many:
                 return wrong(
                     f"rank {rank} did not send its elements in eight bits each.",
-                    "What travelled was float32 again: send int8 and one float32 scale for each block.",
+                    "The elements travelled as float32: send int8 and one float32 scale for each block.",
                     cause="not in eight bits",
                 )
         return RIGHT
@@ -206,7 +206,7 @@ def cost_hint(n: int, numel: int) -> Callable[[float, Observed], str]:
             )
         if ratio > 3.5:
             return (
-                "What travelled was float32 again: send int8 and one float32 scale for each block."
+                "The elements travelled as float32: send int8 and one float32 scale for each block."
             )
         return "2 (N-1) (s + 4 ceil(s/256)) bytes, with s = ceil(size / N): elements, and a scale a block."
 
@@ -226,8 +226,8 @@ def through_one_rank(line: Line, numel: int) -> Line:
             return found
         return wrong(
             f"whole tensors went to one rank, or from it to all ({words.listing(sorted(ways))}).",
-            "What that rank has to carry grows with N, and the others wait for it. Send shard r to rank r "
-            "alone (all-to-all), let it average, and gather the means: all ranks carry the same.",
+            "That rank's traffic grows with N, and the others wait for it. Send shard r to rank r alone "
+            "(all-to-all), let it average, and gather the means: all ranks carry the same.",
             cause="one rank",
             misses_point=True,
         )

@@ -88,7 +88,7 @@ def compared(on: Setting, given: Signs, names: tuple[str, ...]) -> Callable[[Obs
 
 GENERAL = {
     "tensor": (
-        "Rank r gets everybody's signs of shard r, each with its sender's scale, averages, adds its "
+        "Rank r gets all ranks' signs of shard r, each with its sender's scale, averages, adds its "
         "server_error, and sends signs and a scale of that to all. A scale is the mean of |x| over the "
         "shard's elements, padding not counted."
     ),
@@ -125,7 +125,7 @@ def sign_case(draw: Draw, on: Setting) -> Case:
         exact = [float(facts.sign_bytes(count, [numel]))] * count
         told = [
             Line(f"the mean by signs: {title}", both(value, alike), 2),
-            Line("what the signs miss is kept, twice", kept, 1.5),
+            Line("the signs' errors are kept, twice", kept, 1.5),
             lines.volume_line(
                 exact,
                 hint=lambda ratio, seen: sign_hint(count, numel, ratio),

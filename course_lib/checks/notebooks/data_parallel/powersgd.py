@@ -60,7 +60,7 @@ def vectors(run: Run) -> Callable[[Observed], Finding]:
                 if near(run, found, mean * n) and n > 1:
                     why = f"That is the sum over the {n} ranks: divide it by their number."
                 elif any(near(run, found, own[1]) for own in run.gradients[step]) and n > 1:
-                    why = "It was left as it was: what is no matrix is averaged too."
+                    why = "It was left as it was: a gradient that is not a matrix is averaged too."
                 said = f"in step {step + 1}, the vector on rank {rank} is not the mean of the ranks' vectors."
                 return wrong(said, why)
         return RIGHT
@@ -150,7 +150,7 @@ def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: to
     now, mean = found[step], run.mean(step, k)
     basis = span(now, run.rank)
     ways = {
-        "What P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
+        "The part that P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
         "The error has the wrong sign: it is what was asked, less P Q^T.": mean - missing,
         "The error of the step before was counted twice.": mean + 2 * missing,
     }

@@ -19,8 +19,7 @@ STICKS_OUT = {
     FAST: "That is the time on the wire; most of it passes while backward runs.",
     1 + FAST: "That is backward and communication one after the other.",
     1
-    + FAST
-    / 20: "That is when the last bucket has arrived; what comes after backward is asked for.",
+    + FAST / 20: "That is when the last bucket has arrived; the time after backward is asked for.",
     0: "The last bucket leaves when backward ends: it is exposed in any case.",
     14 / 50 / 20: "A ring all-reduce sends 2 (N-1)/N of 14 GB, not 14 GB.",
     28 / 50 / 20: "Nearly: with 8 ranks 2 (N-1)/N is 1.75.",

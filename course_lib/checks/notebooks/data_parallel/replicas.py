@@ -98,10 +98,10 @@ def right_values(
         if any(NOTHING in said for said in found.sentences) and summed_something(seen):
             return wrong(
                 found.sentences[0],
-                "Something was summed over the ranks, and it was no gradient. "
+                "Something was summed over the ranks, and it was not a gradient. "
                 "register_post_accumulate_grad_hook gives the hook the *parameter*: reduce `p.grad`, "
-                f"not `p`. What was summed in a copy must come back into `p.grad`, and a {sum_of} that is "
-                "read before its wait() still holds this rank's own.",
+                f"not `p`. A sum that was made in a copy must come back into `p.grad`, and a {sum_of} that "
+                "is read before its wait() still holds this rank's own.",
                 cause="not the gradients",
             )
         if otherwise and len(found.sentences) == 1:
@@ -112,8 +112,8 @@ def right_values(
 
 
 AGAIN = (
-    "Step 1 is right, and a later one is not. What belongs to one step (handles, flat tensors, which "
-    "gradients have come) has to begin anew when finish_gradient_synchronization() is over."
+    "Step 1 is right, and a later one is not. The state of one step (handles, flat tensors, which gradients "
+    "have come) has to begin anew when finish_gradient_synchronization() is over."
 )
 
 
@@ -210,8 +210,8 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
 
 
 NEVER_LEFT = (
-    "A bucket that waits for a gradient which never comes never leaves. A parameter that nothing used has "
-    "none: when backward is over, begin what is left, with zeros for what is missing."
+    "A bucket that waits for a gradient which never comes is never sent. A parameter that was not used has "
+    "no gradient: when backward is over, send the buckets that are left, with zeros for what is missing."
 )
 
 

@@ -202,8 +202,8 @@ def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
         if one == other:
             return wrong(
                 "epochs 0 and 1 have the same order.",
-                "Make the epoch a part of the generator's seed: seed + epoch. (Of "
-                "DistributedSampler one forgets to call set_epoch.)",
+                "Make the epoch a part of the generator's seed: seed + epoch. (With "
+                "DistributedSampler, the usual slip is to forget set_epoch.)",
             )
         if [sorted(shard) for shard in one] == [sorted(shard) for shard in other]:
             return wrong(
@@ -230,7 +230,7 @@ def same_when_asked_again(asked: Asked, deal: Deal) -> Line:
             "of your own, torch.Generator().manual_seed(seed + epoch).",
         )
 
-    return Line("the same order whoever asks", judge, 1)
+    return Line("the same order for every rank that asks", judge, 1)
 
 
 def shared_generator(seen: Observed, asked: Asked) -> Finding:

@@ -133,9 +133,9 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
             (given.tensor + given.error).mean(0),
         )
     rules = {
-        "What earlier signs missed was not added: take the signs of tensor + error.": Rules(0.0),
+        "The error of earlier signs was not added: take the signs of tensor + error.": Rules(0.0),
         "`error` was added twice.": Rules(2.0),
-        "What the server's own signs missed earlier was not added: mean + server_error.": Rules(
+        "The error of the server's own earlier signs was not added: mean + server_error.": Rules(
             served=0.0
         ),
         f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
@@ -144,15 +144,15 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
         ),
         "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
         "Signs came without their scales.": Rules(bare=True),
-        "The server multiplied everybody's signs by its own scale: each comes with its sender's.": Rules(
+        "The server multiplied all signs by its own scale: each comes with its sender's.": Rules(
             own_scale=True
         ),
     }  # fmt: skip
     yield from ((says, of(given.under(one), name, place)) for says, one in rules.items())
     if name == "error":
         asked = given.tensor[place] + given.error[place]
-        yield "`error` was left as it was: what the signs miss is lost.", given.error[place]
-        yield "`error` was set to zero: what the signs miss is lost.", 0 * asked
+        yield "`error` was left as it was: the signs' error is lost.", given.error[place]
+        yield "`error` was set to zero: the signs' error is lost.", 0 * asked
         yield "The sign is wrong: error = what was asked, less what was said.", -right.error[place]
         yield (
             "A rank keeps what its *own* signs miss, not how far it is from the mean.",
@@ -160,9 +160,9 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
         )
     if name == "server_error":
         before = given.server[place]
-        yield "`server_error` was left as it was: what the second signs miss is lost.", before
-        yield "`server_error` was set to zero: what the second signs miss is lost.", 0 * before
-        yield "The sign is wrong: what was asked, less what was said.", -right.server_error[place]
+        yield "`server_error` was left as it was: the second signs' error is lost.", before
+        yield "`server_error` was set to zero: the second signs' error is lost.", 0 * before
+        yield "The sign is wrong: error = asked, less said.", -right.server_error[place]
 
 
 # ---- 1-bit Adam
@@ -192,7 +192,7 @@ class Adam:
             yield says, Adam(asked=more)
         yield "It went on in full precision after the warm-up.", Adam(longer=1 << 20)
         yield (
-            "The gradients were compressed; what is averaged as signs is the *momentum*.",
+            "The gradients were compressed; it is the *momentum* that is averaged as signs.",
             Adam(momentum=False),
         )
         yield (
@@ -204,8 +204,8 @@ class Adam:
             Adam(corrected=False),
         )
         yield (
-            "What the signs missed was not kept from step to step: `error` and `server_error` belong to "
-            "the parameter's state.",
+            "The signs' errors were not kept from step to step: `error` and `server_error` belong to the "
+            "parameter's state.",
             Adam(rules=Rules(0.0, 0.0)),
         )
 

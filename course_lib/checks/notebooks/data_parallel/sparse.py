@@ -99,7 +99,7 @@ class Inputs:
             ),
             "`error` still holds what was sent: it would be sent again in the next step.": (result, asked),
             "`error` was left as it was.": (result, e),
-            "`error` was set to zero: what was not sent is lost.": (result, torch.zeros_like(e)),
+            "`error` was set to zero: the part that was not sent is lost.": (result, torch.zeros_like(e)),
             "The mean was subtracted. A rank keeps what *it* has not sent: tensor + error, less its own "
             "k elements.": (result, asked - result),
             "That is what was sent; the rest is to be kept.": (result, asked - rest),

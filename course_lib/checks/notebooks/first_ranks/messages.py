@@ -119,13 +119,13 @@ def exchange_hint(found: list[Mistake]) -> str:
     sign = found[0].sign
     if sign == "own":
         return (
-            "Its partner's value never came in: what is received must end up in `tensor` itself "
+            "Its partner's value never came in: the received value must end up in `tensor` itself "
             "(copy_)."
         )
     if sign == "copy":
         return "The partner of rank r is r ^ 1: 0 and 1, 2 and 3, and so on."
     if sign in ("times", "partial", "twice"):
-        return "Swap, do not add: what arrives replaces what was there."
+        return "Swap, do not add: the value that arrives replaces the old one."
     return ""
 
 
@@ -178,7 +178,7 @@ def shift_hint(found: list[Mistake]) -> str:
     if sign == "own" and all(one.ranks == (0,) for one in found):
         return "Rank 0 received nothing: the circle is closed, the last rank sends to rank 0."
     if sign == "own":
-        return "What arrived was not returned: return the tensor that was received into."
+        return "The value came, but was not returned: return the tensor into which you received it."
     if sign == "copy" and all(from_right(one) for one in found):
         return (
             "The values went round the wrong way: send to (rank + 1) % N, receive from "

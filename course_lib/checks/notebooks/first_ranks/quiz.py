@@ -37,11 +37,11 @@ REMEDIES = {
 OPTIONS = (*REMEDIES.values(), "a longer time limit")  # the last one cures nothing here
 LOOK = {
     "average": "Compare what the diagnosis says that each rank calls.",
-    "hand_over": "Compare what the diagnosis says of the two ends: what one sends, and into what the "
-    "other receives.",
+    "hand_over": "Compare the two ends in the diagnosis: the tensor that one sends, and the buffer into "
+    "which the other receives.",
     "columns": "The diagnosis gives shape and strides of the tensor: do its elements lie in a row?",
     "relay": "The diagnosis says when the tensor was changed.",
-    "farewell": "The function returned: who knows that the message has left?",
+    "farewell": "The function returned: how does the rank know that its message has left?",
 }
 
 

@@ -39,7 +39,7 @@ def circle_trouble(case: Case, kind: str, text: str) -> str:
     if kind != "deadlock":
         return ""
     return (
-        "On a circle somebody has to send while its neighbour receives: post all four messages "
+        "On a circle some rank has to send while its neighbour receives: post all four messages "
         "together (dist.batch_isend_irecv)."
     )
 
@@ -138,7 +138,7 @@ def collected(wanted: torch.Tensor, lengths: Sequence[int]) -> Callable[[Observe
                 Sentence(
                     f"rank 0 returned {kind_of(result)}; a tensor with all "
                     f"{words.number(len(right))} results is expected.",
-                    "what rank 0 returned is no tensor with all results.",
+                    "rank 0 did not return a tensor with all results.",
                 ),
                 "Join the parts with torch.cat and return them on rank 0.",
                 cause="kind",
@@ -161,7 +161,7 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
         return wrong(
             "rank 0 has all results, but not in the order of the ranks.",
             "Receive from rank 1 first, then from rank 2, and so on; a receive from any source "
-            "takes whoever is first.",
+            "takes the message that comes first.",
             cause="order",
         )
     lost = [value for value in right if value not in got]
@@ -179,9 +179,9 @@ def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> 
     if got == right[lengths[0] :]:
         return "Rank 0's own results belong to them, in front."
     if len(got) > len(right):
-        return "Numbers that nobody computed stand among them: buffers longer than what came."
+        return "Numbers that no rank computed stand among them: buffers longer than their messages."
     if len(got) == len(right):
-        return "What was received did not get into what is returned."
+        return "The received results are missing in the returned tensor."
     return "Some ranks have more results than others: the count must come from the rank that sends."
 
 

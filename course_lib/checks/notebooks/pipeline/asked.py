@@ -121,7 +121,7 @@ def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None
         if not isinstance(row, list):
             return wrong(
                 Sentence(
-                    f"{call}: what rank {rank} is to do is {kind(row)}, not a list of actions.",
+                    f"{call}: the entry of rank {rank} is {kind(row)}, not a list of actions.",
                     f"{name} does not give a list of actions for every rank.",
                 )
             )
@@ -158,7 +158,7 @@ def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding
         Sentence(
             f"{call}: action {index} of rank {rank} is {what}. Write Action(stage, kind, microbatch), with "
             "whole numbers for the stage and the microbatch.",
-            f"{name} gives something that is no Action(stage, kind, microbatch).",
+            f"{name} gives something that is not an Action(stage, kind, microbatch).",
         )
     )
 

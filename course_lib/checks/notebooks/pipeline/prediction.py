@@ -56,7 +56,7 @@ PLAIN: Mapping[str, Idle] = {
     "One of p ranks works at a time under the naive schedule: p - 1 idle for one that works.": (
         instead("naive", lambda s, p, m, v: (p - 1) / p)
     ),
-    "1F1B has GPipe's bubble, as long to fill and to drain. What it saves is memory.": (
+    "1F1B has GPipe's bubble, as long to fill and to drain. It saves memory, not time.": (
         instead("one_f_one_b", lambda s, p, m, v: 0)
     ),
     "p ranks are filled in p - 1 steps: the first works from the start.": (
@@ -78,7 +78,7 @@ SPLIT: Mapping[str, Idle] = {
     "That has p v stages in a row. A rank works on v of them, so the pipeline fills in p - 1 steps of 1/v.": (
         instead(LOOP, lambda s, p, m, v: (p * v - 1) / (m * v))
     ),
-    "ZB-H1 fills the bubble with the weights' halves, which nobody waits for: (p-1)(F+I-W) is left of it.": (
+    "ZB-H1 fills the bubble with the weights' halves, for which no rank waits: (p-1)(F+I-W) is left of it.": (
         instead(HALVES, lambda s, p, m, v: (p - 1) / m)
     ),
     "ZB-H1 has a bubble still, (p-1)(F+I-W); without any is ZB-H2, which holds twice as much.": (
@@ -152,7 +152,7 @@ SPLIT_PEAK: Mapping[str, Formula] = {
             2 * (p - 1 - rank) + 1 if s == HALVES else peak(s, p, m, rank, v)
         )
     ),
-    "What awaits its W alone does not count here: an activation is given up at I.": (
+    "Do not count activations that await only their W: an activation is given up at I.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == HALVES else peak(s, p, m, rank, v)
     ),
 }  # fmt: skip
@@ -189,7 +189,7 @@ SENT: Mapping[str, Formula] = {
     ),
     "That is what it receives. The last stage receives activations and sends gradients, the first the other "
     "way round.": sent(lambda p, r, v: v - (r == 0), lambda p, r, v: v - (r == 0)),
-    "One stage sends nothing: there is nobody.": (
+    "One stage sends nothing: there is no other rank.": (
         lambda p, m, rank, nbytes, v=1: (
             m * nbytes * (2 * v - 2)
             if p == 1

@@ -39,18 +39,18 @@ REFUSED = {name: BY_HAND for name in SCHEDULES} | {
     "torch.distributed.pipelining.stage:_PipelineStageBase": BY_HAND
 }
 NO_GRADIENT = (
-    "Is x.grad None? What comes in from another stage must ask for a gradient before the module "
-    "sees it: x.requires_grad_(). The first stage's inputs have none, and nobody waits for one."
+    "Is x.grad None? An input from another stage must ask for a gradient before the module sees it: "
+    "x.requires_grad_(). The first stage's inputs have none, and no rank waits for one."
 )
 OF_THE_GROUP = (
     "Are ranks counted within the group? Its ranks are others than the world's: dist.get_rank(group) and "
     "dist.get_world_size(group), group_src= and group_dst= beside group=."
 )
 ONE_ORDER = (
-    "Who sends and who receives must post in one order: walk through simulate(actions).events, what all "
-    "ranks do in the order of time, and post the isend or irecv of each message when its action comes, "
-    "without waiting. Wait only for what the next action needs. If a gradient is never sent: is x.grad None, "
-    "because what came in was not asked for one (x.requires_grad_())?"
+    "Sender and receiver must post in one order: walk through simulate(actions).events, the actions of all "
+    "ranks in the order of time, and post the isend or irecv of each message when its action comes, without "
+    "waiting. Wait only for what the next action needs. If a gradient is never sent: is x.grad None, because "
+    "the input was not asked for one (x.requires_grad_())?"
 )
 
 
@@ -64,17 +64,17 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return ONE_ORDER
     if "two ends of a message differ" in text:
         return (
-            "What is received must be what was sent: torch.empty(stage.shape(inputs), dtype=stage.dtype), of "
-            "the microbatch that the sender did. Messages between two ranks come in the order in which they "
-            "were sent: where stages do the microbatches in different orders, post each receive in the "
-            "sender's order, as it stands in simulate(actions).events."
+            "The buffer must fit the message: torch.empty(stage.shape(inputs), dtype=stage.dtype), of the "
+            "microbatch that the sender did. Messages between two ranks come in the order in which they were "
+            "sent: if stages do the microbatches in different orders, post each receive in the sender's "
+            "order, as it stands in simulate(actions).events."
         )
     if "only Tensors of floating point" in text:
-        return "Tokens have no gradient: what the first stage gets needs no requires_grad_()."
+        return "Tokens have no gradient: the first stage's input needs no requires_grad_()."
     if "backward through the graph a second time" in text:
         return (
-            "A microbatch goes backward once. What comes from another rank is a new tensor, cut off from "
-            "every graph; so is what is kept of an output to be sent (detach())."
+            "A microbatch goes backward once. A tensor from another rank is new, cut off from every graph; "
+            "cut an output off, too, before you keep it to be sent (detach())."
         )
     if "grad can be implicitly created only for scalar" in text:
         return "Only the loss needs no gradient from outside: the others get what the next stage sends back."
@@ -82,8 +82,8 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return "Send tensors without a graph: output.detach()."
     if "tuple index out of range" in text or "nvalid destination rank" in text:
         return (
-            "Is something sent to a rank that there is not? Before the first stage and behind the last there "
-            "is nobody: stage.first and stage.last."
+            "Is something sent to a rank that does not exist? Before the first stage and behind the last "
+            "there is no rank: stage.first and stage.last."
         )
     if "must match the size of tensor" in text or "to match target batch_size" in text:
         return (
@@ -98,7 +98,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
             "torch.autograd.backward(output, gradient), and then x.grad."
         )
     if "does not require grad" in text:
-        return "What comes in from another stage must ask for a gradient: x.requires_grad_()."
+        return "An input from another stage must ask for a gradient: x.requires_grad_()."
     return ""
 
 

@@ -13,11 +13,11 @@ from course_lib.checks.rank.notebooks.pipeline.running import Told
 from course_lib.ledger.operation import Operation
 from course_lib.pipeline import KINDS
 
-NOT_TOLD = "rank {} did not tell what its stage did."
+NOT_TOLD = "rank {} did not report its stage's actions."
 FREE = (
     "After a microbatch's backward nothing of it is needed any more: neither its graph (retain_graph), nor "
-    "what came in, nor its output. Drop them from every list and dict (pop), when the schedule says B; what "
-    "is sent or returned is detached (output.detach())."
+    "its input, nor its output. Drop them from every list and dict (pop), when the schedule says B; detach "
+    "an output that you send or return (output.detach())."
 )
 ALL_FORWARDS = (
     "All forwards came first: that is GPipe, whatever was asked for. Where one backward goes through "
@@ -117,7 +117,7 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
     if all_of_it and forwards == list(did[: len(forwards)]):
         return ALL_FORWARDS
     if any(one[1] is None for one in did):
-        return "What came into the stage is no output of the stage before."
+        return "The stage's input is not an output of the stage before."
     if set(did) < set(wanted):
         return "Some actions were left out."
     return ONE_BY_ONE
@@ -165,12 +165,12 @@ def too_many(rank: int, peer: int, found: list[int], wanted: list[int]) -> Findi
         f"{general}.",
     )
     if not wanted:
-        why = "They are no neighbours: an activation goes to the next stage, its gradient to the one before."
+        why = "They are not neighbours: an activation goes to the next stage, its gradient to the one before."
         return wrong(said, why, cause=why, misses_point=True)
     why = "One activation, or one gradient of its size, for each microbatch."
     if len(found) > len(wanted):
         why = (
-            "What is sent beside activations and gradients is known already: shapes from "
+            "Send activations and gradients alone. The rest is known already: shapes from "
             "stage.shape(inputs), targets and their number from the microbatches."
         )
     return wrong(said, why, cause=why)

@@ -29,8 +29,9 @@ from course_lib.checks.rank.notebooks.pipeline.running import Told
 
 SAME = 1e-5  # of a share, when it is compared with that of a mistake
 NOTHING_CAME = (
-    "No gradient came back to this stage. What a stage passes on is cut off from its graph: the next one "
-    "sends the gradient of its input back (x.grad, after x.requires_grad_()); then output.backward(that)."
+    "No gradient came back to this stage. The output that a stage passes on is cut off from its graph: the "
+    "next stage sends the gradient of its input back (x.grad, after x.requires_grad_()); then "
+    "output.backward(that)."
 )
 MIXED = (
     "Is each gradient given to backward, and for the output that it belongs to? Between two ranks messages "
@@ -155,10 +156,10 @@ def divided(run: Run, shares: Sequence[float]) -> str:
         ([total / elements] * m,
          "Targets that do not count (-100) were counted: stage.count says how many do."),
         ([m] * m, f"That is {m} times too large, once for each microbatch: the sum is over all already."),
-        ([1 / m] * m, f"That is {m} times too small: who divides by the number of all targets must not "
+        ([1 / m] * m, f"That is {m} times too small: if you divide by the number of all targets, do not "
                       "divide by the number of microbatches as well."),
         ([run.size] * m, f"That is {run.size} times too large: once for each stage."),
-        ([1 / run.size] * m, f"That is {run.size} times too small: stages are no replicas, and nothing is "
+        ([1 / run.size] * m, f"That is {run.size} times too small: stages are not replicas, and nothing is "
                              "averaged over them."),
     ):  # fmt: skip
         if alike(shares, wanted):

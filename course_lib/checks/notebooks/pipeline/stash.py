@@ -80,7 +80,7 @@ def held_line(run: Run, title: str, weight: float) -> Line:
     def judge(seen: Observed) -> Finding:
         held = seen.values[0][run.name].held
         if len(held) != len(run.actions):
-            return wrong("what the stage holds was not told.")
+            return wrong("the bytes that the stage holds were not reported.")
         under_way = 0
         for nbytes, (kind, k) in zip(held, run.actions, strict=True):
             under_way += 1 if kind == "F" else -1

@@ -29,7 +29,7 @@ ENTER, LEAVE = (
 )  # places of identity_all_reduce and all_reduce_identity among the exercise's objects
 NAMES = ("identity_all_reduce", "all_reduce_identity")
 COPY = (
-    "Somebody else may hold it, too, and dist.all_reduce works in place: sum a copy, "
+    "Other code may hold it, too, and dist.all_reduce works in place: sum a copy, "
     "clone(memory_format=torch.contiguous_format)."
 )
 
@@ -160,8 +160,8 @@ def right(run: Run, title: str, weight: float = 1.0, **more: Any) -> Line:
 def no_graph(name: str, came: str) -> str:
     if name == "grad.x" and came == "None":
         return (
-            "What came back has no graph behind it, or a backward that returns None for x. Autograd does not "
-            "see what torch.distributed does: write a torch.autograd.Function, and call its apply. "
+            "The returned tensor has no graph behind it, or a backward that returns None for x. Autograd "
+            "does not see what torch.distributed does: write a torch.autograd.Function, and call its apply. "
             "dist.all_reduce works in place and returns nothing: return the tensor."
         )
     return ""

@@ -254,8 +254,8 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return said
     if "out of range" in text or "out of bounds" in text:
         return (
-            "A token that another rank has is no index into the rows here: count from the rank's first row, "
-            "and where the token is elsewhere look up any row, such as 0, and set what comes to zero."
+            "A token that another rank has is not an index into the rows here: count from the rank's first "
+            "row. If the token is elsewhere, look up any row, such as 0, and set the result to zero."
         )
     if kind == "deadlock" or "collective number" in text:
         return "All ranks sum, also one that has none of the tokens."

@@ -174,8 +174,8 @@ def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int =
         ),
         saved_line(
             run, [FLOAT * saved] * whole.n, weight=weight, title="kept for backward: this rank's input",
-            says="Backward needs the input that this rank multiplied, and its part of the weight. What else "
-            "is kept belongs to work that other ranks do.",
+            says="Backward needs the input that this rank multiplied, and its part of the weight. Anything "
+            "else that is kept belongs to work that other ranks do.",
         ),
     ]  # fmt: skip
 

@@ -123,7 +123,7 @@ SAVED: dict[str, Formula] = {
     "Attention keeps what comes out of it, too: the output projection's gradient needs it.": (
         kept((4, 2, 0), (11, 13, 15))
     ),
-    "That is the layer on one rank: what heads and hidden features are cut over is divided by N.": (
+    "That is the layer on one rank: activations that are cut by heads or hidden features are divided by N.": (
         kept((16, 16, 16), (0, 0, 0))
     ),
     "That divides everything. Without sequence parallelism the inputs of norms and regions are whole on "

@@ -44,7 +44,7 @@ SIDE_BY_SIDE = (
     "Collectives put parts one after the other along dimension 0, the batch; here they belong side by side "
     "along the sequence, dimension 1."
 )
-COPY = "Somebody else may hold it, too: communicate in a copy of your own."
+COPY = "Other code may hold it, too: communicate in a copy of your own."
 
 
 def gathered_wrong(run: Run) -> list[Slip]:
@@ -145,8 +145,8 @@ def pair_misfit(run: Run) -> Any:
         shape = [int(one) for one in re.findall(r"\d+", came.partition("[")[2])]
         if came == "None" and name == "grad.x":
             return (
-                "What came back has no graph behind it: autograd does not see what torch.distributed does. "
-                "Write a torch.autograd.Function, and call its apply."
+                "The returned tensor has no graph behind it: autograd does not see what torch.distributed "
+                "does. Write a torch.autograd.Function, and call its apply."
             )
         if name == "y" and shape == list(run.wanted[k]["grad.x"].shape) and run.object == GATHER:
             return "That is x's own part: into a region the parts are gathered."

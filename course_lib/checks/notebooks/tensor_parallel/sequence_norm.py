@@ -112,5 +112,5 @@ def norm_lines(run: Run) -> list[Line]:
         sent_line(run, "forward", [0.0] * n, hint=forward, weight=0.5, title="norm: bytes forward"),
         sent_line(run, "backward", [exact] * n, hint=backward, weight=0.5, title="norm: bytes backward"),
         saved_line(run, [2 * own] * n, weight=0.5, title="norm: kept for backward",
-                   says="What a norm keeps is what it was given: the rank's part of the sequence."),
+                   says="A norm keeps its input for backward: the rank's part of the sequence."),
     ]  # fmt: skip

@@ -229,7 +229,7 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
     def hint(name: str, came: str, k: int) -> str:
         if name == "grad.p.bias" and came == "None":
             return (
-                "The bias was added on some ranks only, and only there has it a gradient: the others' copies "
+                "The bias was added on some ranks only, and it has a gradient only there: the others' copies "
                 "stay behind. Every rank adds it after the sum."
             )
         return known(name, came, k)
@@ -243,13 +243,14 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return said
     if "created in no_grad mode" in text:
         return (
-            "A collective was called on a tensor with a graph, and autograd does not follow it: what arrives "
-            "has no gradient to give back. Gather with `gather_parts`, whose backward keeps the own part."
+            "A collective was called on a tensor with a graph, and autograd does not follow it: the parts "
+            "that arrive have no gradient to give back. Gather with `gather_parts`, whose backward keeps the "
+            "own part."
         )
     if "inplace operation" in text or "in-place operation" in text:
         return "A collective overwrote what autograd needs, or the caller's tensor: communicate in a copy."
     if "does not require grad" in text:
-        return "The output has no graph: what torch.distributed writes into, autograd does not see."
+        return "The output has no graph: autograd does not see what torch.distributed writes."
     if "shapes cannot be multiplied" in text:
         return (
             "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. By "

@@ -40,8 +40,8 @@ LR = 0.01
 SWIGLU = "SwiGLU"
 EMBEDDING = "grad.p.token_embedding.weight"
 OTHER_WEIGHTS = (
-    "The model's own weights go on being used: up.weight by rows, up.bias, down.weight by columns, down.bias "
-    "whole. What the new layers' constructors drew is overwritten."
+    "Go on with the model's own weights: up.weight by rows, up.bias, down.weight by columns, down.bias "
+    "whole. Overwrite the weights that the new layers' constructors drew."
 )
 MASKS = (
     "Outside the layers that are cut every rank has the whole, and drops the same elements: the default "
@@ -176,7 +176,7 @@ class Swap:
         told = [
             ("y", "logits", 2.0, OTHER_WEIGHTS),
             (EMBEDDING, "gradient of the embedding", 1.0,
-             "What enters an MLP is whole, and up is cut by columns: its gradient is summed over the ranks."),
+             "An MLP's input is whole, and up is cut by columns: its gradient is summed over the ranks."),
             ("again", "logits after a step", 1.0, "The gradients of the exchanged layers are not right."),
         ]  # fmt: skip
         values = [

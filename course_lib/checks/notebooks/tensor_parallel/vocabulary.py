@@ -115,7 +115,7 @@ def costs(run: Run, loss: Loss) -> list[Line]:
         if ratio < 1:
             return "Every rank needs the largest logit and the sum of exponentials of all."
         if any(one.op == "all_gather" for one in done):
-            return "To gather the logits is what is to be avoided: three numbers of each token are enough."
+            return "Do not gather the logits: three numbers of each token are enough."
         return (
             "Three numbers of each token: largest logit, sum of exponentials, the target's logit."
         )
@@ -143,8 +143,9 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
         return said
     if "out of bounds" in text or "out of range" in text:
         return (
-            "A target that another rank has, or that is ignored (-100), is no index into the logits here: "
-            "count from the rank's first token, look up any place, such as 0, and set what comes to zero."
+            "A target that another rank has, or that is ignored (-100), is not an index into the logits "
+            "here: count from the rank's first token. For such a target look up any place, such as 0, and "
+            "set the result to zero."
         )
     if kind == "deadlock" or "collective number" in text:
         return "All ranks call the same collectives, also one that has none of the targets."

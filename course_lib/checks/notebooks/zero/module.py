@@ -218,5 +218,5 @@ def held_hint(ratio: float) -> str:
 def peak_hint(ratio: float) -> str:
     return (
         "More than a block or two was whole at once. Gather a block just before its forward and backward, "
-        "free it just after; what autograd has kept for backward counts until its storage is resized."
+        "free it just after; a tensor that autograd keeps for backward counts until its storage is resized."
     )

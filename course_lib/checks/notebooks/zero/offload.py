@@ -58,7 +58,7 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
                 return wrong(
                     f"after step {step}, {words.counted(len(names), 'state')} of {expected} "
                     f"{'is' if len(names) == 1 else 'are'} not in a file of the folder that is mapped "
-                    "shared: what is written there would not reach the file.",
+                    "shared: values written there would not reach the file.",
                     "Put the mapped tensor in the place of the old one, in optimizer.state, in the first "
                     "step already; torch.from_file(path, shared=True, ...).",
                 )

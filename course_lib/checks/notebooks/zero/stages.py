@@ -35,8 +35,8 @@ UNSHARDED = (
     1.9 * WHOLE
 )  # after a step: parameters and the momentum of all of them, but for what varies
 NO_SHARD = (
-    "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. What is whole, as "
-    "the row of all gradients, is freed when the step is over."
+    "Make the optimizer of this rank's shard alone: its state then has 1/N of the size. Free the whole "
+    "tensors, such as the row of all gradients, when the step is over."
 )
 WHOLE_GRADIENTS, SHARDED_GRADIENTS = "the parameters' gradients", "the shards' gradients"
 EMPTY = re.compile(r"empty parameter list|non-empty list of Tensors|StopIteration|list index out")
@@ -150,7 +150,7 @@ def accumulated_one(ratio: float, seen: Observed) -> str:
 
 def accumulated_two(ratio: float, seen: Observed) -> str:
     if ratio < 0.9:
-        return "With K backwards it is K + 1 times: what is not kept whole must leave after every backward."
+        return "With K backwards it is K + 1 times: gradients that are not kept whole leave after every one."
     return "K reduce-scatters and one all-gather: (K + 1) (N-1)/N P for K backwards."
 
 
