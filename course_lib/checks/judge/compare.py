@@ -73,6 +73,6 @@ def worst(found: Tensor, wanted: Tensor) -> tuple[list[int], str, str]:
 def difference(
     general: str, found: Tensor, wanted: Tensor, what: str = "element {} is "
 ) -> Sentence:
-    """`general`, and the value of the element that is most wrong. what: its name; {} stands for its place."""
+    """`general`, and the value of the worst element. `what` names it; {} stands for its place."""
     where, got, want = worst(found, wanted)
     return Sentence(f"{general}: {what.format(where)}{got} instead of {want}.", f"{general}.")

@@ -1,5 +1,5 @@
-"""In the rank: how backward begins, what PyTorch warns of meanwhile, and what an object that is no agreed
-tensor is called."""
+"""In the rank: how backward begins, PyTorch's warnings meanwhile, and a name for an object that is not an
+agreed tensor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unregistered() -> Iterator[list[str]]:
 
 
 def told(one: Any) -> str:
-    """ "float64[2, 3]", or the type of what is no tensor."""
+    """ "float64[2, 3]", or the type of an object that is not a tensor."""
     if isinstance(one, _Tensor):
         return f"{str(one.dtype)[6:]}{list(one.shape)}"
     return "None" if one is None else type(one).__name__

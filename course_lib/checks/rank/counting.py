@@ -17,7 +17,7 @@ _Tensor, _untyped, _detach = torch.Tensor, torch.Tensor.untyped_storage, torch.T
 # Of the base class: a subclass may answer with a layout, parts and storages of its own.
 _layout = vars(torch._C.TensorBase)["layout"].__get__
 _indices, _values = _Tensor._indices, _Tensor._values
-_rows = {  # what a compressed tensor has beside its values
+_rows = {  # the indices that a compressed tensor has beside its values
     torch.sparse_csr: (_Tensor.crow_indices, _Tensor.col_indices),
     torch.sparse_bsr: (_Tensor.crow_indices, _Tensor.col_indices),
     torch.sparse_csc: (_Tensor.ccol_indices, _Tensor.row_indices),

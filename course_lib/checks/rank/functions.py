@@ -1,19 +1,19 @@
-"""Recipe (see `harness`) that calls functions, forward and backward, and tells what came of each call.
+"""Recipe (see `harness`) that calls functions, forward and backward, and reports the results of each call.
 
 instructions: refused, see `without_operators`; calls, a list of
 
-    name        the prefix of what goes back
+    name        the prefix of all names in the reply
     object      which of the exercise's objects, the first when left out
-    inputs      what to call with, a list of [name, tensor]; each asks for a gradient
+    inputs      the arguments, a list of [name, tensor]; each asks for a gradient
     kwargs      keyword arguments
-    outputs     names of what comes back: one, or as many as the tuple has parts
+    outputs     names of the returned tensors: one, or as many as the tuple has parts
     gradients   {output: tensor}; left out: no backward
     measured    whether bytes are counted: of tensors, and in a call of its own, in which nothing looks on, of
                 the process, from outside, as "NAME.pages.forward" and "NAME.pages.backward"
-    expects     {name: [dtype, shape]} of what goes back
+    expects     {name: [dtype, shape]} of the tensors in the reply
 
-What goes back for the call "a", of what it expects: tensors "a.y" (an output), "a.grad.x" (of the input x),
-"a.after.x" (an input, when all is over); and in values["a"] what is `Told`.
+The reply for the call "a" has those of these tensors that it expects: "a.y" (an output), "a.grad.x" (of the
+input x), "a.after.x" (an input, when all is over); and values["a"] is a `Told`.
 
 A stub's NotImplementedError, which has no text, is not caught at the first call.
 """
@@ -50,11 +50,11 @@ OFTEN = 20  # objects
 class Told:
     """The reply about a call.
 
-    error: what was raised, zeros stand for all tensors then; misfits: {name: text} of what came in another
-    shape or not at all, zeros stand for it; saved: bytes that forward keeps for backward, the inputs among
-    them where it keeps these; forward, backward: the most bytes alive at any moment of each, without the
-    inputs and given gradients; flops: {"forward", "backward"} of products of matrices, two for each
-    multiplication.
+    error: the exception that was raised, with zeros for all tensors; misfits: {name: text} of a tensor that
+    came in another shape or not at all, with zeros in its place; saved: bytes that forward keeps for
+    backward, the inputs among them if it keeps these; forward, backward: the most bytes alive at any moment
+    of each, without the inputs and given gradients; flops: {"forward", "backward"} of products of matrices,
+    two for each multiplication.
     """
 
     error: Place | None = None
@@ -66,7 +66,7 @@ class Told:
 
 
 def warm_up(given: dict) -> None:
-    """Before the student's objects are read: what they take from then on counts, see `Moments`."""
+    """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
     if any(described.get("measured") for described in given.get("calls", given.get("runs", ()))):
         give_back_at_once()  # from the first: a heap with holes would be filled here and there
         watching.warm_up()
@@ -132,9 +132,9 @@ class Call:
     def from_outside(self) -> dict[str, Any]:
         """A call in which nothing of ours looks on and the process is measured. Its results are judged.
 
-        It is the first that the process sees of these values: what was computed before could be remembered.
-        Before it comes one on other values, at which libraries load what they need. What lies in circles of
-        references is collected soon: when that happens is not the solution's to say.
+        The process has not seen these values before: a student's function could remember an earlier result.
+        A call on other values comes first, in which libraries load their parts. Objects in circles of
+        references are collected soon: the solution cannot determine the moment.
         """
         often = _thresholds()
         _collect_after(OFTEN, *often[1:])
@@ -159,7 +159,7 @@ class Call:
         return found | {f"grad.{name}": one.grad for name, one in inputs.items() if ends}
 
     def forward(self, peak: Peak | None) -> Any:
-        """peak: what looks on, where something does."""
+        """peak: counts the bytes and FLOPs of this call; None: the call is not counted."""
         kwargs = self.given.get("kwargs", {})
         if peak is None or not self.given.get("measured"):
             with peak or nullcontext():
@@ -199,7 +199,7 @@ class Call:
         ]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What goes back, all of it in the shape that was agreed."""
+        """The tensors of the reply, all of them in the shape that was agreed."""
         self.found |= {f"after.{name}": one for name, one in self.inputs.items()}
         sent = {}
         for name, (kind, shape) in self.given["expects"].items():

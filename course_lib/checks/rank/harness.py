@@ -1,23 +1,25 @@
-"""Runs in the rank: drives the student's object and hands back what came of it. Decides nothing.
+"""Runs in the rank: drives the student's object and hands back the results. Decides nothing.
 
-It holds one case's and one rank's inputs, never an expected value, a seed or a later case. What it needs
-of torch is taken before the student's bytes are unpickled. What goes back is JSON and raw tensors.
+It holds one case's and one rank's inputs, never an expected value, a seed or a later case. It takes its
+functions of torch before the student's bytes are unpickled. The reply consists of JSON and raw tensors.
 
 A recipe is a function `recipe(objects, tensors, groups, instructions) -> tuple[Values, dict[str, Any]]`:
 
-* objects: what the student wrote, in the order of the exercise;
+* objects: the student's objects, in the order of the exercise;
 * tensors: this rank's inputs by name; groups: the process groups that the case asks for;
 * instructions: this rank's plain data; under "enough" the bytes of memory that are enough, by the names of
-  what the recipe measures (see `memory`), so that it measures again before it tells of more;
-* values: what goes back as plain data, of a type that the signature names and the judge reads it as (see
-  `course_lib.checks.wire`); tensors: what goes back as raw bytes (anything else in there is described by its
-  type). It is named "package.module:function" in the case, so that a topic with
-  its own (say, training a model) adds it without touching this file.
+  the recipe's measurements (see `memory`), so that it measures again before it reports more;
+* values: the plain data of the reply, of a type that the signature names and the judge reads it as (see
+  `course_lib.checks.wire`); tensors: the reply's raw bytes (an object in there that is not a tensor is
+  described by its type).
 
-The recipe's module is imported by the process that forks the ranks, so that nothing may happen by its import.
+A case names its recipe "package.module:function", so that a topic with a recipe of its own (say, training a
+model) adds it without touching this file.
+
+The process that forks the ranks imports the recipe's module, so the import must have no side effects.
 It may have two functions that are called before the student's objects are read: `before_reading()`, and
-`warm_up(instructions)`; memory that is measured counts from there. What the objects import counts, too: their
-code could unload it again, and hold as much instead.
+`warm_up(instructions)`; memory that is measured counts from there. Modules that the objects import count,
+too: their code could unload them again, and hold as much instead.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Called:
 
 @dataclass
 class Answer:
-    """What came of evaluating a function, or a constant. random: whether it changed a random generator."""
+    """The value of a function, or of a constant. random: whether the call changed a random generator."""
 
     value: Any = None
     error: Place | None = None

@@ -1,8 +1,8 @@
-"""Recipe (see `harness`) that makes layers, runs them forward and backward, and tells what came of it.
+"""Recipe (see `harness`) that makes layers, runs them forward and backward, and reports the results.
 
 instructions: dtype, the default meanwhile ("float64" when left out); runs, a list of
 
-    name       the prefix of what goes back
+    name       the prefix of all names in the reply
     object     which of the exercise's objects, the first when left out
     make       [arguments, keyword arguments] of the class; left out: the object is called as it is
     norm       tensors, the weight and the bias of an nn.LayerNorm that is the class's first argument
@@ -11,7 +11,7 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
     kwargs     keyword arguments of the call
     group      which of the case's groups is passed as group=, to the class or, without `make`, to the call
     seed       the state of the default generator before the class is made
-    inputs     what to call with, a list of [name, tensor]; floating-point ones ask for a gradient unless
+    inputs     the arguments, a list of [name, tensor]; floating-point ones ask for a gradient unless
                their names are in `fixed`
     backward   the tensor that is the output's gradient; left out: no backward
     views      {name: [shape, stride]} of inputs, or of "gradient", that are views of the tensor that was sent
@@ -19,14 +19,14 @@ instructions: dtype, the default meanwhile ("float64" when left out); runs, a li
                backward, as "NAME.pages.made" and "NAME.pages.backward"
     lr         after backward lr times its gradient is taken from every parameter, and the layer called again
     evaluates  whether the layer is put into evaluation first: layer.eval()
-    refuses    whether a ValueError is an answer: it is told, and the run is over
-    expects    {name: [dtype, shape]} of what goes back
+    refuses    whether a ValueError is an answer: the reply has it, and the run is over
+    expects    {name: [dtype, shape]} of the tensors in the reply
 
-A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y" (the
-output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and "a.grad.p.weight" (of the
-parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient" (an input, and the output's
-gradient, when all is over), "a.drawn" (two numbers of the default generator after forward); and in
-values["a"] what is `Told`.
+A rank without "runs" takes no part. The reply for the run "a" has those of these tensors that it expects:
+"a.y" (the output), "a.again" (after the update), "a.grad.x" (of the input x), "a.p.weight" and
+"a.grad.p.weight" (of the parameter of that name, or whose name ends so), "a.after.x" and "a.after.gradient"
+(an input, and the output's gradient, when all is over), "a.drawn" (two numbers of the default generator after
+forward); and values["a"] is a `Told`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ before_reading = refuse_imports  # DTensor takes a rank seconds to import, and a
 
 @dataclass
 class Told:
-    """What is told of a run.
+    """The reply about a run.
 
     begun: operations begun before the layer was made, after that, after forward and after backward; held:
     bytes of the tensors that the layer brought with it; saved: bytes that forward keeps for backward, by
     PyTorch's hand or in any other place, the layer's own parameters left out; by_luck: whether backward met
-    an operation that has none, and PyTorch warned of it; misfits: {name: text} of what came in another shape
-    or not at all, zeros stand for it; refused: the ValueError that is an answer.
+    an operation that has none, and PyTorch warned of it; misfits: {name: text} of a tensor that came in
+    another shape or not at all, with zeros in its place; refused: the ValueError that is an answer.
     """
 
     begun: list[Count] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Told:
 
 
 def warm_up(given: dict) -> None:
-    """Before the student's objects are read: what they take from then on counts, see `Moments`."""
+    """Before the student's objects are read: the memory that they take from then on counts, see `Moments`."""
     if any(run.get("pages") for run in given.get("runs", ())):
         give_back_at_once()
         watching.warm_up()
@@ -265,7 +265,7 @@ class Run:
             self.found[f"grad.{name}"] = one.grad if fits else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What goes back, all of it in the shape that was agreed."""
+        """The tensors of the reply, all of them in the shape that was agreed."""
         for name, one in getattr(self, "parameters", {}).items():
             for called in (name, name.rpartition(".")[2]):
                 self.found.setdefault(f"p.{called}", one)

@@ -28,7 +28,7 @@ class Patience:
         self.in_vain: set[str] = set()
 
     def measured(self, name: str, measure: Callable[[], int]) -> int:
-        """What `measure` gives, or the least of several times."""
+        """The result of `measure`, or the least of several."""
         least, most = measure(), self.enough.get(name, _infinity)
         if least <= most or name in self.in_vain:
             return least

@@ -27,9 +27,9 @@ SILENTLY = (  # PyTorch 2.6 warns of every kernel that is replaced
 
 @contextmanager
 def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
-    """Within, operators of PyTorch's raise RuntimeError, whoever calls them by whatever name, in any thread.
+    """Within, operators of PyTorch's raise RuntimeError, called from any place, by any name, in any thread.
 
-    refused: (part of the operators' names, what the error says). Their kernels are replaced, for the CPU and
+    refused: (part of the operators' names, the error's text). Their kernels are replaced, for the CPU and
     for a GPU; afterwards they are as they were.
     """
     library = _Library("aten", "IMPL")
@@ -45,7 +45,7 @@ def without_operators(refused: Iterable[Iterable[str]]) -> Iterator[None]:
 
 
 def named(refused: Iterable[Iterable[str]]) -> dict[str, str]:
-    """What the error says, by the operator's name: each stands there once, however many parts are in it."""
+    """{operator's name: the error's text}: each name stands there once, however many parts are in it."""
     found: dict[str, str] = {}
     for part, says in refused:
         found |= {name: says for name in KNOWN if part in name and name not in found}

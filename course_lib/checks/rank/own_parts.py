@@ -1,4 +1,4 @@
-"""In the rank: what PyTorch has ready-made for the purpose is refused, with a sentence that says why."""
+"""In the rank: PyTorch's ready-made parts for the purpose are refused, with a sentence that says why."""
 
 from __future__ import annotations
 

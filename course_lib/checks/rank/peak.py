@@ -1,7 +1,7 @@
 """In the rank: the most bytes of tensors that were alive at any moment, and how much is multiplied, seen at
 each operation of PyTorch's.
 
-What an operation needs within itself is not seen; what it returns is, whoever keeps it and however briefly.
+An operation's own buffers are not seen; its results are, however briefly any part of the code keeps them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ class Peak(TorchDispatchMode):
     """Within, `highest` is the most bytes alive so far that operations have made, backward's as well.
 
     apart_from: tensors that were there before. flops: of products of matrices, two for each multiplication.
-    What is computed where no operation is seen (by NumPy, in another thread) is in none of them: the process
-    is also measured from outside. name: under which `patience` knows how many bytes are
-    enough.
+    Neither counts computations by NumPy or in another thread, where no operation is seen: the process is
+    also measured from outside. name: under which `patience` knows how many bytes are enough.
     """
 
     flops = 0
@@ -78,6 +77,6 @@ class Peak(TorchDispatchMode):
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def start_again(self, name: str = "") -> None:
-        """Forget the highest so far, and what was multiplied; what is alive still counts."""
+        """Forget the highest so far, and the products; tensors that are alive still count."""
         self.name = name
         self.highest = self.flops = 0

@@ -1,4 +1,4 @@
-"""In the rank: what a student's code finds by its name, and what not."""
+"""In the rank: the modules that a student's code finds by their names, and those that it does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# What records, measures and judges. An import of it gives a copy that knows of nothing.
+# Packages that record, measure and judge. An import of them gives a copy that knows of nothing.
 HIDDEN = ("course_lib.checks", "course_lib.ledger", "course_lib.runtime")
-# What a student's functions may well use, and what leads to none of the others.
+# Modules that a student's functions may well use, and that lead to none of the others.
 SEEN = ("course_lib.runtime.backend", "course_lib.runtime.errors", "course_lib.runtime.gpus")
 
 
@@ -27,7 +27,7 @@ LAST = next(
 def our_modules() -> list[str]:
     """Names of the modules of this library that are imported now.
 
-    What had been imported before this module is known, and not gone through: a look at the names of a
+    Modules that had been imported before this one are known, and not gone through: a look at the names of a
     thousand modules would copy the pages that they stand on into every rank.
     """
     later = itertools.takewhile(lambda name: name != LAST, reversed(sys.modules))
@@ -39,7 +39,8 @@ def our_modules() -> list[str]:
 def out_of_reach() -> Iterator[None]:
     """Within, no name leads to the modules that record and measure: neither an import nor an attribute.
 
-    Who searches all objects, frames or the globals of functions finds them: such code is listed for eyes.
+    Code that searches all objects, frames or the globals of functions finds them: the instructor's report
+    lists such code.
     """
     names = [name for name in our_modules() if is_hidden(name)]
     modules = {name: sys.modules.pop(name) for name in names}

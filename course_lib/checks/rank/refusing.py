@@ -1,8 +1,8 @@
 """In the rank: classes and functions of PyTorch's that would do an exercise's work fail while it is checked.
 
-They are named "package.module:Class" or "package.module:function". A courtesy, as the guard against imports
-of the reference is: it stops whoever takes the class for an answer, and says so; who copies its source has at
-least read it.
+They are named "package.module:Class" or "package.module:function". This is a courtesy, as is the guard
+against imports of the reference: it stops a student who takes the class for an answer, and says so; a student
+who copies its source has at least read it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def modules(classes: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def refused(classes: Mapping[str, str]) -> Iterator[None]:
-    """Within, whoever makes one of the classes, calls a method of it, or the function, gets a RuntimeError.
+    """Within, making one of the classes, calling a method of it, or the function, raises RuntimeError.
 
-    classes: what the error says, by name. One that this release of PyTorch has not is passed by.
+    classes: {name: the error's text}. A name that this release of PyTorch does not have is passed by.
     """
     with contextlib.ExitStack() as stack:
         for name, says in classes.items():
@@ -56,8 +56,8 @@ def without_function(owner: ModuleType, name: str, says: str) -> Iterator[None]:
 def without_methods(kind: Any, says: str) -> Iterator[None]:
     """Within, `__init__` and every method that the class defines in Python raises RuntimeError(says).
 
-    They are replaced on the class: whoever holds it already gets no other. Ranks that are kept for other
-    exercises have the class as it was.
+    They are replaced on the class, so that a reference from before reaches them, too. Ranks that are kept for
+    other exercises have the class as it was.
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:

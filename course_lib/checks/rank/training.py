@@ -1,4 +1,4 @@
-"""Recipes (see `harness`) that train a toy model for a few steps with a student's class, and tell what came.
+"""Recipes (see `harness`) that train a toy model for a few steps with a student's class, and report on it.
 
 Instructions of all of them:
 
@@ -12,9 +12,9 @@ Instructions of all of them:
     memory       whether memory is watched (see `watching`)
     tell         which tensors go back: "start", "grads", "params", "end", "buffers"
 
-A rank without "steps" takes no part. What goes back: tensors "start.NAME", "grad.STEP.NAME",
+A rank without "steps" takes no part. The reply has the tensors "start.NAME", "grad.STEP.NAME",
 "param.STEP.NAME", "end.NAME" (parameters after the last step), "buffer.NAME", with the parameters'
-names in the model; and what is `Told`.
+names in the model; and a `Told`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Whole = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 @dataclass
 class Told:
-    """What is told of a training run.
+    """The reply about a training run.
 
     passes: of each backward, see `watching.Watch`; begun: operations begun so far, after the model was
     wrapped, after each backward and each step (where memory is watched the rank is measured there, too, as
@@ -133,7 +133,7 @@ class Session:
             self.keep(kind, parameters)
 
     def told(self) -> tuple[Told, dict[str, torch.Tensor]]:
-        """The training is over: what is run after it, beside copies that are to be told, is no peak."""
+        """The training is over: memory after it, beside the copies for the reply, is not a peak."""
         self.watch.memory = False
         return Told(self.watch.passes, self.begun, self.without), self.tensors
 
@@ -145,7 +145,7 @@ def keywords(instructions: dict, groups: list) -> dict[str, Any]:
 
 
 def warm_up(instructions: dict) -> None:
-    """What libraries allocate once, at their first use, is not to be counted as the class's.
+    """Memory that libraries allocate once, at their first use, must not count as the class's.
 
     The harness calls it before it reads the student's objects.
     """

@@ -1,9 +1,9 @@
-"""In the rank: what was already sent when backward came past a block, and the moments to measure memory.
+"""In the rank: the messages sent by the time backward came past a block, and the moments to measure memory.
 
-Both are at the boundaries of blocks, and not what a class says of itself: the record of operations grows
-with each one, and whoever watches this process counts its pages (`course_lib.runtime.moments`), wherever a
-tensor is hidden. Over NCCL the tensors are on the GPU, and PyTorch's allocator there counts them: pages of
-the process would be those of CUDA, which loads its kernels into them (280 MB on an H100).
+Both are taken at the boundaries of blocks, and neither from a class's own account: the record of operations
+grows with each one, and the process that watches this one counts its pages (`course_lib.runtime.moments`),
+wherever a tensor is hidden. Over NCCL the tensors are on the GPU, and PyTorch's allocator there counts them:
+pages of the process would be those of CUDA, which loads its kernels into them (280 MB on an H100).
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Watch:
             measured(*names)
 
     def held(self, place: int, training: bool = True) -> None:
-        """Measured now as "held" at that place; what nobody refers to any more is given back first.
+        """Measured now as "held" at that place; objects without references are given back first.
 
-        training: False when it is over, and what is kept to be told counts as well: it is no peak.
+        training: False when it is over, and copies for the reply count as well: this is not a peak.
         """
         if self.memory:
             _collect()
@@ -155,7 +155,7 @@ def warm_up() -> None:
 def measured(*names: str) -> None:
     """Have this rank measured where its tensors are: on its GPU over NCCL, else in the host.
 
-    What the C library keeps for later in the midst of its heap is returned first, and does not count.
+    Free memory in the midst of the C library's heap is returned first, and does not count.
     """
     give_back()
     _reach(*names, on_gpu=on_gpu() if _device().type == "cuda" else None)

@@ -52,7 +52,7 @@ def doubling_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> s
 
 
 def folding_hint(found: list[Mistake], n: int, core: int) -> str:
-    """What went wrong with the n - core ranks that are too many for a power of two."""
+    """The mistake with the n - core ranks that are too many for a power of two."""
     affected = sorted({rank for one in found for rank in one.ranks})
     signs = {one.sign for one in found}
     if signs <= {"own", "copy"} and len(affected) <= n - core:

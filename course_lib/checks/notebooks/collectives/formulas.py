@@ -1,4 +1,4 @@
-"""What the algorithms cost: formulas that the student writes."""
+"""The costs of the algorithms: formulas that the student writes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Obse
 
 
 def from_the_left(one: Mistake, members: list[int], shard: int) -> bool:
-    """What stands there instead is the left neighbour's shard, on each rank."""
+    """Whether the left neighbour's shard stands there instead, on each rank."""
     return all(
         (element + piece.origin.offset) // shard == (members.index(piece.rank) - 1) % len(members)
         for piece in one.pieces

@@ -1,4 +1,4 @@
-"""What the record of a run's messages says of a mistake that its values alone leave open."""
+"""Mistakes that a run's values alone leave open, told apart by the record of its messages."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from course_lib.checks.kit import (
 from course_lib.checks.notebooks.collectives.record import sent_wider
 from course_lib.facts import exact_bytes, rounds
 
-OLD = -3  # what output buffers hold before the call
+OLD = -3  # the content of output buffers before the call
 ShardHint = Callable[[list[Mistake], Observed], str]
 
 

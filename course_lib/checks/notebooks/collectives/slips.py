@@ -23,7 +23,7 @@ def log_down(n: int) -> int:
 
 
 def folded(n: int) -> int:
-    """1 when n is no power of two."""
+    """1 if n is not a power of two."""
     return int(n & (n - 1) != 0)
 
 

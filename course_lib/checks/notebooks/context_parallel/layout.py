@@ -180,7 +180,7 @@ def usual_slip(
 
 
 def other_tokens(seq: int, n: int, layout: Layout, says: str) -> Finding:
-    """Who holds what they should not, and the usual cause."""
+    """The finding about a rank that holds wrong tokens, with the usual cause."""
     came, right = held(layout), held(pairs(seq, n))
     everything = sorted(position for one in came for position in one)
     if everything == list(range(seq)):

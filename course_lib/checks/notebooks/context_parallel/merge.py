@@ -156,7 +156,7 @@ class Parts:
         return torch.lerp(self.out[0], self.out[1], share), torch.logaddexp(old, new)
 
     def slips(self) -> list[Slip]:
-        """What goes wrong with out and lse."""
+        """Usual mistakes with out and lse."""
         (a, b), (la, lb), (wa, wb) = self.out, self.lse, self.weights
         pa, pb = (
             (one - torch.maximum(*self.lse)).exp().nan_to_num(0.0)[..., None] for one in self.lse

@@ -1,4 +1,4 @@
-"""What attention over a spread sequence sends, who idles in it, and when a ring hides what it sends."""
+"""Attention over a spread sequence: the bytes sent, the idle ranks, and when a ring hides its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exercises of notebook 08 may not use: the course's own solutions, and PyTorch's attention."""
+"""Code that the exercises of notebook 08 may not use: the course's own solutions, and PyTorch's attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = {"torch:compile": COMPILED} | {
         "torch.nn.attention.flex_attention:flex_attention",
     )
 }
-OPERATIONS = {  # of PyTorch's dispatcher: what these functions end in, by whatever way one comes there
+OPERATIONS = {  # of PyTorch's dispatcher: all ways to these functions end in them
     part: THEIRS
     for part in (
         "scaled_dot_product",

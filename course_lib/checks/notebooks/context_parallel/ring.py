@@ -57,7 +57,7 @@ LENGTHS = (
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if kind == "deadlock":
         return (
             "In each step every rank sends to one neighbour and receives from the other: post both together "

@@ -1,4 +1,4 @@
-"""Lines about a ring: its values, and what it holds. What it sends and computes: `ring_traffic`."""
+"""Lines about a ring: its values, and its memory. Messages and computations: see `ring_traffic`."""
 
 from __future__ import annotations
 

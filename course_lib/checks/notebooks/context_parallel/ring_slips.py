@@ -1,4 +1,4 @@
-"""What usual mistakes in a ring give: in its output, in lse, and in the gradients that come home."""
+"""The results of usual mistakes in a ring: in its output, in lse, and in the gradients that come home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines about a ring: what it sends, to whom, and when; and what it computes meanwhile."""
+"""Lines about a ring's messages: their bytes, receivers and times; and its computations meanwhile."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def half_bytes_line(spread: Spread) -> Line:
 
 
 def neighbours_line(spread: Spread, way: str) -> Line:
-    """A rank sends to the next one of the ring, or to the one before, and to nobody else."""
+    """A rank sends to the next one of the ring, or to the one before, and to no other."""
     run = spread.run()
 
     def judge(seen: Observed) -> Finding:

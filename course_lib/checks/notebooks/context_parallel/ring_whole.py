@@ -1,4 +1,4 @@
-"""Full attention dealt out to ranks: what each must have, and what mistakes on the way would give it."""
+"""Full attention dealt out to ranks: the tensors that each must have, and those that mistakes would give."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def attention_slips(spread: Spread) -> list[Slip]:
 
 
 def mask_slips(spread: Spread) -> list[Slip]:
-    """What a causal mask by something else than the tokens' positions gives."""
+    """The results of a causal mask by anything but the tokens' positions."""
     n, whole = spread.n, contiguous(spread.whole.q.shape[1], spread.n)
     starts = torch.tensor([spans[0].start for spans in whole])
     table = torch.nn.utils.rnn.pad_sequence(spread.places, batch_first=True)

@@ -75,7 +75,7 @@ SLOW = (
     "operations for backward. Time a call with a long sequence and a small block in a cell of your own. "
     "If the call ends there, run the check again when the machine is idle."
 )
-COARSE = 0.25  # of the root mean square: a larger error is no rounding
+COARSE = 0.25  # of the root mean square: a larger error is not one of rounding
 GRAPH = (
     "Return the result of a torch.autograd.Function's apply, whose backward returns the gradients of q, k, "
     "v, then None for each other argument of forward."
@@ -234,7 +234,7 @@ def kept_says(found: int) -> tuple[str, bool]:
 
 
 def memory_lines(call: Call) -> list[Line]:
-    """What forward keeps is linear in the sequence, and so is what is alive at any moment."""
+    """The memory that forward keeps is linear in the sequence, and so is the peak of each direction."""
     return [
         memory_line(
             call, "saved", "kept for backward: q, k, v, out and lse", 4 * ONE + ROWS // 4 + 4096,
@@ -293,7 +293,7 @@ def tiled_attention(draw: Draw) -> Iterator[Case]:
         ],
         OPERATIONS, timeout=30.0,
     )  # fmt: skip
-    # apart: who rounds too often is still to be told of the memory
+    # apart: a student who rounds too often must still get the lines about memory
     yield case("half", [half], [half_line(half, exact, "bfloat16, rounded once", 1)], OPERATIONS)
     if draw.hidden:
         yield from more(draw)

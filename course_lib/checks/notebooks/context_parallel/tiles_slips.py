@@ -1,4 +1,4 @@
-"""What usual mistakes in tiled attention give, computed from the whole."""
+"""The results of usual mistakes in tiled attention, computed from the whole."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def whole_tiles(whole: Whole, block: int) -> Tensor:
     """Only those tiles that are full; the other queries have 0."""
     last = whole.q.shape[1] // block * block
     if last in (0, whole.q.shape[1]):
-        return torch.full_like(whole.y, torch.nan)  # then it is no mistake
+        return torch.full_like(whole.y, torch.nan)  # then it is not a mistake
     short = whole.but(q=whole.q[:, :last], k=whole.k[:, :last], v=whole.v[:, :last])
     return torch.cat([short.y, torch.zeros_like(whole.y[:, last:])], 1)
 

@@ -54,7 +54,7 @@ EXCHANGES = 4  # of q, k, v and the output
 
 
 def trouble(case: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if case.title == HEADS and kind != "deadlock":
         return (
             "Look first whether the ranks divide the heads of q and those of k and v, and raise a ValueError "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from course_lib.checks.kit import Draw
 
-Mask = Callable[[Tensor, Tensor], Tensor]  # of the positions of queries and keys: what is seen
+Mask = Callable[[Tensor, Tensor], Tensor]  # (positions of queries, of keys) -> which are seen
 
 
 def later_hidden(queries: Tensor, keys: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Whole:
         return self.scores.logsumexp(-1).transpose(1, 2)
 
     def per_key_head(self, x: Tensor) -> Tensor:
-        """What heads of queries contribute to a head of keys, summed."""
+        """The sum of the query heads' contributions to each head of keys."""
         summed = torch.zeros_like(self.k)
         return summed.index_add_(2, torch.tensor(self.heads), x)
 

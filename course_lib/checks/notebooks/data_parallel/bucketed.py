@@ -81,7 +81,7 @@ def leave_early(
 ) -> Line:
     """Whenever backward reaches a block, all buckets of later blocks have been begun.
 
-    And no more is sent than gradients: what leaves early for show would come on top of them.
+    And no more bytes are sent than those of the gradients: messages sent early for show would add to them.
     """
     given, no_more = during_backward_line(), gradients_sent(run)
     whole = sizes(run)
@@ -176,7 +176,7 @@ def after_no_sync(run: Training, most: int) -> Line:
 
 
 def one_each(run: Training) -> Line:
-    """With bucket_bytes=1 every gradient has a bucket; those that nobody has need not be sent."""
+    """With bucket_bytes=1 every gradient has a bucket; a gradient that no rank has need not be sent."""
     least = sum(not name.startswith("unused") for name in trained(run))
     given = messages_in_step(len(trained(run)), "bucket")
 

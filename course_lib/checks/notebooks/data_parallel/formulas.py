@@ -1,4 +1,4 @@
-"""What a step of replicas costs: formulas that the student writes.
+"""The costs of a step of replicas: formulas that the student writes.
 
 Two more that the notebook asks for, `samples_each` and `int8_bytes_sent`, are not judged here: it sets them
 beside the student's own runs, which `shard_indices` and `int8_all_reduce` judge, and they give no points.

@@ -173,7 +173,7 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
         if bool((errors == 0).all()):
             return SET_TO_ZERO
         near = 2e-5 * given.asked.abs().sum(0).clamp(min=1)
-        # what all errors together should be, and what they are where the old ones are not looked at
+        # the sum that all errors should have, and the one that they have if the old ones are not used
         lost = given.asked.sum(0) - given.n * result
         unaided = given.tensor.sum(0) - given.n * result
         if bool(((errors.sum(0) - unaided).abs() <= near).all()):

@@ -39,7 +39,7 @@ class Run:
         return f"{step}.{k}"
 
     def side(self, place: int) -> RankSide:
-        """What the member number `place` is given."""
+        """The inputs of the member number `place`."""
         inputs = {
             self.name(step, k): one.to(self.dtype)
             for step in self.steps
@@ -96,7 +96,7 @@ def onto(basis: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def next_result(asked: torch.Tensor, before: torch.Tensor, rank: int) -> torch.Tensor:
-    """What a step makes of `asked` when it starts from the Q that made the result `before`."""
+    """The result of a step for `asked` that starts from the Q that made the result `before`."""
     return onto(torch.linalg.qr(asked @ span(before.T, rank)).Q, asked)
 
 

@@ -1,8 +1,8 @@
 """PowerSGD: extra credit.
 
-The first Q is random, and whoever draws it may draw other numbers. What follows is not: from the result R of
-a step follow the space of its Q, the error that all ranks together have kept, and with them the next
-result, to rounding. So each step is judged on what the step before has left.
+The first Q is random, and a student's code may draw other numbers than ours. The rest is determined: the
+result R of a step gives the space of its Q, the error that all ranks together have kept, and with them the
+next result, to rounding. So each step is judged on the state that the step before has left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def results(seen: Observed, run: Run, rank: int, k: int) -> list[torch.Tensor]:
 
 
 def vectors(run: Run) -> Callable[[Observed], Finding]:
-    """What is no matrix is averaged as it is."""
+    """A tensor that is not a matrix is averaged as it is."""
 
     def judge(seen: Observed) -> Finding:
         for rank in run.members:

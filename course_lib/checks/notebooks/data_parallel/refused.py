@@ -1,4 +1,5 @@
-"""What of PyTorch's would do the exercises' work, and what is said to whoever uses it (see `refusing`)."""
+"""Parts of PyTorch that would do the exercises' work, and the message to a student who uses one of them (see
+`refusing`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of all wrappers share: trainings, and lines about what is sent in each step."""
+"""Shared by the checks of all wrappers: trainings, and lines about the messages of each step."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def right_values(
     sum_of: str = "bucket",
     **more: Any,
 ) -> Line:
-    """`same_as_one_process`; where something was exchanged that was no gradient, it says so.
+    """`same_as_one_process`; if the ranks exchanged something that is not a gradient, it says so.
 
-    otherwise: said when no known mistake explains what was found; sum_of: what is summed over the ranks.
+    otherwise: the hint if no known mistake explains the values; sum_of: a word for each sum over the ranks.
     """
     n = run.world_size
     mistakes = [*lines.common(n), read_too_early(n, sum_of), left_under_no_sync()]
@@ -147,7 +147,7 @@ def left_under_no_sync() -> lines.Mistake:
 
 
 def never_waited(seen: Observed) -> str:
-    """What to say if a sum over the ranks was begun and its handle dropped: what was read then is a race."""
+    """The hint if a sum over the ranks was begun and its handle dropped: the values read then are a race."""
     for rank, operations in enumerate(seen.operations):
         sums = [one for one in operations if one.op in SUMS and one.bytes_sent]
         if dropped := sum(not one.waited for one in sums):
@@ -216,7 +216,7 @@ NEVER_LEFT = (
 
 
 def unused_parameter(draw: Draw, title: str = "a parameter that nothing uses", **more: Any) -> Case:
-    """In a case of its own: who overlooks p.grad is None loses this alone."""
+    """In a case of its own: a student who overlooks p.grad is None loses only this."""
     run = training(draw, 2, {"name": "traps", "width": 4}, steps=1, **more)
     return case(title, run, [all_leave(run, right_values(run, "grad", title, 1.5))])
 

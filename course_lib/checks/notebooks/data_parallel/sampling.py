@@ -30,7 +30,7 @@ NAME = "shard_indices"
 
 @dataclass(frozen=True)
 class Deal:
-    """What all ranks are asked for together: shard_indices(n, rank, world_size, epoch, **named)."""
+    """One question to all ranks: shard_indices(n, rank, world_size, epoch, **named)."""
 
     n: int
     world_size: int

@@ -1,4 +1,4 @@
-"""What sign compression and 1-bit Adam give, for all ranks at once, and what mistakes in them give."""
+"""The results of sign compression and 1-bit Adam, for all ranks at once, and the results of mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def places(n: int, numel: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Rules:
-    """How signs are averaged; what differs from the defaults is a mistake."""
+    """The rules by which signs are averaged; any value but the default is a mistake."""
 
     feedback: float = 1.0  # how often `error` is added
     served: float = 1.0  # how often `server_error` is added
@@ -170,7 +170,7 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
 
 @dataclass(frozen=True)
 class Adam:
-    """How the optimizer steps; what differs from the defaults is a mistake. own: of this rank alone."""
+    """The rules of the optimizer's step; any value but the default is a mistake. own: of this rank alone."""
 
     rules: Rules = Rules()
     longer: int = 0  # steps of warm-up more than asked for

@@ -1,4 +1,4 @@
-"""What the diagnoses of the lab's eight programs say, and the questions of notebook 00."""
+"""The diagnoses of the lab's eight programs, and the questions of notebook 00."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOOK = {
 
 @exercise(points=1, objects=("waits_for", "remedies"), references=REFERENCE, constants=True)
 def diagnoses(draw: Draw) -> Iterator[Case]:
-    lines = [Line(f"who waits for whom: {one}", judge_waits(one), weight=2) for one in WAITS]
+    lines = [Line(f"waiting ranks: {one}", judge_waits(one), weight=2) for one in WAITS]
     lines += [Line(f"remedy: {one}", judge_remedy(one)) for one in REMEDIES]
     sides = [RankSide({}, {"calls": [[0, None], [1, None]]}, {})]
     yield Case("diagnoses", sides, lines, recipe=EVALUATE, alone=True)

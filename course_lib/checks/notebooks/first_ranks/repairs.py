@@ -225,7 +225,7 @@ MEAN_OF_MEANS = (
 
 
 def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
-    """What usual mistakes give."""
+    """The values that usual mistakes give."""
     everything = torch.cat(list(values))
     means = [float(one.mean()) for one in values if len(one)]
     total = float(everything.sum())

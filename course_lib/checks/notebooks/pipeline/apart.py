@@ -43,9 +43,9 @@ class Fraction:
 
 
 def fractions(first: Fraction, second: Fraction, draw: Draw) -> Case:
-    """The case of both. A wrong one costs the other nothing that is computed from it rightly.
+    """The case of both. A wrong one does not cost the other any points if that is computed from it rightly.
 
-    Who computes each from the other knows neither: of these two the second is judged as it is.
+    If a student computes each from the other, neither is known: then the second is judged as it is.
     """
     rounds: list[dict] = [{"calls": first.calls}, {"calls": second.calls}]
     apart = []
@@ -78,7 +78,7 @@ def full(args: tuple) -> tuple:
 
 
 def instead(name: str, told: dict[tuple, float]) -> dict:
-    """What takes a function's place: see `standing_in.Told`."""
+    """The description of a function's stand-in: see `standing_in.Told`."""
     returns = [[list(args), value] for args, value in told.items()]
     return {"name": name, "names": list(NAMES), "defaults": list(DEFAULTS), "returns": returns}
 

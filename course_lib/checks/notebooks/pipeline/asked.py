@@ -1,4 +1,4 @@
-"""What a student's function is asked for, and the schedules that came back, read as far as they are any."""
+"""The calls of a student's function, and its results, read as far as they are schedules."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Asked:
         return seen.answer(self.places[sizes])
 
     def refusal_line(self, wanted: Sizes, where: str, here: str, otherwise: str) -> Line:
-        """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: what
-        would come of a schedule all the same."""
+        """A ValueError for these sizes. where, here: why, for all of the kind and for these; otherwise: the
+        harm of a schedule all the same."""
 
         def judge(seen: Observed) -> Finding:
             error, call = self.answer(seen, wanted).error, wanted.call(self.name)
@@ -106,7 +106,7 @@ class Asked:
 
 
 def no_rows(name: str, call: str, stages: int, answer: Answer) -> Finding | None:
-    """What came is no list for each rank."""
+    """The finding if the answer is not a list for each rank."""
     rows = answer.rows
     if rows is None:
         return wrong(
@@ -164,7 +164,7 @@ def no_action(name: str, call: str, rank: int, index: int, told: Any) -> Finding
 
 
 def kind(told: Any) -> str:
-    """What came back that is no list, or a part of an action."""
+    """Words for an answer that is not a list, or for a part of an action."""
     if not isinstance(told, dict):
         return repr(told)[:40]
     what = str(told.get("other", next(iter(told), "a dict")))

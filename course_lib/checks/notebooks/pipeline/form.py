@@ -26,7 +26,7 @@ from course_lib.pipeline.actions import flat
 Look = Callable[[Sizes, Rows], Finding]
 EQUAL = Durations()
 CLOSE = 1e-9
-SCHEDULE = "a schedule that can be done"  # what one without its bubble, or its memory, still is
+SCHEDULE = "a schedule that can be done"  # the title that remains if bubble or memory fail
 
 
 def own_stage(sizes: Sizes, rank: int) -> list[int]:
@@ -54,13 +54,13 @@ def activations_of(name: str) -> Callable[[Sizes, int], float]:
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked of a schedule.
+    """The form that a schedule must have.
 
     stages: those of a rank; layout: how they lie, in words. kinds: of the actions, with pairs or without;
     copies: of the model. bubble, activations: the closed forms of a rank, each with how one writes it.
     weight_share: of an activation that only W frees. excess: how many times too many activations the ranks
-    together may hold before the exercise's point is missed. disorder, late, heavy: what usually makes a
-    schedule impossible, slow, or large.
+    together may hold before the exercise's point is missed. disorder, late, heavy: the usual causes of an
+    impossible, a slow, or a large schedule.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Form:
         return RIGHT
 
     def possible(self, sizes: Sizes, rows: Rows) -> Finding:
-        """Everything once, where it belongs, of the right kind, and nobody waits for ever."""
+        """Everything once, where it belongs, of the right kind, and no rank waits for ever."""
         found = self.misplaced(sizes, rows) or self.foreign(sizes, rows)
         if found:
             return found
@@ -146,7 +146,7 @@ class Form:
         return None
 
     def foreign(self, sizes: Sizes, rows: Rows) -> Finding | None:
-        """Actions of a kind that this schedule has not; what is no kind at all is `violation`'s to tell."""
+        """Actions of a kind that this schedule does not have; `violation` finds those of no kind at all."""
         for rank, row in enumerate(rows):
             for entry in row:
                 kinds = {one.kind for one in flat([entry])}

@@ -1,6 +1,6 @@
-"""What the order of a schedule shows: how far ranks run ahead, and in which order microbatches come.
+"""Hints from the order of a schedule: how far ranks run ahead, and in which order microbatches come.
 
-Each hint names a usual mistake where the schedule looks as that mistake makes it look; otherwise it is "".
+Each hint names a usual mistake if the schedule looks as that mistake makes it look; otherwise it is "".
 """
 
 from __future__ import annotations

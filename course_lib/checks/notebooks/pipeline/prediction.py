@@ -1,4 +1,4 @@
-"""What a rank of a pipeline idles, holds and sends in a step: formulas that the student writes."""
+"""A rank's idle time, memory and bytes sent in a step of a pipeline: formulas that the student writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of_total(idle: Idle) -> Formula:
 
 
 def instead(schedule: str, says: Idle) -> Idle:
-    """What `says` gives for one schedule, and the truth for the others."""
+    """The value of `says` for one schedule, and the truth for the others."""
     return lambda one, p, m, v: says(one, p, m, v) if one == schedule else ideal(one, p, m, v)
 
 

@@ -1,4 +1,4 @@
-"""What the exercises of notebook 07 may not use: the course's own solutions, and PyTorch's schedules."""
+"""Code that the exercises of notebook 07 may not use: the course's own solutions, and PyTorch's schedules."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from course_lib.checks.notebooks.pipeline.running_lines import FREE, members
 from course_lib.checks.notebooks.pipeline.running_whole import Run
 from course_lib.checks.rank.notebooks.pipeline.running import END
 
-STEP = 7  # activations: what one forward or backward takes, with what comes and goes meanwhile
+STEP = 7  # activations: the memory of one forward or backward, with the messages meanwhile
 PAGES = 2_000_000  # bytes of libraries and of the heap
 COPIES = " Copies count, too, of inputs, of outputs and of gradients."
 
@@ -31,8 +31,9 @@ def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
 def enough(run: Run, stage: int) -> float:
     """Bytes: of the microbatches under way, of each message that is sent or waited for, and of one step.
 
-    A rank may keep what it sent until the end, or post all receives at the beginning. What it keeps of the
-    first and what is left of the second are together one message of each microbatch, to or from a neighbour.
+    A rank may keep its sent messages until the end, or post all receives at the beginning. The sent messages
+    that it keeps and the receives still to come are together one message of each microbatch, to or from a
+    neighbour.
     """
     counts = range(len(run.batch))
     neighbours = (stage > 0) + (stage < run.size - 1)

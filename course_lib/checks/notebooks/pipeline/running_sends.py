@@ -1,4 +1,4 @@
-"""The order of a schedule as its messages show it: what a rank sent when it could not have computed it yet.
+"""The order of a schedule as its messages show it: those that a rank sent before it could have computed them.
 
 A stage's own account of its passes is made in the rank, by an object that the student's code has in its
 hands. The record of messages is not. It says less: a message may be sent long after it was computed. But

@@ -198,7 +198,7 @@ def which(numbers: Sequence[int]) -> str:
 
 
 def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False) -> Line:
-    """What the last stage's rank returned."""
+    """The parts of the loss that the last stage's rank returned."""
 
     def judge(seen: Observed) -> Finding:
         last = run.size - 1
@@ -229,7 +229,7 @@ def losses_line(run: Run, title: str, weight: float = 1.0, trivial: bool = False
 
 
 def unlike_a_dict(rank: int, came: Told, count: int) -> str:
-    """What is wrong with the form of what the last rank returned; "" where it is a dict of all parts."""
+    """The fault in the form of the last rank's result; "" if it is a dict of all parts."""
     if came.returned is None:
         kind = "None" if came.other == "NoneType" else came.other
         return Sentence(

@@ -80,7 +80,7 @@ class Run:
             prints.append([] if self.pages else fingerprint(x))
             with Kept(stage.parameters()) as saved:
                 x = stage(x)
-            # kept by all stages together: each has its part; what comes in counts for each
+            # kept by all stages together: each has its part; its input counts for each
             kept.append(saved.nbytes())
         loss = models.LOSSES[self.kind][0](x, targets)
         names = [
@@ -109,7 +109,7 @@ class Run:
         return [one[2][stage] for one in self.passes]
 
     def gradients(self, stage: int) -> Terms:
-        """What the parameters of a stage are to have as gradients in the end."""
+        """The gradients that the parameters of a stage must have in the end."""
         total = sum(self.counts)
         found = {
             name: torch.stack([self.term(k, stage)[name] for k in range(len(self.batch))]).sum(0)

@@ -1,4 +1,4 @@
-"""What a PipeDreamStage is to do, in one process, and what usual mistakes do instead."""
+"""The work of a PipeDreamStage, in one process, and that of usual mistakes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run:
         return Trained(self).tensors
 
     def trained(self, kind: type[Trained]) -> Tensors:
-        """What comes of a mistake; computed once."""
+        """The tensors that a mistake gives; computed once."""
         if kind not in self.known:
             self.known[kind] = kind(self).tensors
         return self.known[kind]

@@ -1,4 +1,4 @@
-"""The pair at the edges of a sharded region: what is said forward, and what backward."""
+"""The pair at the edges of a sharded region: its communication in forward, and in backward."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def a_run(
 
 
 def entered(run: Run) -> list[Slip]:
-    """What can go wrong where a whole tensor enters."""
+    """Usual mistakes where a whole tensor enters."""
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
         Slip(
@@ -116,7 +116,7 @@ def entered(run: Run) -> list[Slip]:
 
 
 def left(run: Run) -> list[Slip]:
-    """What can go wrong where the terms of a sum leave."""
+    """Usual mistakes where the terms of a sum leave."""
     n, own, summed, whole = run.size, *columns(run, "after.x", "y", "grad.x")
     return [
         Slip(
@@ -191,7 +191,7 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
     if "leaf Variable that requires grad" in text or "modified by an inplace operation" in text:

@@ -249,7 +249,7 @@ def costs(run: Run, table: Table) -> list[Line]:
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
     if "out of range" in text or "out of bounds" in text:

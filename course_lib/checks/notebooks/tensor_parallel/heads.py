@@ -137,7 +137,7 @@ class Heads:
     def term(
         self, own: Parameters, x: Tensor | Sequence[Tensor], how: Attend = attend, head_dim: int = 0
     ) -> Tensor:
-        """What a rank with these parameters adds to the output; x: one, or one for each of its three uses."""
+        """A rank's term of the output, from its parameters; x: one, or one for each of its three uses."""
         query, key, value, out, *biases = own
         biases = biases or [torch.zeros(()).double()] * 3
         q, k, v = (

@@ -1,4 +1,4 @@
-"""What mistakes make of a loss over a cut vocabulary, and of its gradient."""
+"""The results of mistakes in a loss over a cut vocabulary, and in its gradient."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of_value(loss: Loss) -> list[Slip]:
     n, counted, everything = loss.n, loss.counts.sum(), loss.target.numel()
 
     def summed(at: Choice) -> Tensor:
-        """The target's logit where each rank adds one that it looked up, whoever has the target."""
+        """The target's logit if each rank adds one that it looked up, whether it has the target or not."""
         parts = (loss.part(k, loss.logits).gather(-1, at(k)[..., None])[..., 0] for k in range(n))
         return loss.y((loss.lse - sum(parts, torch.zeros(()))) * loss.counts)
 
@@ -157,7 +157,7 @@ def of_gradient(loss: Loss) -> list[Slip]:
         return lambda k: {"grad.logits": factor * loss.grad(k)}
 
     def one_hot_at(k: int, at: Choice) -> Tensor:
-        """With 1 taken off in a column of the rank for every target, whoever has it."""
+        """With 1 taken off in a column of the rank for every target, its own or another rank's."""
         size = chunk_sizes(loss.vocab, loss.n)[k]
         rows = loss.part(k, soft) - F.one_hot(at(k), size)
         return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]

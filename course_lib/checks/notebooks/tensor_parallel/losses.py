@@ -1,4 +1,4 @@
-"""The loss of logits that are cut over ranks, in one process and float64: what the ranks are held against."""
+"""The loss of logits that are cut over ranks, in one process and float64: the standard for the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transformer layer sends and keeps when n ranks share it: formulas that the student writes."""
+"""Bytes sent and kept by a transformer layer that n ranks share: formulas that the student writes."""
 
 from __future__ import annotations
 

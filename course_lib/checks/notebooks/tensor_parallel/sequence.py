@@ -199,7 +199,7 @@ def both_ways(run: Run) -> list[Line]:
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if case_of_it.title == sequence_dim.TITLE:
         return sequence_dim.trouble(text)
     if said := interface(text):

@@ -48,5 +48,5 @@ def line(made: list[Run], which: int) -> Line:
 
 
 def trouble(text: str) -> str:
-    """What usually is behind a run of this case that broke off."""
+    """The usual cause of a run of this case that broke off."""
     return KEEP if "argument 'dim'" in text else LOOK

@@ -1,4 +1,4 @@
-"""What the pair of sequence parallelism is called with, and what must come back."""
+"""The arguments and the right results of the pair of sequence parallelism."""
 
 from __future__ import annotations
 

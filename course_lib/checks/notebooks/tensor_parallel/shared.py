@@ -1,4 +1,4 @@
-"""What the checks of several exercises here have in common."""
+"""Shared by the checks of several exercises here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IN_A_GROUP = (
 
 
 def interface(text: str) -> str:
-    """What to say of an argument that the student's object does not take; "" of anything else."""
+    """The hint for an argument that the student's object does not take; "" for anything else."""
     found = MISSING.search(text)
     if found is None:
         return ""
@@ -52,12 +52,12 @@ def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def columns(run: Run, *names: str) -> list[list[torch.Tensor]]:
-    """What each rank is to have of these, as lists over the ranks."""
+    """The right values of these, as lists over the ranks."""
     return [[of_rank[name] for of_rank in run.wanted] for name in names]
 
 
 def unwritten(run: Run, seen: Observed, what: Mapping[str, str], says: str) -> Finding:
-    """The first of the tensors, by name with words for each, that is not what it was; says: what to do."""
+    """The first of the tensors, by name with words for each, that was changed; says: the hint."""
     for k, rank in enumerate(members(seen)):
         for name, called in what.items():
             if not torch.equal(seen.tensors[rank][f"{run.name}.{name}"], run.wanted[k][name]):

@@ -1,4 +1,4 @@
-"""What the usual mistakes in a parallel linear layer would give, and what other shapes come from."""
+"""The results of usual mistakes in a parallel linear layer, and the usual causes of other shapes."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def row_misfit(whole: Whole, parallel: bool) -> Callable[[str, str, int], str]:
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
     if "created in no_grad mode" in text:

@@ -138,7 +138,7 @@ def costs(run: Run, loss: Loss) -> list[Line]:
 
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
-    """What usually is behind a run that broke off."""
+    """The usual cause of a run that broke off."""
     if said := interface(text):
         return said
     if "out of bounds" in text or "out of range" in text:

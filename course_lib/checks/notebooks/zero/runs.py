@@ -120,7 +120,8 @@ def value_line(
 ) -> Line:
     """After every step all ranks have the parameters of one process on all data.
 
-    otherwise: said when the values fit no mistake. cleared: what zero_grad() has to clear.
+    otherwise: the hint if the values fit no mistake. cleared: words for the gradients that zero_grad() must
+    clear.
     """
     known = [*lines.common(training.world_size), carried(cleared)]
     return stepped(training, title, known, weight, trivial, otherwise)
@@ -184,7 +185,7 @@ def stepped(
 
 
 def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
-    """What to do where a rank had not the first rank's parameters before the first step; "" where all had."""
+    """The hint if a rank did not have the first rank's parameters before the first step; "" if all had."""
     expected = lines.kind("start", right) if "start" in training.tell else {}
     own = lines.common(training.world_size)[-1:]
     for k, rank in enumerate(lines.members(seen)):
@@ -195,13 +196,13 @@ def wrong_start(seen: Observed, training: Training, right: Tensors) -> str:
 
 
 def without_arguments(training: Training, first: str, found: Tensors) -> str:
-    """What it means that the optimizer's defaults give the values that were found; "" where they do not."""
+    """The hint if the optimizer's defaults give the values that were found; "" if they do not."""
     bare = replace(training, optimizer=(training.optimizer[0], {}), known={})
     return DEFAULTS if lines.told(bare, first, found, 0, [Mistake(DEFAULTS)]) else ""
 
 
 def frozen(training: Training, first: str) -> str:
-    """What it means that the first tensor that differs after a step is a frozen parameter."""
+    """The hint if the first tensor that differs after a step is a frozen parameter; "" if it is not."""
     name = first.split(".", 2)[2]
     trained = {name: p.requires_grad for name, p in training.built().named_parameters()}
     return "" if trained[name] else FROZEN
@@ -320,7 +321,7 @@ def in_a_group(recipe: str, draw: Draw) -> Case:
 
 
 def group_run(draw: Draw) -> tuple[Training, str, Line]:
-    """What the ranks of the group train, a title, and the line on its values."""
+    """The training of the group's ranks, a title, and the line on its values."""
     training = small(draw, len(MEMBERS), "plain", SGD)
     n, title = (
         training.world_size,

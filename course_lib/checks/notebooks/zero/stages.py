@@ -80,7 +80,7 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
 def values(draw: Draw, cleared: str, buckets: bool = False) -> Iterator[Case]:
     """The traps, ranks that use different parts of the model; hidden: more ranks, accumulation.
 
-    cleared: what zero_grad() has to clear. buckets: with room for one linear layer in each.
+    cleared: words for the gradients that zero_grad() must clear. buckets: each holds one linear layer.
     """
 
     def one(n: int, model: str, optimizer: tuple, title: str, weight: float, **more: int) -> Case:
@@ -160,7 +160,7 @@ def held_hint(ratio: float) -> str:
 
 
 def as_large_as(besides: float, shard: str, otherwise: str) -> str:
-    """What is said of that many bytes too many, of which half a block is what libraries hold."""
+    """The hint for that many bytes too many; libraries hold half a block of them."""
     if besides < 1.75 * BLOCK:
         return KEPT_ROW
     return shard if besides < WHOLE / RANKS + 0.9 * BLOCK else otherwise
@@ -272,7 +272,7 @@ def explained(line: Line, cause: Callable[[Observed], str]) -> Line:
 
 
 def how_buckets_left(seen: Observed) -> str:
-    """What the record tells of the last backward's buckets on the first rank; "" where they left as asked."""
+    """The hint from the record of the last backward's buckets on the first rank; "" if they left in time."""
     passes, begun = seen.values[0].passes, seen.values[0].begun
     if len(begun) < 4 or not passes:
         return ""

@@ -41,10 +41,10 @@ def faulty(seen: Observed) -> tuple[str, str] | None:
 
 
 def with_outputs(line: Line, training: Training, unknown: Sequence[str] = ()) -> Line:
-    """The line on values, judged by the module's outputs where full_state_dict() cannot be read.
+    """The line on values, judged by the module's outputs if full_state_dict() cannot be read.
 
-    A faulty one costs its own line alone. Where gradients are left in the parameters, that is told, unless
-    the line has found a cause. unknown: what it says when it has found none.
+    A faulty full_state_dict() costs only its own line. If gradients are left in the parameters, the line says
+    so, unless it has found a cause. unknown: the line's hints if it has found none.
     """
 
     def judge(seen: Observed) -> Finding:

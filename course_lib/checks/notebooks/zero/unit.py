@@ -1,4 +1,4 @@
-"""Unit: what one unit of ZeRO-3 does. It gathers its parameters, frees them, and reduces their gradients."""
+"""Unit: one unit of ZeRO-3. It gathers its parameters, frees them, and reduces their gradients."""
 
 from __future__ import annotations
 

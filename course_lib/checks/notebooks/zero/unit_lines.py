@@ -1,4 +1,4 @@
-"""A unit's run: what a right one makes of parameters and gradients, and the lines that hold it to that."""
+"""A unit's run: the parameters and gradients that a right one gives, and the lines that demand them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Run:
 
 
 def draw_run(draw: Draw, n: int, *, trained: bool = True, width: int = 0) -> Run:
-    """Three parameters, one of them a single number; their elements are no multiple of the ranks."""
+    """Three parameters, one of them a single number; their elements are not a multiple of the ranks."""
     width = width or draw.choice((5, 7))
     shapes: list[tuple[int, ...]] = [(width, width), (width,), ()]
     while (sum(map(math.prod, shapes))) % n == 0 and n > 1:
@@ -201,7 +201,7 @@ def frees(run: Run) -> Callable[[Observed], Finding]:
 
 
 def used_again(run: Run) -> Callable[[Observed], Finding]:
-    """What autograd kept before free() is right again after gather(): a backward finds the weights."""
+    """Views that autograd kept before free() are right again after gather(): backward finds the weights."""
 
     def judge(seen: Observed) -> Finding:
         weight = (run.params[0][0]).clone().requires_grad_()

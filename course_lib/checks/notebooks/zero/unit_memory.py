@@ -105,7 +105,7 @@ def large_unit(draw: Draw) -> Case:
 
 
 def values_line(seeds: Seeds, title: str) -> Line:
-    """Shard, gathered parameters and the shard's gradient: what is held is enough for all of them."""
+    """Shard, gathered parameters and the shard's gradient have the right values, from the bytes held."""
 
     def judge(seen: Observed) -> Finding:
         run = seeds.run()
@@ -180,9 +180,9 @@ def too_much(seen: Observed, rank: int, when: str) -> Finding | None:
 
 
 def why(told: held.Told, when: str, behind: int, excess: float) -> tuple[str, str, bool]:
-    """(what usually causes it, the cause, whether the point of the exercise is missed).
+    """(usual cause in words, the cause, whether the point of the exercise is missed).
 
-    What the parameters hold themselves, and their gradients, are looked at in another line.
+    Another line judges the memory behind the parameters themselves, and their gradients.
     """
     if when in ADVICE and behind:
         return ADVICE[when], f"held {when}", when == "freed"

@@ -7,10 +7,10 @@ instructions: refused, see `without_operators`; runs, a list of
     layout     for each rank a list of [start, stop, step], passed as layout= ranges; left out: not passed
     measured   whether bytes are counted, in the rank and from outside, as in `functions.recipes`
     worth      FLOPs of products during which a receive must have been under way to count
-    refuses    whether a ValueError is an answer: it is told, and the run is over
+    refuses    whether a ValueError is an answer: the reply has it, and the run is over
 
-A rank without "runs" takes no part. What goes back for the run "a", of what it expects: tensors "a.y",
-"a.grad.q", "a.after.q" and so on; and in values["a"] what is `Told`.
+A rank without "runs" takes no part. The reply for the run "a" has those of these tensors that it expects:
+"a.y", "a.grad.q", "a.after.q" and so on; and values["a"] is a `Told`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from course_lib.checks.wire import Count, Place
 
 @dataclass
 class Told(functions.Told):
-    """What is told of a run, beside what is told of a call.
+    """The reply about a run: that about a call, and more.
 
     begun: operations begun before the call (twice), after forward and after backward; work: of each
     direction; refused: the ValueError that is an answer.

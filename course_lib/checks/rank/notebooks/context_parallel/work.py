@@ -65,7 +65,7 @@ class Work(Peak):
 
 
 def receives_under_way() -> dict[int, int]:
-    """{row: bytes} of this rank's receives that nobody has waited for yet."""
+    """{row: bytes} of this rank's receives whose wait() has not been called yet."""
     recorder = recording.recorder()
     log, size = recorder.log.rows.map, rows.ROW.size
     found = {}

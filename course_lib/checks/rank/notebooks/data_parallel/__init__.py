@@ -1,1 +1,1 @@
-"""In the ranks: what averages gradients and remembers something from step to step."""
+"""In the ranks: recipes for objects that average gradients and remember something from step to step."""

@@ -26,7 +26,7 @@ def averaged(
     for names in instructions["steps"]:
         gradients = [tensors[name] for name in names]
         made.all_reduce(gradients)
-        # copies: what an object keeps of a tensor it must not change afterwards
+        # copies: an object may keep the tensor itself and write to it in a later step
         found |= {name: _clone(_detach(tensors[name])) for name in names}
     return {}, found
 

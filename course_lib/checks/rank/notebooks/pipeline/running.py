@@ -1,8 +1,8 @@
-"""Recipe (see `harness`) that runs schedules with a student's function, and tells what came of it.
+"""Recipe (see `harness`) that runs schedules with a student's function, and reports the results.
 
 instructions: runs, a list of
 
-    name       the prefix of what goes back
+    name       the prefix of all names in the reply
     model      description (see `models`) of the stages
     index      this rank's stage
     actions    for each rank the list of its actions, each [stage, kind, microbatch]
@@ -12,10 +12,10 @@ instructions: runs, a list of
                "NAME.pages.end" after it: about the shape of a microbatch, else []. Nothing is told of
                inputs then
     group      which of the case's groups is passed as group=
-    expects    {name: [dtype, shape]} of what goes back
+    expects    {name: [dtype, shape]} of the tensors in the reply
 
-A rank without "runs" takes no part. What goes back of the run "a": tensors "a.losses" (on the last stage, one
-for each microbatch) and "a.grad.linear.weight" and so on; and in values["a"] what is `Told`.
+A rank without "runs" takes no part. The reply for the run "a" has the tensors "a.losses" (on the last stage,
+one for each microbatch) and "a.grad.linear.weight" and so on; and values["a"] is a `Told`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _as_tensor = torch.as_tensor
 
 @dataclass
 class Told:
-    """What is told of a run.
+    """The reply about a run.
 
     events, inputs: see `watching.Watched`; begun: operations begun before the call and after it; returned:
     the keys of the dict that the function returned, None for anything else, whose type is `other`; misfits:
-    {name: text} of what came in another shape or not at all, zeros stand for it.
+    {name: text} of a tensor that came in another shape or not at all, with zeros in its place.
     """
 
     misfits: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Told:
 
 
 def warm_up(given: dict) -> None:
-    """Before the student's objects are read: what they take from then on counts, see `Moments`.
+    """Before the student's objects are read: the memory that they take from then on counts, see `Moments`.
 
     Each size is computed once, as libraries take buffers at the first product that is as large.
     """
@@ -125,7 +125,7 @@ class Run:
             measured(f"{self.given['name']}.pages.{moment}")
 
     def told(self) -> dict[str, torch.Tensor]:
-        """What goes back, all of it in the shape that was agreed."""
+        """The tensors of the reply, all of them in the shape that was agreed."""
         found: dict[str, Any] = {f"grad.{name}": p.grad for name, p in self.params.items()}
         found["losses"] = self.losses()
         sent = {}
@@ -146,7 +146,7 @@ class Run:
         parts = [self.returned.get(k) for k in range(len(self.batch))]
         try:
             return _stack([_as_tensor(one, dtype=torch.float64).reshape(()) for one in parts])
-        except (TypeError, ValueError, RuntimeError):  # what is there instead is told as a misfit
+        except (TypeError, ValueError, RuntimeError):  # a misfit describes what came
             return None
 
 

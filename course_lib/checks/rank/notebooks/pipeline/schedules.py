@@ -9,14 +9,17 @@ from course_lib.checks.rank.harness import LONGEST, describe, plain
 from course_lib.checks.wire import Place
 from course_lib.pipeline.actions import Action, Pair
 
-SHOWN = 40  # characters of what is no action
+SHOWN = 40  # characters of an object that is not an action
 
 
 @dataclass
 class Answer:
-    """The outcome of a call. rows: for each rank its actions [stage, kind, microbatch], of pairs {"pair":
-    [forward, backward]} and of {"other": what it is}, or {"other": type} where it is no list; None where no
-    list came. other: the type of what came instead."""
+    """The outcome of a call.
+
+    rows: for each rank a list of actions [stage, kind, microbatch], of pairs {"pair": [forward, backward]}
+    and, for anything else, of {"other": its text}; a row that is not a list is {"other": type}. None if the
+    function returned no list: other is its type then.
+    """
 
     rows: list[Any] | None = None
     other: str = ""

@@ -6,7 +6,7 @@
                targets of -100 do not count
     numbers    linear layers throughout; the loss is the sum of squared errors, and all targets count
 
-A description gives one stage at a time: who has the seed of one has not the others'.
+A description gives one stage at a time: the seed of one does not give the others'.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVIATION = 0.4  # of all parameters: biases of 0 would hide what is done to the
 
 
 class Layers(nn.Module):
-    """x + tanh(A x + b): what goes from stage to stage is kept by nobody for backward as an output.
+    """x + tanh(A x + b): no operation keeps its output, which goes to the next stage, for backward.
 
     With an embedding in front where `first`, and a head behind where `last`.
     """
@@ -65,7 +65,7 @@ def once(description: dict, index: int, shape: Sequence[int], where: torch.devic
 
 
 def stage_seed(seed: int, index: int) -> int:
-    """From one stage's nobody can tell another's."""
+    """One stage's seed does not give another's."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:6], "big")
 
 

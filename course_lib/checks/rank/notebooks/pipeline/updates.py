@@ -2,16 +2,16 @@
 
 instructions: runs, a list of
 
-    name       the prefix of what goes back
+    name       the prefix of all names in the reply
     model      {"kind", "seed", "width"} of the stage, see `build`
     optimizer  [name in torch.optim, keyword arguments]
-    actions    what the stage does, in order: a list of [kind, microbatch]
+    actions    the stage's actions in order: a list of [kind, microbatch]
     memory     whether memory is looked at after each action
-    expects    {name: [dtype, shape]} of what goes back
+    expects    {name: [dtype, shape]} of the tensors in the reply
 
-Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, where it
-is no loss. What goes back: tensors "a.y.0" (an output), "a.dx.0" (what its backward returned), "a.p.0.NAME"
-(the module's parameters after that backward); and in values["a"] what is `Told`.
+Inputs of the run "a" are "a.x.0" and so on, and "a.g.0", the gradient of that microbatch's output, if it
+is not a loss. The reply has the tensors "a.y.0" (an output), "a.dx.0" (the result of its backward),
+"a.p.0.NAME" (the module's parameters after that backward); and values["a"] is a `Told`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _optimizers = {name: getattr(torch.optim, name) for name in ("SGD", "Adam")}
 
 @dataclass
 class Told:
-    """What is told of a run.
+    """The reply about a run.
 
     held: bytes of tensors after each action, beside those that were there before the class; misfits: {name:
-    text} of what came in another shape or not at all, zeros stand for it.
+    text} of a tensor that came in another shape or not at all, with zeros in its place.
     """
 
     held: list[Count] = field(default_factory=list)
@@ -112,11 +112,11 @@ class Run:
         return self.sent.get(f"{self.given['name']}.{name}")
 
     def known(self) -> list[Tensor]:
-        """What is kept here to go back."""
+        """The tensors that are kept here for the reply."""
         return [one for one in self.found.values() if isinstance(one, _Tensor)]
 
     def told(self) -> dict[str, Tensor]:
-        """What goes back, all of it in the shape that was agreed."""
+        """The tensors of the reply, all of them in the shape that was agreed."""
         sent = {}
         for name, (kind, shape) in self.given["expects"].items():
             dtype, one = getattr(torch, kind), self.found.get(name)

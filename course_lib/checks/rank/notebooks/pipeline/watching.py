@@ -25,9 +25,9 @@ _Hooks, _Ref = saved_tensors_hooks, StorageWeakRef
 
 
 class Kept:
-    """Memory that forward kept for backward: how much of it is still there, whoever holds it.
+    """Memory that forward kept for backward: how much of it is still there, by whatever reference.
 
-    A piece counts until nobody has it any more, neither autograd nor a list of somebody's.
+    A piece counts until the last reference to it is gone, autograd's or one in a list.
     """
 
     def __init__(self, apart_from: Iterable[Tensor]):
@@ -66,10 +66,10 @@ Event = tuple[Literal["F", "B"], Count, Count]
 class Watched(nn.Module):
     """A stage's module that notes its forwards and backwards.
 
-    events: in order; a backward begins when the gradient of that
-    forward's output has come. inputs: the `fingerprint` of what came into each forward.
-    apart_from: what is kept anyway, beside the module's parameters. tells: whether there are fingerprints,
-    which take several times the memory of what comes in; else each is [].
+    events: in order; a backward begins when the gradient of that forward's output has come. inputs: the
+    `fingerprint` of each forward's input. apart_from: tensors that are kept anyway, beside the module's
+    parameters. tells: whether there are fingerprints, which take several times the memory of the input; else
+    each is [].
     """
 
     def __init__(self, inner: nn.Module, apart_from: Iterable[Tensor] = (), tells: bool = True):

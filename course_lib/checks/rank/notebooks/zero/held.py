@@ -1,11 +1,11 @@
-"""A recipe (see `harness`) that measures what a rank holds of a unit between its uses. Decides nothing.
+"""A recipe (see `harness`) that measures how much a rank holds of a unit between its uses. Decides nothing.
 
-Its parameters and gradients have some MB, so that a copy of them is seen among the pages of the process,
-wherever a class keeps it. They are drawn here, from seeds, and nothing else holds on to them: what came as
-an input would be held by the harness.
+Its parameters and gradients have some MB, so that a copy of them shows among the pages of the process,
+wherever a class keeps it. They are drawn here, from seeds, and nothing else holds on to them: the harness
+would hold an input.
 
-Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. What goes back,
-at the moments of MOMENTS: the rank is measured from outside as "held.MOMENT"; and what is `Told`. Tensors:
+Instructions: `shapes` of the parameters; `params` and `grads`, the seeds of their values. At the moments of
+MOMENTS the rank is measured from outside as "held.MOMENT". The reply has a `Told`, and the tensors
 "shard", "mean" (its gradient) and "some.K", every SOME-th element of a parameter that was gathered.
 """
 
@@ -37,7 +37,7 @@ _contiguous = torch.contiguous_format
 
 @dataclass
 class Told:
-    """What is told of a unit.
+    """The reply about a unit.
 
     alive, behind: at each moment the bytes of the tensors that Python code can reach, and those behind the
     parameters; whole: whether gather() always gave the parameters their shapes and memory; left: how many
@@ -64,7 +64,7 @@ def count_of_some(shape: Sequence[int]) -> int:
 
 
 def warm_up(instructions: dict) -> None:
-    """What libraries allocate once, at their first use, is not to be counted as the class's."""
+    """Memory that libraries allocate once, at their first use, must not count as the class's."""
     watching.give_back_at_once()
     watching.settle(watching.WARM)
     watching.measured(START)
@@ -84,7 +84,7 @@ class Unit:
         self.unit = made(list(self.params))
 
     def moment(self, when: str) -> None:
-        """Measured. `alive` collects first what nobody refers to any more."""
+        """Measured. `alive` first collects objects without references."""
         watching.settle()
         self.values.alive[when] = self.patience.measured(
             f"alive.{when}", lambda: more(alive(), self.before)

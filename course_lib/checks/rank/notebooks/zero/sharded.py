@@ -47,7 +47,7 @@ def storages(params: Sequence[torch.Tensor]) -> int:
 
 @dataclass
 class OfUnit:
-    """What is told of a unit, by the moments of its use.
+    """The reply about a unit, by the moments of its use.
 
     bytes: of the memory behind the parameters; begun: operations begun; whole: whether every parameter had
     its shape, and memory for it; shard: whether it is a parameter, and is trained; kept: bytes of a view that
@@ -190,7 +190,7 @@ class Wrapped:
 
     @staticmethod
     def kind(given: Any, shape: tuple, dtype: torch.dtype) -> str:
-        """What is wrong with an entry; "" if nothing."""
+        """The fault of an entry; "" if it has none."""
         if not isinstance(given, _Tensor):
             return "missing"
         if given.untyped_storage().nbytes() < given.nbytes:
@@ -231,10 +231,11 @@ def noted(text: Callable[[], str]) -> Iterator[None]:
 
 @dataclass
 class OfModule(Told):
-    """Beside what is told of a training run. elements: numbers that the module's parameters() have on this
-    rank;
-    state: what is wrong with full_state_dict(), (kind, name), or None; left: how many parameters still had a
-    .grad when a later forward began."""
+    """The reply about a training run, and more.
+
+    elements: numbers that the module's parameters() have on this rank; state: the fault of full_state_dict(),
+    (kind, name), or None; left: how many parameters still had a .grad when a later forward began.
+    """
 
     elements: Count = 0
     state: tuple[str, str] | None = None
