@@ -196,7 +196,7 @@ def findings() -> Iterator[tuple[str, Finding]]:
     yield "a process group of your own", called("new_group", f"{SECRET}.py, line 3")
     for right in (3.0, ("yes",)):
         asked = judge_answer(Answer("answer_1", right, options=("yes", "no")), 0)
-        yield "answer_1 is to be", asked(seen_of(f"{SECRET} {NUMBER}"))
+        yield "answer_1 must be", asked(seen_of(f"{SECRET} {NUMBER}"))
     yield "hello() returned something else", said_hello(0)(seen_of(SECRET))
     yield "hello() gives something else", said_hello(0)(seen_of([SECRET, NUMBER, SECRET]))
     wanted = torch.arange(4.0)

@@ -66,12 +66,12 @@ def judge_number(one: Answer, right: float, given: Any) -> Finding:
     value = numeric(given)
     if value is None:
         unit = f" of {one.unit}" if one.unit else ""
-        wanted = f"{one.name} is to be a number{unit}"
+        wanted = f"{one.name} must be a number{unit}"
         return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
     if equal(value, right, one.tolerance):
         return RIGHT
     slip = next((said for v, said in one.slips.items() if equal(value, v, one.tolerance)), "")
-    return wrong(f"{one.name} = {words.number(value)} is not it.", slip or one.otherwise)
+    return wrong(f"{one.name} = {words.number(value)} is not right.", slip or one.otherwise)
 
 
 def text(one: Answer, given: Any) -> Finding:
@@ -80,6 +80,6 @@ def text(one: Answer, given: Any) -> Finding:
         return RIGHT
     if said not in one.options:
         options = words.listing([repr(option) for option in one.options], "or")
-        wanted = f"{one.name} is to be {options}"
+        wanted = f"{one.name} must be {options}"
         return wrong(Sentence(f"{wanted}, not {kind(given)}.", f"{wanted}."))
-    return wrong(f"{one.name} = {said!r} is not it.", one.slips.get(said) or one.otherwise)
+    return wrong(f"{one.name} = {said!r} is not right.", one.slips.get(said) or one.otherwise)

@@ -105,7 +105,7 @@ def describe(piece: Piece, language: Language) -> tuple[str, str]:
     """(sign, what the elements hold) of one piece."""
     origin = piece.origin
     if origin.kind == "nan":
-        return "nan", "NaN: memory that nothing was written to, or 0/0"
+        return "nan", "NaN: memory that was never written, or 0/0"
     if origin.kind == "zero":
         return "zero", "0"
     if origin.kind == "mean":

@@ -177,7 +177,7 @@ def wrong_one(
         if came == "None" and not why:
             why = "Is there a `return` at its end?" if name in call.outputs else ""
         said = Sentence(
-            f"{subject} is {came}; {agreed}.", f"{subject} is not what was agreed; {agreed}."
+            f"{subject} is {came}; {agreed}.", f"{subject} does not have the agreed form; {agreed}."
         )
         return wrong(said, why, cause=why or f"misfit {name}")
     found = got(seen, call, name)

@@ -32,7 +32,7 @@ def used(operations: Sequence[Sequence[Operation]], forbidden: frozenset[str]) -
     if opened:
         return wrong(
             at(line, "a process group of your own was opened with dist.new_group", end="."),
-            "Use the group that your function is given (None: all ranks); messages elsewhere count too.",
+            "Use the group that your function gets (None: all ranks); messages elsewhere count too.",
             cause="new_group",
         )
     return wrong(

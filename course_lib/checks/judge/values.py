@@ -61,7 +61,7 @@ def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> 
             if changed:
                 which = words.which("element", changed)
                 return wrong(
-                    f"`{name}` was changed on rank {rank} ({which}); it is to be left alone.",
+                    f"`{name}` was changed on rank {rank} ({which}); it must be left alone.",
                     why,
                     cause=f"{name} changed",
                 )

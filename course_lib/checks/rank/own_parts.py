@@ -14,13 +14,13 @@ SHARDED = "torch.distributed.tensor"
 WIRE = "course_lib.runtime.wire"
 WHY = {
     DIFFERENTIATED: (
-        "torch.distributed.nn.functional takes every rank's result for a result of its own, and "
-        "communicates again in backward: here the results are copies of one, and gradients come out N times "
-        "too large. Write a torch.autograd.Function that says what backward does."
+        "torch.distributed.nn.functional takes every rank's result for a result of its own, and communicates "
+        "again in backward: here the results are copies of one, and gradients come out N times too large. "
+        "Write a torch.autograd.Function with a backward of its own."
     ),
     SHARDED: (
-        "DTensor and parallelize_module would do all of it. That is what you are to build: keep this rank's "
-        "part of the weight, and communicate with torch.distributed yourself."
+        "DTensor and parallelize_module would do all of it. Build it yourself: keep this rank's part of the "
+        "weight, and communicate with torch.distributed."
     ),
 }  # fmt: skip
 

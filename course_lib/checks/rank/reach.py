@@ -73,8 +73,8 @@ class _OwnWork(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if any(name == n or name.startswith(f"{n}.") for n in self.names):
             raise ImportError(
-                f"{name} holds the course's own solution of this exercise. "
-                "Here your own is judged: write your own."
+                f"{name} holds the course's own solution of this exercise. The check judges your own: write "
+                "your own."
             )
 
 

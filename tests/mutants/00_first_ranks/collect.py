@@ -101,7 +101,7 @@ def collect(results):
 
 
 # %% wrong: all results in one message, rank 0's length assumed
-# says: must be told first|be told first|expects more than
+# says: receive that number first|expects more than
 def collect(results):
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank != 0:

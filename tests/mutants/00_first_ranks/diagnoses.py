@@ -36,7 +36,7 @@ remedies = {
 }
 
 # %% wrong: the ranks in a collective wait for each other
-# says: Read again what rank 0 is in
+# says: Read again in which operation rank 0 is
 waits_for = {"neighbour_sum": {0: 2, 1: 0, 2: 1}, "collect": {0: 2}, "global_mean": {0: 2, 2: 0}}
 remedies = {
     "average": "the same collective on every rank",

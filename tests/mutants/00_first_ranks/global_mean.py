@@ -45,7 +45,7 @@ def global_mean(values):
 
 
 # %% wrong: ranks without values keep zero
-# says: needs the mean of all the others' too
+# says: needs the mean of the others' values, too
 def global_mean(values):
     total = values.sum()
     count = torch.tensor(float(len(values)))

@@ -1,5 +1,5 @@
 # %% wrong: rank and world size in each other's place
-# says: each other's place
+# says: are swapped
 def hello():
     return dist.get_world_size(), dist.get_rank(), str(device())
 

@@ -59,7 +59,7 @@ def ring_shift_messages(n):
 
 
 # %% wrong: everybody writes to everybody
-# says: does not write to everybody
+# says: does not send to all ranks
 def exchange_messages(n):
     return n * (n - 1)
 

@@ -25,7 +25,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: its own values left out
-# says: the rank's own belongs to it too
+# says: the rank's own among them
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % n, (rank + 1) % n

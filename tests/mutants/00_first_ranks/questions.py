@@ -23,13 +23,13 @@ answer_2 = 200
 answer_3 = "wait"
 
 # %% wrong: divided where it is multiplied
-# says: Divided where it is to be multiplied
+# says: divided instead of multiplying
 answer_1 = 1.2e-4
 answer_2 = 10e9 / 20e-6
 answer_3 = "wait"
 
 # %% wrong: the others raise too
-# says: Nothing tells them
+# says: Nothing tells the other ranks
 answer_1 = 1.2e-4
 answer_2 = 200_000
 answer_3 = "raise"

@@ -12,7 +12,7 @@ def all_gather(output, input, group=None):
 
 
 # %% wrong: shards in the order of arrival
-# says: in each other's place
+# says: in the wrong places
 def all_gather(output, input, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     shards = output.chunk(n)

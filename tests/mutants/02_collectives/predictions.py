@@ -90,7 +90,7 @@ def crossover(n, alpha, beta):
 
 
 # %% wrong: a broadcast's source sends to everybody
-# says: what all ranks send together
+# says: the sum over all ranks
 # base: what the wrong ones change
 -        return math.ceil(math.log2(n)) * nbytes
 +        return (n - 1) * nbytes

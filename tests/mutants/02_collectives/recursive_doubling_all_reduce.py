@@ -48,7 +48,7 @@ def recursive_doubling_all_reduce(tensor, group=None):
 
 
 # %% wrong: extra ranks folded in, never out
-# says: at the end they are sent the sum
+# says: send them the sum at the end
 def recursive_doubling_all_reduce(tensor, group=None):
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     core = 1 << (n.bit_length() - 1)

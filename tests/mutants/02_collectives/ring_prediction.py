@@ -19,7 +19,7 @@ def ring_rounds(n):
 
 
 # %% wrong: the limit for many ranks
-# says: tends to for many ranks
+# says: limit for many ranks
 def ring_bytes_sent(n, nbytes):
     return 2 * nbytes
 
@@ -49,7 +49,7 @@ def ring_rounds(n):
 
 
 # %% wrong: what all ranks send
-# says: what all ranks send together|not the whole tensor
+# says: the sum over all ranks|not the whole tensor
 def ring_bytes_sent(n, nbytes):
     return n * 2 * (n - 1) / n * nbytes
 

@@ -60,7 +60,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: the old error stays beside the new one
-# says: holds it already
+# says: includes it already
 # base: elements and scales apart
 -    error.copy_(residual.view(-1)[:size].view_as(error))
 +    error.add_(residual.view(-1)[:size].view_as(error))
@@ -177,7 +177,7 @@ def int8_all_reduce(tensor, error, group=None):
 
 
 # %% wrong: keeps the distance from the mean
-# says: Less the mean, it would keep how far it is from the others
+# says: Less the mean, it would keep its distance from the others
 BLOCK = 256
 
 

@@ -34,7 +34,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: parameters instead of gradients
-# says: it was not a gradient
+# says: that is not a gradient
 # base: what the wrong ones change
 -            dist.all_reduce(p.grad, group=self.group)
 -            p.grad /= n
@@ -163,7 +163,7 @@ class NaiveDataParallel(torch.nn.Module):
 
 
 # %% wrong: frozen parameters have no gradient
-# says: pass by frozen ones
+# says: skip frozen ones
 class NaiveDataParallel(torch.nn.Module):
     def __init__(self, module, group=None):
         super().__init__()

@@ -36,7 +36,7 @@
 
 
 # %% wrong: signs travel as numbers
-# says: of a sign, a bit is enough
+# says: a bit is enough for a sign
 # base: signs and scales in messages of their own
 -    bits = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
 -    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)

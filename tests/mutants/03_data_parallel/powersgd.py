@@ -77,7 +77,7 @@ class PowerSGD:
 
 
 # %% wrong: the error is what the gradient alone misses
-# says: gradient and earlier error together
+# says: gradient \*and\* earlier error together
 # base: what the wrong ones change
                  self.errors[k] = torch.zeros_like(gradient)
 +            own = gradient.clone()

@@ -95,7 +95,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: never shuffles
-# says: they are to be shuffled
+# says: in their original order
 def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_last=False):
     generator = torch.Generator().manual_seed(seed + epoch)
     order = list(range(n))
@@ -152,7 +152,7 @@ def shard_indices(n, rank, world_size, epoch=0, *, shuffle=True, seed=0, drop_la
 
 
 # %% wrong: PyTorch's DistributedSampler inside
-# says: That is what you are to write
+# says: Write that yourself
 def shard_indices(n, rank, world_size, epoch, seed=0, shuffle=True, drop_last=False):
     from torch.utils.data import DistributedSampler
 

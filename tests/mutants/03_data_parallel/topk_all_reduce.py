@@ -31,7 +31,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 # %% wrong: the old error is added to the rest once more
-# says: which is in it already
+# says: which it includes already
 # base: what the wrong ones change
 -    error.copy_(asked.view_as(error))
 +    error.add_(asked.view_as(error))

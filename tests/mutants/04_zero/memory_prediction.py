@@ -113,7 +113,7 @@ def memory_per_rank(params, n, stage, offload=False):
 
 
 # %% wrong: the gradients are whole again in stage 3
-# says: and what stage 2 shards
+# says: and all that stage 2 shards
 def memory_per_rank(params, n, stage, offload=False):
     states = 0 if offload else 12 * params / (n if stage >= 1 else 1)
     gradients = 2 * params / (n if stage == 2 else 1)

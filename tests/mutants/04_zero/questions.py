@@ -17,7 +17,7 @@ answer_5 = "offload"
 answer_6 = "autograd"
 
 # %% wrong: the same values, so the same bytes
-# says: count what the all-reduce sends
+# says: count the bytes of the all-reduce
 answer_1 = 37.375
 answer_2 = 1
 answer_3 = 4.5

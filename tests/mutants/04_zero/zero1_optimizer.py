@@ -109,7 +109,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: every rank starts from its own parameters
-# says: all are to start from the first rank's
+# says: all must start from the first rank's
 # base: what the wrong ones change
 -        for p in params:
 -            dist.broadcast(p.data, 0)

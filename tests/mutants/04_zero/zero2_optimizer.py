@@ -111,7 +111,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: every rank starts from its own parameters
-# says: all are to start from the first rank's
+# says: all must start from the first rank's
 # base: what the wrong ones change
 -        for p in params:
 -            dist.broadcast(p.data, 0)
@@ -161,7 +161,7 @@ class Zero2Optimizer:
 
 
 # %% wrong: gradient shards of the last step are still there
-# says: zero_grad\(\) has to clear
+# says: zero_grad\(\) must clear
 # base: what the wrong ones change
 -        self.optimizer.zero_grad()
 +        pass

@@ -204,7 +204,7 @@ class Zero3Module(torch.nn.Module):
 
 
 # %% wrong: every rank cuts up its own parameters
-# says: first rank's parameters \(dist.broadcast\)|all are to start from
+# says: first rank's parameters \(dist.broadcast\)|all must start from
 # base: what the wrong ones change
 -        dist.broadcast(self.flat, 0)
 

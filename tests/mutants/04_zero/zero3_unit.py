@@ -73,7 +73,7 @@ class Unit:
 
 
 # %% wrong: the gradients stay in the parameters
-# says: and the next backward would add to it
+# says: or the next backward adds to it
 # base: what the wrong ones change
 -        for p in self.params:
 -            p.grad = None
@@ -147,7 +147,7 @@ class Unit:
 
 
 # %% wrong: what was gathered once is copied
-# says: what they hold now, and not an earlier copy
+# says: their present values, and not an earlier copy
 # base: what the wrong ones change
              p.data = piece.view(p.shape)
 -        self.there = True

@@ -120,7 +120,7 @@ def clip_grad_norm_(shards, max_norm, group=None, replica_group=None):
 
 
 # %% wrong: the shards are scaled, not their gradients
-# says: a shard was changed: its gradient is to be scaled
+# says: a shard was changed: scale its gradient
 # base: what the wrong ones change
 -    for g in grads:
 -        g.mul_(factor)

@@ -142,7 +142,7 @@ class ColumnParallelLinear(torch.nn.Module):
 
 
 # %% wrong: gathers the weight, and computes everything
-# says: Nothing need be said forward
+# says: Forward sends nothing
 # base: what the wrong ones change
 -class Gather(torch.autograd.Function):
 +class Rows(torch.autograd.Function):

@@ -236,7 +236,7 @@
 
 
 # %% wrong: kv_heads is overlooked, and an assert for heads that cannot be shared
-# says: kv_heads was not looked at
+# says: kv_heads was ignored
 class Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):

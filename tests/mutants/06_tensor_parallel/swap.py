@@ -166,7 +166,7 @@ def parallelize_mlps(model, group=None):
 
 
 # %% wrong: the old layers are kept
-# says: of the layers that were there before nothing
+# says: nothing of the layers that were there before
 # base: what the wrong ones change
          down.bias.copy_(old.down.bias)
 +        old.before = [old.up, old.down]

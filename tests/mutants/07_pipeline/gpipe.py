@@ -171,7 +171,7 @@ def gpipe(stages, microbatches):
 
 
 # %% wrong: PyTorch's
-# says: PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here
+# says: Do not use PyTorch's schedules here, nor get_schedule_ops
 from course_lib.pipeline import Action
 
 

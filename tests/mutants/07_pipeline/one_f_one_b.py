@@ -212,7 +212,7 @@ def one_f_one_b(stages, microbatches):
 
 
 # %% wrong: PyTorch's
-# says: PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here
+# says: Do not use PyTorch's schedules here, nor get_schedule_ops
 from course_lib.pipeline import from_text
 
 

@@ -63,7 +63,7 @@ class PipeDreamStage:
 
 
 # %% wrong: weights overwritten behind autograd's back
-# says: that of the newest weights, which this microbatch's forward has not seen|is not what it should be
+# says: that of the newest weights, which this microbatch's forward has not seen|is wrong
 class PipeDreamStage:
     def __init__(self, module, optimizer):
         self.module, self.optimizer = module, optimizer

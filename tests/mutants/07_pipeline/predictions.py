@@ -59,7 +59,7 @@
 
 
 # %% wrong: ZB-H1 without a bubble
-# says: without any is ZB-H2
+# says: ZB-H2 has none
 # base: by cases
 -    return ratio / 3 if schedule == "zero_bubble_h1" else ratio
 +    return 0 if schedule == "zero_bubble_h1" else ratio
@@ -80,7 +80,7 @@
 
 
 # %% wrong: 1F1B holds p everywhere
-# says: less towards the end
+# says: fewer towards the end
 # base: by cases
 -    return min(microbatches, below + 1)
 +    return min(microbatches, stages if schedule == "one_f_one_b" else below + 1)

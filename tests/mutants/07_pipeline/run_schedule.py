@@ -340,7 +340,7 @@ def run_schedule(stage, actions, microbatches, group=None):
 
 
 # %% wrong: None on the other ranks
-# says: is to return an empty dict
+# says: must return an empty dict
 # base: receives by name, sends in passing
 -    return losses
 +    return losses if stage.last else None

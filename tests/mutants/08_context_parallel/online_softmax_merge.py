@@ -28,7 +28,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
 
 # %% wrong: weights the wrong way round
-# says: each other's weight
+# says: weights of old and new are swapped
 def online_softmax_merge(out, lse, block_out, block_lse):
     share = torch.sigmoid(block_lse - lse)[..., None]
     return share * out + (1 - share) * block_out, torch.logaddexp(lse, block_lse)

@@ -86,7 +86,7 @@
 
 
 # %% wrong: the whole sequence
-# says: Each rank holds tokens / N|what all ranks send
+# says: Each rank holds tokens / N|the sum over all ranks
 # base: from the closed forms
 -    here = tokens / n * (2 * width + 2 * kv_width) * itemsize
 -    return here * (n - 1) / n

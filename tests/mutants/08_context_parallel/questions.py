@@ -31,7 +31,7 @@ answer_4 = 8
 answer_5 = "the time of the slowest rank"
 
 # %% wrong: the paper's number
-# says: what the paper's table prints
+# says: paper's table prints that number
 answer_1 = 1.875
 answer_2 = 15
 answer_3 = 24_500

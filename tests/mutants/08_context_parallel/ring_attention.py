@@ -23,7 +23,7 @@
 
 
 # %% wrong: masked and not skipped
-# says: to be skipped, not computed and masked
+# says: Skip blocks of which the mask leaves nothing
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
 +            if queries and keys:
@@ -111,7 +111,7 @@ def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
 
 
 # %% wrong: PyTorch's attention
-# says: you are to write the algorithm inside it
+# says: write the algorithm inside it yourself
 def ring_attention(q, k, v, causal=False, group=None, *, layout=None):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)

@@ -73,7 +73,7 @@
 
 
 # %% wrong: rows that see nothing
-# says: Where a mask leaves nothing
+# says: If a mask leaves nothing
 # base: blocks merged by their logarithms
 -            s.sub_(block_lse.clamp_min(-1e30)[..., None]).exp_()
 +            s.sub_(block_lse[..., None]).exp_()
@@ -88,7 +88,7 @@
 
 
 # %% wrong: masked and not skipped
-# says: to be skipped, not computed and masked
+# says: Skip blocks of which the mask leaves nothing
 # base: blocks merged by their logarithms
 -            if not causal or queries[-1] >= keys[0]:
 +            if queries and keys:
@@ -237,7 +237,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: PyTorch's attention
-# says: you are to write the algorithm inside it
+# says: write the algorithm inside it yourself
 def ring_forward(q, k, v, causal=False, group=None, *, layout=None):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -289,7 +289,7 @@ def ring_lse(*args, **kwargs):
 
 
 # %% wrong: every rank sends its keys to every other
-# says: Pass on what has come
+# says: Pass on the block that has come
 # base: blocks merged by their logarithms
 -def shift(tensor, tokens, group):
 +def shift(tensor, tokens, group, by=1):

@@ -363,7 +363,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's
-# says: PyTorch's own attention is not to be used
+# says: Do not use PyTorch's own attention
 def tiled_attention(q, k, v, block=256, causal=False):
     from torch.nn import functional
 
@@ -374,7 +374,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's, by its inner name
-# says: PyTorch's own attention is not to be used
+# says: Do not use PyTorch's own attention
 def tiled_attention(q, k, v, block=256, causal=False):
     g = q.shape[2] // k.shape[2]
     out, _ = getattr(torch, "ops").aten._scaled_dot_product_flash_attention_for_cpu(
@@ -520,7 +520,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, in another thread
-# says: PyTorch's own attention is not to be used here
+# says: Do not use PyTorch's own attention here
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -636,7 +636,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's attention, checkpointed by tiles of queries
-# says: PyTorch's own attention is not to be used here
+# says: Do not use PyTorch's own attention here
 from torch.utils.checkpoint import checkpoint
 
 
@@ -917,7 +917,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 
 # %% wrong: PyTorch's kernel, by the operator within it
-# says: PyTorch's own attention is not to be used here
+# says: Do not use PyTorch's own attention here
 def by_head(x, group):
     return x.repeat_interleave(group, dim=2).transpose(1, 2)
 

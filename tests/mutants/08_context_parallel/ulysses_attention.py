@@ -142,7 +142,7 @@
 
 
 # %% wrong: PyTorch's attention
-# says: you are to write the algorithm inside it
+# says: write the algorithm inside it yourself
 import torch.nn.functional as F
 
 
@@ -162,7 +162,7 @@ from course_lib.context_parallel.ulysses import ulysses_attention
 
 
 # %% wrong: PyTorch's kernel, in another thread
-# says: you are to write the algorithm inside it
+# says: write the algorithm inside it yourself
 from concurrent.futures import ThreadPoolExecutor
 
 

@@ -20,7 +20,7 @@ SLACK = 1.02, 256  # of bytes of memory: a share, and a few small tensors
 PAGES = 2_000_000  # bytes that a process may hold besides, where its pages are counted
 NO_GRADIENT = (
     "Autograd does not see what torch.distributed does: the result of a collective has no graph. Write a "
-    "torch.autograd.Function: its backward says what goes back."
+    "torch.autograd.Function with a backward of its own."
 )
 
 
@@ -117,7 +117,7 @@ def unfit(
     return wrong(
         Sentence(
             f"on rank {rank} {subject(name)} is {came}; {agreed}.",
-            f"on rank {rank} {subject(name)} is not what was agreed; {agreed}.",
+            f"on rank {rank} {subject(name)} does not have the agreed form; {agreed}.",
         ),
         why,
         cause=why or f"misfit {name} {came}",

@@ -69,7 +69,7 @@ def common(n: int) -> list[Mistake]:
             lambda rank: only(lambda given: [one[-1:] for one in given]),
         ),
         Mistake(
-            "Each rank trained the model that it made itself: all are to start from the first rank's.",
+            "Each rank trained the model that it made itself: all must start from the first rank's.",
             own_start=True,
         ),
     ]  # fmt: skip

@@ -58,8 +58,8 @@ def folding_hint(found: list[Mistake], n: int, core: int) -> str:
     if signs <= {"own", "copy"} and len(affected) <= n - core:
         have = words.verb(affected, "has", "have")
         return (
-            f"{words.ranks(affected).capitalize()} {have} no partner among the {core} that double: "
-            "at the end they are sent the sum."
+            f"{words.ranks(affected).capitalize()} {have} no partner among the {core} that double: send them "
+            "the sum at the end."
         )
     missing = {source for counts in counts_of(found) for source, c in enumerate(counts) if not c}
     if "twice" not in signs and missing and len(missing) <= n - core:

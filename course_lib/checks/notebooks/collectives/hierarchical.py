@@ -50,8 +50,8 @@ def hierarchical_hint(found: list[Mistake], n: int, numel: int, seen: Observed) 
             "k-th rank of the node."
         )
     return (
-        "Sums of some ranks only: inside the node every rank is to get a share (reduce-scatter), "
-        "across nodes the shares are summed, inside they are gathered."
+        "Sums of some ranks only: inside the node every rank gets a share (reduce-scatter), across nodes the "
+        "shares are summed, inside they are gathered."
     )
 
 
@@ -113,8 +113,8 @@ def wire_hint(sent: list[int], least: int, per_node: int, inside: bool) -> str:
         idle = [rank for rank, nbytes in enumerate(sent) if not nbytes]
         return (
             f"{words.ranks(idle).capitalize()} sent nothing {where}: one ring over all ranks does that, or "
-            "one rank of a node that speaks for all. Every rank is to send inside its node, and its own "
-            "share of 1/g across."
+            "one rank of a node that sends for all. Every rank must send inside its node, and its own share "
+            "of 1/g across."
         )
     if inside:
         return "Inside: a reduce-scatter and an all-gather on a ring, (g-1)/g M each."

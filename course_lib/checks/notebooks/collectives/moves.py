@@ -73,8 +73,8 @@ def gather_hint(found: list[Mistake], members: list[int], shard: int, seen: Obse
             "more. Pass on the shard that came in the round before."
         )
     return (
-        "Shards stand in each other's place: in round k the shard that arrives from the left is "
-        "that of rank r - k - 1; shard s belongs at place s of the output."
+        "Shards are in the wrong places: in round k the shard that arrives from the left is that of rank r - "
+        "k - 1; shard s belongs at place s of the output."
     )
 
 
@@ -173,8 +173,8 @@ def to_all_hint(found: list[Mistake], seen: Observed) -> str:
     if signs & {"nan", "zero", "unknown"}:
         return "A buffer was read or reused before its message was in it: wait() first."
     return (
-        "Chunk d of the input goes to rank d, and what comes from rank s belongs at place s of the "
-        "output, whatever the round it came in."
+        "Chunk d of the input goes to rank d, and the chunk from rank s belongs at place s of the output, in "
+        "whatever round it came."
     )
 
 

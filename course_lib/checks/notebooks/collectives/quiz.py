@@ -31,7 +31,7 @@ HOW_MANY_TIMES = {
     1 / 8: "Upside down: how many times too many.",
 }
 BUS_BANDWIDTH = {
-    40: "That is the algorithm bandwidth; the bus bandwidth is what a link carried: times 2(N-1)/N.",
+    40: "That is the algorithm bandwidth; the bus bandwidth counts the bytes on a link: times 2(N-1)/N.",
     80: "Times 2(N-1)/N, not times 2.",
     35: "An all-reduce has two phases: 2(N-1)/N, not (N-1)/N.",
     40 / 1.75: "Multiply by 2(N-1)/N: a link carries more than the tensor.",
@@ -67,7 +67,7 @@ def questions(draw: Draw) -> Iterator[Case]:
                 8,
                 slips=HOW_MANY_TIMES,
                 unit="times",
-                otherwise="Divide what that ring sends by 2(N-1)/N M.",
+                otherwise="Divide the bytes of that ring by 2(N-1)/N M.",
             ),
             Answer(
                 "answer_4",

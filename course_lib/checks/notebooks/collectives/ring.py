@@ -63,13 +63,13 @@ def phase_hint(found: list[Mistake], n: int, numel: int, seen: Observed) -> str:
     signs = {one.sign for one in found}
     if signs & {"twice", "times"}:
         return (
-            "Something was added twice: in the second phase the complete chunks are copied, not "
-            "added; and a round passes on a chunk, not a sum that has been round already."
+            "Some value was added twice: in the second phase the complete chunks are copied, not added; and "
+            "a round passes on a chunk, not a sum that has been round already."
         )
     if signs <= {"copy", "own"} and "copy" in signs:
         return (
-            "Chunks with one rank's value went round: that is what happens when the second phase "
-            "starts from the chunk that each rank began with, instead of the one that it finished."
+            "Chunks with one rank's value went round: that is what happens when the second phase starts from "
+            "the chunk that each rank began with, instead of the one that it finished."
         )
     if signs & {"moved", "moved_copy"}:
         return (
@@ -97,8 +97,8 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
         return NOT_AGREED
     if kind == "deadlock":
         return (
-            "Every rank is to send to its right and receive from its left in the same round: post "
-            "both together with dist.batch_isend_irecv."
+            "Every rank must send to its right and receive from its left in the same round: post both "
+            "together with dist.batch_isend_irecv."
         )
     if kind == "error" and ("must match the size" in text or "ends of a message differ" in text):
         return (

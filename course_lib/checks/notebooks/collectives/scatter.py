@@ -47,8 +47,8 @@ SIGNS = {  # in this order: the first sign that is there tells
     "and passes that on.",
     "times": "A value was added more than once: each rank adds its own chunk to what comes, once, "
     "and passes that on.",
-    "moved_copy": "Parts of different chunks were added: for rank r to end with chunk r, what "
-    "arrives in round k is chunk r - k - 2 (mod N).",
+    "moved_copy": "Parts of different chunks were added: for rank r to end with chunk r, chunk "
+    "r - k - 2 (mod N) must arrive in round k.",
 }
 
 CHUNKS = "one chunk of 1/N in a round, and never the whole input"
@@ -66,8 +66,8 @@ def scatter_hint(members: Sequence[int], chunk: int) -> ShardHint:
             off = {piece.origin.offset // chunk % n for one in found for piece in one.pieces}
             shift = f" Here it is chunk r + {off.pop()} (mod {n})." if len(off) == 1 else ""
             return (
-                f"Complete sums, but on the wrong ranks: rank r is to end with chunk r.{shift} "
-                "Start the ring with another chunk, so that the last one to arrive is the rank's own."
+                f"Complete sums, but on the wrong ranks: rank r must end with chunk r.{shift} Start the ring "
+                "with another chunk, so that the last one to arrive is the rank's own."
             )
         if told := next((text for sign, text in SIGNS.items() if sign in signs), ""):
             return told

@@ -96,8 +96,8 @@ def never_written(found: list[Mistake], members: Sequence[int], size: int) -> st
     if {rank for one in found for rank in one.ranks} != set(members):
         return ""
     return (
-        "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and what "
-        "is returned goes nowhere. Write into the tensor that was given: output.copy_(...)."
+        "Nothing was written into `output`: `output = ...` only gives that name to another tensor, and the "
+        "returned tensor is not used. Write into the tensor that was given: output.copy_(...)."
     )
 
 
@@ -139,7 +139,7 @@ def ring_trouble(case: Case, kind: str, text: str) -> str:
         return NOT_AGREED
     if kind == "deadlock":
         return (
-            "Every rank is to send to its right and receive from its left in the same round: post "
-            "both together with dist.batch_isend_irecv."
+            "Every rank must send to its right and receive from its left in the same round: post both "
+            "together with dist.batch_isend_irecv."
         )
     return ""

@@ -33,7 +33,7 @@ RING_BYTES: Slips = {
     "That is one phase; the ring goes round twice.": lambda n, m: (n - 1) / n * m,
     "Each round sends one chunk of 1/N, not the whole tensor.": lambda n, m: 2 * (n - 1) * m,
     "Two phases, and in each N - 1 rounds of one chunk of 1/N.": lambda n, m: (n - 1) * m,
-    "That is where it tends to for many ranks; N ranks send (N-1)/N of it.": lambda n, m: 2 * m,
+    "That is the limit for many ranks; N ranks send (N-1)/N of it.": lambda n, m: 2 * m,
     "That is two rounds: each phase has N - 1 of them.": lambda n, m: 2 * m / n,
     "The fraction is upside down: (N-1)/N is less than 1.": lambda n, m: 2 * n / (n - 1) * m,
     "N - 1 rounds in each phase, not N + 1.": lambda n, m: 2 * (n + 1) / n * m,
@@ -64,7 +64,7 @@ SHARDED_BYTES: Slips = {
 BYTES: dict[str, Slips] = {
     "broadcast": {
         "That is one message; the source sends one in every round of the tree.": lambda a, n, m: m,
-        "That is what all ranks send together; the source sends one tensor a round.": (
+        "That is the sum over all ranks; the source sends one tensor a round.": (
             lambda a, n, m: (n - 1) * m
         ),
         "Round up: 5 ranks take 3 rounds, and the source sends in each.": (
@@ -103,8 +103,8 @@ SHARDED_ROUNDS: Slips = {
 }
 ROUNDS: dict[str, Slips] = {
     "broadcast": {
-        "That is one rank after the other; in a tree those that have it double.": lambda a, n: (
-            n - 1
+        "That is one rank after the other; in a tree the ranks that have the value double each round.": (
+            lambda a, n: n - 1
         ),
         "Round up: with 5 ranks two rounds reach four of them.": lambda a, n: log_down(n),
         "Rounds are whole: ceil(log2 N).": lambda a, n: math.log2(n),

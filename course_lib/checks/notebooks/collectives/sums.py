@@ -124,8 +124,8 @@ def rounding_case(
 
 READ_TOO_EARLY = "A receive buffer was read before its message was in it: wait() first, then add."
 OTHER_PLACES = (
-    "Either a receive buffer was read before its message was in it (wait() first, then add), or what came "
-    "was added to another chunk than the one that it belongs to."
+    "Either a receive buffer was read before its message was in it (wait() first, then add), or a chunk was "
+    "added to another one than its own."
 )
 
 

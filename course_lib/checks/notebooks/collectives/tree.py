@@ -42,7 +42,7 @@ def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake
         missed = sorted({rank for one in found if one.sign == "own" for rank in one.ranks})
         count = rounds("broadcast", n)
         if any(one.sign in ("partial", "twice", "times") for one in found):
-            return "A broadcast replaces what the other ranks hold; nothing is added."
+            return "A broadcast replaces the other ranks' values; it adds nothing."
         if any(src in one.ranks for one in found):
             return (
                 IN_A_GROUP
@@ -54,8 +54,8 @@ def broadcast_hint(src: int, n: int, in_a_group: bool) -> Callable[[list[Mistake
             )
         if missed and len(missed) == n - 1:
             return (
-                "Nothing came into `tensor` on the others: receive into it, or copy what was "
-                "received back with copy_()."
+                "Nothing came into `tensor` on the others: receive into it, or copy the received value back "
+                "with copy_()."
             )
         if missed and n > 2 and src == 0 and min(missed) >= 1 << (count - 1):
             return f"The last ranks were never reached: {n} ranks take ceil(log2 {n}) = {count} rounds."
@@ -77,13 +77,13 @@ def broadcast_trouble(case: Case, kind: str, text: str) -> str:
         return IN_A_GROUP
     if kind == "deadlock" and "finished" in text.splitlines()[0]:
         return (
-            "A rank waits for a sender that never sends to it, or sends to one that does not "
-            "receive: both ends must agree who is whose parent. Count relative to the source, "
-            "(rank - src) % N, and translate back with + src."
+            "A rank waits for a sender that never sends to it, or sends to one that does not receive: both "
+            "ends must agree which rank is the parent. Count relative to the source, (rank - src) % N, and "
+            "translate back with + src."
         )
     if kind == "deadlock":
         return (
-            "A rank may send only what it has: first receive from the parent, then send to the "
+            "A rank must have the value before it sends it: first receive from the parent, then send to the "
             "children."
         )
     if kind == "error" and "invalid" in text.lower():

@@ -148,7 +148,7 @@ def judge(
             if any(not one or one.step != 1 for spans in layout for one in spans):
                 return wrong(
                     "there are ranges without tokens, or with gaps.",
-                    "Leave a chunk out in which there is no token, and write a chunk as range(start, stop).",
+                    "Leave out a chunk without tokens, and write a chunk as range(start, stop).",
                     cause="empty",
                 )
         return RIGHT

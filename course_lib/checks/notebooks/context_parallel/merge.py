@@ -21,7 +21,7 @@ from course_lib.checks.notebooks.context_parallel.references import (
 NAMES = ("out", "lse", "block_out", "block_lse")
 GRADIENTS = tuple(f"grad.{name}" for name in NAMES)
 NOTHING_SEEN = (
-    "Where nothing was seen lse is -inf, and -inf - -inf is nan. Put a lowest number, "
+    "If no key was seen, lse is -inf, and -inf - -inf is nan. Put the lowest number, "
     "torch.finfo(lse.dtype).min, in its place before you subtract."
 )
 TOO_LARGE = (
@@ -37,8 +37,9 @@ GRAPH = (
     "no detach, no no_grad, no numbers by item()."
 )
 NAN_BEHIND = (
-    "Forward is right, but torch.where and masked_fill only choose among results: backward goes through what "
-    "was not chosen, too, and nan times 0 is nan. Change what goes into the difference, not what comes out."
+    "Forward is right, but torch.where and masked_fill only choose among results: backward goes through the "
+    "values that were not chosen, too, and nan times 0 is nan. Change the inputs of the difference, not its "
+    "result."
 )
 
 
@@ -170,10 +171,10 @@ class Parts:
              lambda: {"out": a + b}),
             ("That is the mean of both. A part counts by its share of the sum, exp(lse - merged lse).",
              lambda: {"out": (a + b) / 2}),
-            ("Old and new have each other's weight.", lambda: {"out": wb * a + wa * b}),
+            ("The weights of old and new are swapped.", lambda: {"out": wb * a + wa * b}),
             ("The weights are taken off the larger lse, and do not add up to 1: divide by their sum.",
              lambda: {"out": pa * a + pb * b}),
-            ("lse is used as a weight. It is a logarithm: exp(lse) is what the part was divided by.",
+            ("lse is used as a weight. It is a logarithm: exp(lse) is the sum that the part was divided by.",
              lambda: {"out": (la[..., None] * a + lb[..., None] * b) / (la + lb)[..., None]}),
             ("The sums add, not their logarithms: log(exp(lse) + exp(block_lse)), torch.logaddexp.",
              lambda: {"lse": la + lb}),
@@ -182,7 +183,7 @@ class Parts:
             ("lse is the old one: the next merge needs that of both.", lambda: {"lse": la}),
             ("lse is the block's: the next merge needs that of both.", lambda: {"lse": lb}),
             *(
-                ("The lowest number that stands in for -inf is still there: where neither part saw a key, "
+                ("The lowest number that stands in for -inf is still there: if neither part saw a key, "
                  "lse is -inf again at the end.", lambda make=make, low=low: {"lse": make(low)})
                 for low in LOWEST
                 for make in (self.merged[1].clamp_min, lambda low: self.clamped(low)[1])

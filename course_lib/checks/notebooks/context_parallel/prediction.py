@@ -54,7 +54,7 @@ def same(n: int) -> float:
 
 
 RING: Mapping[str, Formula] = {
-    "Nothing is sent in the last of N steps: the keys are where they were then. N - 1 transfers.": (
+    "Nothing is sent in the last of N steps: no rank needs the keys any more. N - 1 transfers.": (
         rounds(same, less, same)
     ),
     "Backward, too, no rank needs the keys after the last step: N - 1 times. Their gradients go N times.": (
@@ -78,10 +78,10 @@ RING: Mapping[str, Formula] = {
     "(N-1)/N is a collective's share of the whole. Here each rank sends a part N - 1 times.": (
         rounds(lambda n: (n - 1) / n, lambda n: (n - 1) / n, lambda n: 1)
     ),
-    "kv_bytes has keys and values, both: they are not to be counted twice.": (
+    "kv_bytes includes both keys and values: do not count them twice.": (
         lambda n, kv_bytes, direction: 2 * ring(n, kv_bytes, direction)
     ),
-    "That is what all ranks send together: one rank's bytes are asked for.": (
+    "That is the sum over all ranks: one rank's bytes are asked for.": (
         lambda n, kv_bytes, direction: n * ring(n, kv_bytes, direction)
     ),
     "One rank has no other rank to send to.": lambda n, kv_bytes, direction: (
@@ -109,7 +109,7 @@ ULYSSES: Mapping[str, Formula] = {
     "There are two of each: q and the output, keys and values.": parts(1, 1, others),
     "A rank keeps 1/N of its own part, and sends the rest: (N-1)/N.": parts(2, 2, lambda n: 1),
     "Each rank holds tokens / N, and sends (N-1)/N of that.": parts(2, 2, lambda n: n - 1),
-    "That is what all ranks send together: one rank's bytes are asked for.": (
+    "That is the sum over all ranks: one rank's bytes are asked for.": (
         parts(2, 2, less)
     ),
     "A part is sent once, not N - 1 times: each other rank gets another piece of it.": (
@@ -164,7 +164,7 @@ HIDING: Mapping[str, Formula] = {
     "There are two products, q k^T and p v, of 2 c^2 width FLOPs each.": times(4),
     "That is six blocks, the paper's *sequence*, which must fit in memory: the block hides.": times(6),
     "The rate is in bytes a second, not in bits.": times(1 / 8),
-    "The rate is in bytes a second already: nothing is to be converted.": times(8),
+    "The rate is in bytes a second already: do not convert it.": times(8),
 }  # fmt: skip
 
 

@@ -27,9 +27,9 @@ TRANSFERS = {
     14: "Count again: rank r must see the keys of all 15 others.",
 }
 BLOCKS = {
-    24_500: "That is what the paper's table prints. Its own formula, FLOP/s over bytes/s, gives another "
-    "number in this row.",
-    6 * BLOCK: "That is six blocks, what the paper says must fit in memory. One block hides.",
+    24_500: "The paper's table prints that number. The paper's own formula, FLOP/s over bytes/s, gives "
+    "another number in this row.",
+    6 * BLOCK: "That is six blocks, which must fit in memory according to the paper. One block hides.",
     149_500: "That is the paper's minimal *sequence*, six blocks.",
     BLOCK / 8: "100 Gb/s are bits: 12.5 GB/s.",
     8 * BLOCK: "12.5 GB/s are bytes already.",
@@ -65,7 +65,7 @@ def questions(draw: Draw) -> Iterator[Case]:
             ),
             Answer(
                 "answer_2", 15, slips=TRANSFERS, unit="transfers", tolerance=1e-9,
-                otherwise="One fewer than ranks: its own keys a rank has already.",
+                otherwise="One fewer than ranks: a rank has its own keys already.",
             ),
             Answer(
                 "answer_3", BLOCK, slips=BLOCKS, unit="tokens",

@@ -13,11 +13,11 @@ REFERENCES = (
     "course_lib.facts",
 )
 THEIRS = (
-    "PyTorch's own attention is not to be used here: you are to write the algorithm inside it. Make the "
-    "scores with a product, q @ k.mT, tile by tile."
+    "Do not use PyTorch's own attention here: write the algorithm inside it yourself. Make the scores with a "
+    "product, q @ k.mT, tile by tile."
 )
 COMPILED = (
-    "A function compiled by torch.compile goes its own way through memory, and is not seen here: write the "
+    "A function compiled by torch.compile uses memory in ways that the check does not see: write the "
     "operations out."
 )
 REFUSED = {"torch:compile": COMPILED} | {

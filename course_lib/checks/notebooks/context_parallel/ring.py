@@ -51,8 +51,8 @@ SHAPES = (
     "(out * grad).sum(-1)."
 )
 LENGTHS = (
-    "Parts can differ in length: the buffer must fit what comes, len of the owner's ranges. And each step "
-    "sends on what came in the step before."
+    "Parts can differ in length: the buffer must fit the part that comes, which has the length of its "
+    "owner's ranges. And each step sends on the part that came in the step before."
 )
 
 
@@ -61,7 +61,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     if kind == "deadlock":
         return (
             "In each step every rank sends to one neighbour and receives from the other: post both together "
-            "with dist.batch_isend_irecv, on every rank, also where it has nothing to compute."
+            "with dist.batch_isend_irecv, on every rank, even if it has nothing to compute."
         )
     if case.title == GROUP and "list index out of range" in text:
         return (

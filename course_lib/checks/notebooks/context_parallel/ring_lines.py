@@ -26,10 +26,10 @@ from course_lib.checks.notebooks.context_parallel.spread import Run, alive_line
 
 FLOAT, HALF = 8, 2  # bytes of a number in float64, and in 16 bits
 NAN = (
-    "Where a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. "
-    "Skip such a block, merge by differences from the larger lse, and take care of -inf in both."
+    "If a mask leaves nothing, lse is -inf, and -inf - -inf is nan; exp of large scores is inf. Skip such a "
+    "block, merge by differences from the larger lse, and take care of -inf in both."
 )
-MERGED = "Each block's out and lse are merged with what came before: out by its share exp(lse - merged lse)."
+MERGED = "Each block's out and lse are merged with the result so far: out by its share exp(lse - merged lse)."
 FORWARD_FIRST = "The output of forward is not right yet: look there first."
 LSE = (
     "Return lse after the last block: log of the sum of exp(score) over all keys that a query sees on any "
@@ -156,7 +156,7 @@ def kept_line(spread: Spread) -> Line:
     """The rank's part, and nothing that came by."""
     says = (
         "q, k, v, out and lse are enough: keys that came by are sent again in backward, and scores are "
-        "computed again from lse. A torch.autograd.Function says what is kept."
+        "computed again from lse. A torch.autograd.Function chooses the tensors that are kept."
     )
     most = [1.25 * kept_bytes(spread)] * spread.n
     return essential(saved_line(spread.run(), most, says=says, weight=1.5))

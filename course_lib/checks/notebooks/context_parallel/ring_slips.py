@@ -16,8 +16,8 @@ from course_lib.checks.notebooks.context_parallel.ring_whole import (
 
 OLD = "The old out still has the weight that it had when it came: with each block that follows it loses "
 MEAN = (
-    "The gradients of k and v were divided by N. They are sums of what the queries of all ranks contribute: "
-    "add, and divide by nothing."
+    "The gradients of k and v were divided by N. They are sums over the queries of all ranks: add, and "
+    "divide by nothing."
 )
 
 
@@ -35,8 +35,8 @@ def forward_slips(spread: Spread) -> list[Slip]:
         ),
         *attention_slips(spread),
         spread.masked(
-            "Only the rank's own keys were seen. Those of the other ranks have to come by: compute each step "
-            "with what came in the step before.",
+            "Only the rank's own keys were seen. Those of the other ranks must come by: compute each step "
+            "with the keys that came in the step before.",
             spread.from_marks(lambda r, i, o, j: (r == o) & ((i >= j) | (not spread.causal))),
         ),
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def lse_slips(spread: Spread) -> list[Slip]:
 
     return [
         Slip("That is lse of the rank's own keys: merge it with that of each block.", first),
-        Slip("That is the largest score: add the logarithm of the sum that was taken off it.", largest),
+        Slip("That is the largest score: add the logarithm of the sum of exponentials.", largest),
         Slip("That is the sum itself: return its logarithm.", lambda k: {"y": spread.part(lse.exp(), k)}),
     ]  # fmt: skip
 
@@ -77,7 +77,7 @@ def backward_slips(spread: Spread) -> list[Slip]:
     for name in ("grad.k", "grad.v"):
         says = (
             "Only the rank's own queries contributed to the gradient of its keys: those of the other ranks "
-            "saw them, too. Their shares have to come home."
+            "saw them, too. Their shares must come home."
         )
         found.append(Slip(says, lambda k, name=name: {name: spread.by_own_queries(k)[name]}))
     if n > 1:

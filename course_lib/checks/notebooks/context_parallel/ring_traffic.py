@@ -24,7 +24,7 @@ FOLLOWS = (
     "while the present ones are used."
 )
 TOO_MANY = "N steps need N - 1 transfers: after the last step no rank needs the keys any more."
-ONE_EACH = "In each of N - 1 transfers go the keys and values of one rank, in the inputs' dtype."
+ONE_EACH = "Each of N - 1 transfers carries the keys and values of one rank, in the inputs' dtype."
 WIDE = (
     "Keys and values travel in the inputs' dtype: convert each block to float32 when it has come, "
     "`kv.to(torch.float32)`, and the message has half of the bytes."
@@ -101,8 +101,8 @@ def neighbours_line(spread: Spread, way: str) -> Line:
             if strangers := peers - {(k - 1) % spread.n, (k + 1) % spread.n}:
                 return wrong(
                     f"rank {rank} sent to {words.ranks(sorted(strangers))}, and not to a neighbour alone.",
-                    "Pass on what has come: then N links between neighbours are enough. Keys that their "
-                    "owner sends to every other rank cross each other's ways.",
+                    "Pass on the block that has come: then N links between neighbours are enough. Keys that "
+                    "their owner sends to every other rank cross each other's ways.",
                     cause="strangers",
                 )
         return RIGHT
@@ -136,9 +136,9 @@ def seen_flops(spread: Spread, k: int) -> float:
 def seen_line(spread: Spread, title: str, way: str) -> Line:
     """Of pairs of a range of queries and one of keys, those are computed of which anything is seen."""
     says = (
-        "Blocks of which the mask leaves nothing are to be skipped, not computed and masked. Take each range "
-        "of the rank's queries with each range of the keys that are there: when the last query stands before "
-        "the first key, there is nothing to do."
+        "Skip blocks of which the mask leaves nothing: do not compute and mask them. Take each range of the "
+        "rank's queries with each range of the keys that are there: when the last query stands before the "
+        "first key, there is nothing to do."
     )
     most = [SPARE[way] * FLOPS[way] * seen_flops(spread, k) for k in range(spread.n)]
     titled = f"blocks that no query sees are skipped, {title}, {way}"

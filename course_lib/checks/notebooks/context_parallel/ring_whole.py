@@ -227,12 +227,12 @@ def mask_slips(spread: Spread) -> list[Slip]:
         ),
         spread.masked(
             "Blocks were skipped by the tokens' positions, but within a block the mask was laid by places "
-            "within the parts. Give what masks the same ranges, which tiles(...) has from the layout.",
+            "within the parts. Mask with the same ranges, which tiles(...) takes from the layout.",
             lambda q, k: (spread.local[q] >= spread.local[k]) & (ends[q] >= begins[k]),
         ),
         spread.masked(
             "The keys of step i were taken for those of rank r + i: in step i rank r - 1 sends on the keys "
-            "of rank r - i. Blocks were masked or skipped that are seen, and the other way round.",
+            "of rank r - i. Blocks that are seen were masked or skipped, and the other way round.",
             spread.from_marks(backwards),
         ),
     ]

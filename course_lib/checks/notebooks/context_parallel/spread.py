@@ -21,8 +21,8 @@ from course_lib.checks.kit import (
 )
 
 OTHERWISE_MADE = (
-    "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is as "
-    "many times as large as a head has features, and what it costs is not seen here."
+    "Make scores and sums with products of matrices (@, torch.einsum): a tensor of all single products is "
+    "head_dim times as large, and the check does not see its cost."
 )
 RECIPE = "course_lib.checks.rank.notebooks.context_parallel.spread:spread"
 ROOM = 5_000_000  # bytes that libraries take at the first call

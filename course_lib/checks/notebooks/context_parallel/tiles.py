@@ -45,7 +45,7 @@ ON_OR_BELOW = TILES * (TILES + 1) // 2  # tiles of which anything is seen under 
 PRODUCT = 2 * HEADS * HEAD_DIM * BLOCK**2 * ON_OR_BELOW
 FLOPS = {"forward": 2.5 * PRODUCT, "backward": 7 * PRODUCT}
 SKIP = (
-    "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. Where "
+    "A tile that lies wholly above the diagonal is computed and masked: no query sees a key of it. If "
     "queries[-1] < keys[0], go on to the next one, forward and backward."
 )
 ROWS = 8 * SEQ * HEADS * BYTES  # a few numbers for each query, such as lse and delta
@@ -60,10 +60,10 @@ STEP = (
     "For each tile: p = exp(s - lse), dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk += ds^T q, "
     "and the factor of the scores in dq and dk."
 )
-MERGED = "Is each tile's part merged with what the tiles before it gave?"
+MERGED = "Is each tile's part merged with the result of the tiles before it?"
 LARGE = (
-    "exp of such scores is infinite: take differences first. Is the merge that is called here right for "
-    "large scores, by its own check?"
+    "exp of such scores is infinite: take differences first. Does the merge that is called here pass its own "
+    "check with large scores?"
 )
 ROUNDED = (
     "Sums over many tiles need more digits than the inputs have: keep out, lse, scores and the sums of "

@@ -39,11 +39,10 @@ from course_lib.ledger.operation import Operation
 
 HEADS = "heads that the ranks do not divide"
 OTHERWISE = (
-    "Pieces are cut along the heads, and what comes is joined along the tokens, in the order of the ranks; "
-    "on the way back the other way round. x.reshape(n, ...) cuts along what is first in memory: neither. "
-    "And is tiled_attention right, by its own check?",
-    "Backward, gradients go the opposite way of what they belong to: cut where forward joined, join where "
-    "it cut.",
+    "Pieces are cut along the heads, and those that come are joined along the tokens, in the order of the "
+    "ranks; on the way back the other way round. x.reshape(n, ...) cuts along the first dimension in "
+    "memory, which is neither. And does tiled_attention pass its own check?",
+    "Backward, gradients go the opposite way of their tensors: cut where forward joined, join where it cut.",
 )
 GATHERED = (
     "All heads of the whole sequence came to every rank, and it needs 1/N of them: an all-to-all sends each "
@@ -63,7 +62,7 @@ def trouble(case: Case, kind: str, text: str) -> str:
     if "returned an invalid gradient" in text:
         return OTHERWISE[1]
     if case.title == GROUP and kind not in ("deadlock", "timeout"):
-        return "Is the group asked everywhere? dist.get_world_size(group), dist.get_rank(group), group=group."
+        return "Do you pass the group everywhere? dist.get_world_size(group), dist.get_rank(group), group=."
     if "support" in text and re.search("(?i)all_?to_?all", text):
         return "gloo has no all-to-all of lists: dist.all_to_all_single cuts along dimension 0."
     if "not contiguous" in text:
@@ -85,8 +84,8 @@ def exchange_slips(spread: Spread) -> list[Slip]:
     interleaved = [h % n * each + h // n for h in range(heads)]
     dealt = [h % each * n + h // each for h in range(heads)]
     says = (
-        "The heads came back in another order: rank r attends with the heads r H/N .. (r+1) H/N - 1, and "
-        "what comes from rank r belongs there."
+        "The heads came back in another order: rank r attends with the heads r H/N .. (r+1) H/N - 1, and the "
+        "heads from rank r belong there."
     )
     kv_each = spread.whole.k.shape[2] // n
     turns = (

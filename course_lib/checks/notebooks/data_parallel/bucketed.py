@@ -186,8 +186,8 @@ def one_each(run: Training) -> Line:
                 count = sum(one.op in SUMS for one in operations)
                 if count < least:
                     return wrong(
-                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; every one of "
-                        f"{words.number(least)} gradients is to have its own.",
+                        f"with bucket_bytes=1 {words.counted(count, 'bucket')} left in a step; each of the "
+                        f"{words.number(least)} gradients must have its own.",
                         "Close a bucket before the next gradient would exceed bucket_bytes.",
                         cause="bucket_bytes",
                     )

@@ -96,7 +96,7 @@ def during_backward_line(
         if any(one.op == "barrier" for one in seen.operations[rank][started : first.begun]):
             return wrong(
                 f"on rank {rank} a barrier was begun during backward: backward stands still until all ranks "
-                "have come to it, and what they sent has arrived.",
+                "have come to it and their messages have arrived.",
                 "No rank has to wait for another before it goes on with backward: leave the barrier out.",
                 cause="barrier in backward",
             )

@@ -36,12 +36,12 @@ SENT = {
     "The microbatches add up to gradients of the same size: they do not divide it.": lambda n, m, k, quiet: (
         2 * (n - 1) / n * m / (k if quiet else 1)
     ),
-    "That is what all ranks send together: it asks for one.": lambda n, m, k, quiet: (
+    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, m, k, quiet: (
         2 * (n - 1) * m * (1 if quiet else k)
     ),
 }
 EXPOSED = {
-    "That is without overlap: whatever is sent while backward runs is hidden.": lambda b, c, k: c,
+    "That is without overlap: messages sent while backward runs are hidden.": lambda b, c, k: c,
     "That holds while backward is the slower. If communication is, it begins after the first bucket, "
     "backward / buckets, and goes on without a pause.": lambda b, c, k: c / k,
     "Communication does not begin with backward: the first bucket is full after backward / buckets.":
@@ -52,11 +52,11 @@ EXPOSED = {
         lambda b, c, k: max(0.0, c - (1 - 1 / k) * b),
     "That is the whole time of backward and communication: only the part that sticks out is asked for.":
         lambda b, c, k: b + max(c / k, c - (1 - 1 / k) * b),
-    "The two are added up: the larger of them counts.":
+    "You added the two up: only the larger one counts.":
         lambda b, c, k: c / k + max(0.0, c - (1 - 1 / k) * b),
 }  # fmt: skip
 EFFICIENCY = {
-    "That is the share that is lost; the efficiency is what is left.": lambda c, e: e / (c + e),
+    "That is the share that is lost; the efficiency is the rest.": lambda c, e: e / (c + e),
     "Upside down: efficiency is at most 1.": lambda c, e: (c + e) / c,
     "The step takes compute + exposed; divide by that, not by compute.": lambda c, e: 1 - e / c,
     "Divide compute by the whole step, compute + exposed.": lambda c, e: c / e if e else 0.0,

@@ -35,7 +35,7 @@ OVERFLOW = (
     "int8 was summed as int8: 100 + 100 is -56 there, and scales differ. Widen to float, times the scale, "
     "then add."
 )
-LEFT_ALONE = "`error` was left as it was: write into it what your rounding left out."
+LEFT_ALONE = "`error` was left as it was: write the part into it that your rounding left out."
 SET_TO_ZERO = "`error` was set to zero: the part that rounding left out is lost."
 NOT_ADDED = "The part that earlier roundings left out was not added: quantise tensor + error."
 LOST = (LEFT_ALONE, SET_TO_ZERO, NOT_ADDED)  # without error feedback
@@ -150,7 +150,7 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
         share = words.which("element", off)
         told = why(errors, result)
         return wrong(
-            f"in {share}, N * result + all errors is not what was asked for.",
+            f"in {share}, N * result + all errors is not the sum of tensor + error over the ranks.",
             told,
             misses_point=told in LOST,
         )
@@ -159,10 +159,10 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
         for rank, kept, most in zip(on.ranks, errors, given.left, strict=True):
             if not bool((kept.abs() <= most).all()):
                 return wrong(
-                    f"on rank {rank} `error` is larger than what rounding to int8 leaves out.",
-                    "A rank keeps what *it* has not sent: tensor + error, less what the receivers make of "
-                    "it. Less the mean, it would keep how far it is from the others, and more with each "
-                    "step.",
+                    f"on rank {rank} `error` is larger than rounding to int8 explains.",
+                    "A rank keeps the part that *it* has not sent: tensor + error, less the values that the "
+                    "receivers read. Less the mean, it would keep its distance from the others, and more "
+                    "with each step.",
                     cause="the mean subtracted",
                 )
         return RIGHT
@@ -179,15 +179,15 @@ def nothing_lost(on: Setting, given: Inputs) -> Callable[[Observed], Finding]:
         if bool(((errors.sum(0) - unaided).abs() <= near).all()):
             return NOT_ADDED
         if bool(((errors.sum(0) + lost).abs() <= near).all()):
-            return "The sign is wrong: error = what was asked, less what was sent."
+            return "The sign is wrong: error = tensor + error, less the values that were sent."
         if bool(((errors.sum(0) - lost - given.error.sum(0)).abs() <= near).all()):
-            return "The old error was kept beside the new one, which holds it already."
+            return "The old error was kept beside the new one, which includes it already."
         if bool((errors.sum(0).abs() <= given.n * given.bound).all()):
             return (
                 "Each rank remembers its own rounding, but the second one, of the mean, is forgotten, or "
                 "does not count N times. The shard's owner adds N * (mean - what it sent) to its error."
             )
-        return "Afterwards `error` holds tensor + error, less what the receivers make of what was sent."
+        return "Afterwards `error` holds tensor + error, less the values that the receivers read."
 
     return judge
 

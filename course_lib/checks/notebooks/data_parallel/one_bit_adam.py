@@ -92,10 +92,10 @@ GENERAL = {
         "server_error, and sends signs and a scale of that to all. A scale is the mean of |x| over the "
         "shard's elements, padding not counted."
     ),
-    "error": "error = tensor + error, less what this rank's signs and scales say.",
+    "error": "error = tensor + error, less the values of this rank's signs and scales.",
     "server_error": (
-        "server_error = the mean of what arrived + server_error, less what this rank's signs and scale say "
-        "of it. Where there is padding it stays 0."
+        "server_error = the mean of the arrived values + server_error, less the values of this rank's signs "
+        "and scale. Where there is padding it stays 0."
     ),
 }
 
@@ -142,7 +142,7 @@ def sign_hint(n: int, numel: int, ratio: float) -> str:
     if abs(ratio - (shard + 4) / (shard / 8 + 4)) < 0.02:
         return "A sign took a byte: pack eight of them into one."
     if ratio > FULL * 32 * shard / (shard + 32):
-        return "The message was as long as the elements themselves: of a sign, a bit is enough."
+        return "The message was as long as the elements themselves: a bit is enough for a sign."
     return "(N-1) (s/8 + 4) bytes to the servers and as many back: s/8 bytes of signs, a float32 scale."
 
 
@@ -248,7 +248,7 @@ def step_hint(ratio: float, seen: Observed) -> str:
             "scale.float()."
         )
     if ratio > 5:
-        return "After the warm-up nothing travels in full precision, the gradients neither."
+        return "After the warm-up nothing travels in full precision, not even the gradients."
     return "One sign_all_reduce for each parameter in a step."
 
 

@@ -122,7 +122,7 @@ def why_not(
         )
     return (
         "P = G Q, averaged, then made orthonormal, on every rank alike (torch.linalg.qr(P).Q); Q = G^T P, "
-        "averaged; the result is P Q^T. Without orthonormal columns it has another size, and where P is not "
+        "averaged; the result is P Q^T. Without orthonormal columns it has another size, and if P is not "
         "averaged the ranks' Q belong to different P."
     )
 
@@ -138,7 +138,7 @@ def later_steps(run: Run) -> Callable[[Observed], Finding]:
                 asked = run.mean(step, k) + missing
                 expected = next_result(asked, found[step - 1], run.rank)
                 if not near(run, found[step], expected):
-                    said = f"in step {step + 1}, {what} is not what the steps before lead to."
+                    said = f"in step {step + 1}, {what} is not the result that the steps before lead to."
                     return wrong(said, slip(run, found, step, k, missing))
                 missing = asked - found[step]
         return RIGHT
@@ -151,16 +151,16 @@ def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: to
     basis = span(now, run.rank)
     ways = {
         "The part that P Q^T missed in earlier steps was not added: ask for gradient + error.": mean,
-        "The error has the wrong sign: it is what was asked, less P Q^T.": mean - missing,
+        "The error has the wrong sign: it is gradient + error, less P Q^T.": mean - missing,
         "The error of the step before was counted twice.": mean + 2 * missing,
     }
     if step > 1:
         latest = run.mean(step - 1, k) - found[step - 1]
-        ways["The error is what was *asked*, less P Q^T: gradient and earlier error together."] = (
-            mean + latest
-        )
+        ways["The error is gradient *and* earlier error together, less P Q^T."] = mean + latest
         every = run.mean(0, k) - found[0] + missing
-        ways["The new error takes the place of the old one, which it holds already."] = mean + every
+        ways["The new error takes the place of the old one, which it includes already."] = (
+            mean + every
+        )
     for says, asked in ways.items():
         if near(run, now, next_result(asked, found[step - 1], run.rank)):
             return says
@@ -169,9 +169,7 @@ def slip(run: Run, found: Sequence[torch.Tensor], step: int, k: int, missing: to
     for says, asked in ways.items():
         if near(run, now, onto(basis, asked)):
             return f"{says} Nor did it start from the Q of the step before."
-    return (
-        "Ask for gradient + error; start from the last Q; keep what P Q^T misses of what was asked."
-    )
+    return "Ask for gradient + error; start from the last Q; keep the part of that sum that P Q^T misses."
 
 
 def alike(run: Run) -> Callable[[Observed], Finding]:

@@ -71,7 +71,7 @@ def questions(draw: Draw) -> Iterator[Case]:
             ),
             Answer(
                 "answer_2", EFFICIENCY, slips=SPEED,
-                otherwise="Compute over compute and what is exposed, at five times the time on the wire.",
+                otherwise="Compute over compute + exposed, at five times the time on the wire.",
             ),
             Answer(
                 "answer_3", ("sgd",), slips=dict.fromkeys(("adamw", "both", "neither"), SCALE),

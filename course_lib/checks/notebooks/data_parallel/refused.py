@@ -5,13 +5,13 @@ from __future__ import annotations
 
 SAMPLER = {
     "torch.utils.data.distributed:DistributedSampler": (
-        "PyTorch's DistributedSampler deals the samples out by itself. That is what you are to write: one "
-        "permutation, the same on every rank, of which rank r takes every world_size-th."
+        "PyTorch's DistributedSampler deals the samples out by itself. Write that yourself: one permutation, "
+        "the same on every rank, of which rank r takes every world_size-th."
     ),
 }
 REDUCER = {
     "torch.distributed:Reducer": (
         "PyTorch's reducer, which DistributedDataParallel is built on, would do all of it. That is what you "
-        "are to build: broadcast what the first rank has, and reduce the gradients yourself."
+        "are to build: broadcast the first rank's parameters and buffers, and reduce the gradients yourself."
     ),
 }

@@ -98,10 +98,10 @@ def right_values(
         if any(NOTHING in said for said in found.sentences) and summed_something(seen):
             return wrong(
                 found.sentences[0],
-                "Something was summed over the ranks, and it was not a gradient. "
-                "register_post_accumulate_grad_hook gives the hook the *parameter*: reduce `p.grad`, "
-                f"not `p`. A sum that was made in a copy must come back into `p.grad`, and a {sum_of} that "
-                "is read before its wait() still holds this rank's own.",
+                "The ranks summed something that is not a gradient. register_post_accumulate_grad_hook "
+                "gives the hook the *parameter*: reduce `p.grad`, not `p`. A sum that was made in a copy "
+                f"must come back into `p.grad`, and a {sum_of} that is read before its wait() still holds "
+                "this rank's own.",
                 cause="not the gradients",
             )
         if otherwise and len(found.sentences) == 1:
@@ -113,7 +113,7 @@ def right_values(
 
 AGAIN = (
     "Step 1 is right, and a later one is not. The state of one step (handles, flat tensors, which gradients "
-    "have come) has to begin anew when finish_gradient_synchronization() is over."
+    "have come) must begin anew when finish_gradient_synchronization() is over."
 )
 
 
@@ -141,7 +141,7 @@ def read_too_early(n: int, sum_of: str) -> lines.Mistake:
 def left_under_no_sync() -> lines.Mistake:
     return lines.Mistake(
         "Only the first microbatch was exchanged: its buckets left although it ran under no_sync(). Hooks "
-        "are called there, too, and have to do nothing: let no_sync() set a flag that they look at.",
+        "are called there, too, and must do nothing: let no_sync() set a flag that they check.",
         lambda rank: lines.only(lambda given: [one[:1] for one in given]),
     )
 
@@ -153,9 +153,8 @@ def never_waited(seen: Observed) -> str:
         if dropped := sum(not one.waited for one in sums):
             return (
                 f"Rank {rank} began {words.number(dropped)} of its sums over the ranks with async_op=True "
-                "and never waited for them. Until then a gradient is this rank's own, the sum, or a part of "
-                "it, as it happens. Keep every handle, and call wait() on all of them before the gradients "
-                "are read."
+                "and never waited for them. Until then a gradient may be this rank's own, the sum, or a part "
+                "of it. Keep every handle, and call wait() on all of them before the gradients are read."
             )
     return ""
 
@@ -211,7 +210,7 @@ def same_buffers(run: Training, title: str, weight: float = 1.0) -> Line:
 
 NEVER_LEFT = (
     "A bucket that waits for a gradient which never comes is never sent. A parameter that was not used has "
-    "no gradient: when backward is over, send the buckets that are left, with zeros for what is missing."
+    "no gradient: when backward is over, send the buckets that are left, with zeros for missing gradients."
 )
 
 
@@ -269,8 +268,8 @@ def broken_off(case: Case, kind: str, text: str) -> str:
         return SOME_RANKS
     if "NoneType" in text:
         return (
-            "Some parameters have no gradient, p.grad is None: pass by frozen ones, and send zeros for one "
-            "that was not used."
+            "Some parameters have no gradient, p.grad is None: skip frozen ones, and send zeros for one that "
+            "was not used."
         )
     if "was changed before wait" in text:
         return "A bucket that is under way was written to. Touch it only after its wait()."
@@ -335,7 +334,7 @@ def gradients_sent(
             )
         if abs(ratio - numel(run, everything=True) / numel(run)) < 0.01:
             return (
-                "That is all parameters. Frozen ones have no gradient: pass by those with "
+                "That is all parameters. Frozen ones have no gradient: skip those with "
                 "requires_grad=False."
             )
         gathered = any(one.op == "all_gather" for one in seen.operations[0])
@@ -393,8 +392,8 @@ def its_own_work() -> Line:
             if strange:
                 return wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op}: PyTorch did so by itself.",
-                    "That is what you are to build: broadcast what the first rank has, and reduce the "
-                    "gradients yourself.",
+                    "That is what you are to build: broadcast the first rank's parameters and buffers, and "
+                    "reduce the gradients yourself.",
                     cause="PyTorch's",
                 )
         return RIGHT

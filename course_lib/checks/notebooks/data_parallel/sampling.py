@@ -152,8 +152,8 @@ def nobody_twice(deal: Deal, shards: Shards) -> Finding:
     repeated = [one for one, count in sorted(seen.items()) if count > 1]
     said = Sentence(
         f"{deal}: {words.which('sample', repeated)} {words.verb(repeated, 'is', 'are')} seen more than "
-        f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'fills', 'fill')} up "
-        "what is short.",
+        f"once; {words.counted(spare, 'repetition')} {words.verb([0] * spare, 'is', 'are')} enough to fill "
+        "up.",
         "samples are seen more than once, and more than is needed to fill up.",
     )
     return wrong(
@@ -169,7 +169,7 @@ def equally_many(deal: Deal, shards: Shards) -> Finding:
     if set(lengths) == {deal.each}:
         return RIGHT
     said = Sentence(
-        f"{deal} gives {words.listing(lengths)} samples; every rank is to have {deal.each}.",
+        f"{deal} gives {words.listing(lengths)} samples; every rank must have {deal.each}.",
         "the ranks do not have ceil(n / world_size) samples each.",
     )
     hint = ""
@@ -198,7 +198,7 @@ def every_epoch_anew(asked: Asked, first: Deal, second: Deal) -> Line:
         if isinstance(one, Finding) or isinstance(other, Finding):
             return one if isinstance(one, Finding) else other  # type: ignore[return-value]
         if one[0] == sorted(one[0]) and one == other:
-            return wrong("the samples stand in their own order: they are to be shuffled.")
+            return wrong("the samples are in their original order: shuffle them.")
         if one == other:
             return wrong(
                 "epochs 0 and 1 have the same order.",
@@ -239,7 +239,7 @@ def shared_generator(seen: Observed, asked: Asked) -> Finding:
         return RIGHT
     return wrong(
         f"{NAME} seeded or used the random generator that the whole process shares.",
-        "Whatever is drawn next, dropout or noise, would then be the same in every epoch. Draw from a "
+        "The numbers drawn next, for dropout or noise, would then be the same in every epoch. Draw from a "
         "generator of your own: torch.Generator().manual_seed(seed + epoch).",
         cause="shared generator",
     )

@@ -129,7 +129,7 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
     if name == "tensor":
         yield "It was left as it was: write the mean into it.", given.tensor[place]
         yield (
-            "That is the mean itself: only signs and scales are to travel.",
+            "That is the mean itself: only signs and scales may travel.",
             (given.tensor + given.error).mean(0),
         )
     rules = {
@@ -139,7 +139,7 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
             served=0.0
         ),
         f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
-        "Padding was counted in a scale: it is the mean over the elements that are there.": Rules(
+        "Padding was counted in a scale: it is the mean over the elements of the tensor.": Rules(
             padding=True
         ),
         "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
@@ -153,16 +153,23 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
         asked = given.tensor[place] + given.error[place]
         yield "`error` was left as it was: the signs' error is lost.", given.error[place]
         yield "`error` was set to zero: the signs' error is lost.", 0 * asked
-        yield "The sign is wrong: error = what was asked, less what was said.", -right.error[place]
         yield (
-            "A rank keeps what its *own* signs miss, not how far it is from the mean.",
+            "The sign is wrong: error = tensor + error, less the values of the signs and scales.",
+            -right.error[place],
+        )
+        yield (
+            "A rank keeps the part that its *own* signs miss, not its distance from the mean.",
             asked - right.tensor,
         )
     if name == "server_error":
         before = given.server[place]
         yield "`server_error` was left as it was: the second signs' error is lost.", before
         yield "`server_error` was set to zero: the second signs' error is lost.", 0 * before
-        yield "The sign is wrong: error = asked, less said.", -right.server_error[place]
+        yield (
+            "The sign is wrong: server_error = mean + server_error, less the values of the signs and "
+            "scale.",
+            -right.server_error[place],
+        )
 
 
 # ---- 1-bit Adam
@@ -196,7 +203,7 @@ class Adam:
             Adam(momentum=False),
         )
         yield (
-            "The variance went on after the warm-up: it is frozen, since signs tell nothing of it.",
+            "The variance went on after the warm-up: it is frozen, since signs say nothing about it.",
             Adam(frozen=False),
         )
         yield (

@@ -73,8 +73,8 @@ class Inputs:
             "`error` was added twice: it stands for what is still to be sent, once.": (
                 self.average(t + 2 * e)
             ),
-            "The largest of `tensor` were picked: pick the largest of tensor + error, what was kept back "
-            "earlier included.": self.average(asked, among=t),
+            "The largest of `tensor` were picked: pick the largest of tensor + error, which includes the "
+            "part kept back earlier.": self.average(asked, among=t),
             f"That is the sum over the {n} ranks: divide it by their number.": (
                 self.average(asked, divisor=1)
             ),
@@ -97,15 +97,17 @@ class Inputs:
             "The other ranks' values were put at this rank's places: their indices must travel too.": (
                 self.at_own_places(asked), rest,
             ),
-            "`error` still holds what was sent: it would be sent again in the next step.": (result, asked),
+            "`error` still holds the part that was sent: it would be sent again in the next step.": (
+                result, asked,
+            ),
             "`error` was left as it was.": (result, e),
             "`error` was set to zero: the part that was not sent is lost.": (result, torch.zeros_like(e)),
             "The mean was subtracted. A rank keeps what *it* has not sent: tensor + error, less its own "
             "k elements.": (result, asked - result),
-            "That is what was sent; the rest is to be kept.": (result, asked - rest),
-            "The rest was added to the old `error`, which is in it already.": (result, e + rest),
-            "`tensor` was left as it was: it is overwritten.": (t, rest),
-            "The mean was added to what `tensor` held: it is overwritten.": (t + result, rest),
+            "That is the part that was sent; keep the rest.": (result, asked - rest),
+            "The rest was added to the old `error`, which it includes already.": (result, e + rest),
+            "`tensor` was left as it was: overwrite it with the mean.": (t, rest),
+            "The mean was added to the old values of `tensor`: overwrite them.": (t + result, rest),
         }  # fmt: skip
         if bool(((asked != rest).sum(0) <= 1).all()):  # no element was sent by two ranks
             summed = (

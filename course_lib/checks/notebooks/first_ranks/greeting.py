@@ -71,7 +71,7 @@ def device_of(rank: int, backend: str) -> str:
 
 def hello_hint(place: int, given: list, rank: int, n: int) -> str:
     if given[:2] == [n, rank]:
-        return "Rank and world size stand in each other's place."
+        return "Rank and world size are swapped."
     if place == 2:
         return "Ask course_lib.device() and turn it into text with str()."
     if isinstance(given[place], str):
@@ -97,7 +97,7 @@ EXCHANGE: dict[str, Formula] = {
     ALL_RANKS: lambda n: 1,
     "That is one pair's. Count the messages of all ranks together.": lambda n: 2,
     BOTH_ENDS: lambda n: 4 * (n // 2),
-    "Each rank has one partner; it does not write to everybody.": lambda n: n * (n - 1),
+    "Each rank has one partner; it does not send to all ranks.": lambda n: n * (n - 1),
     "Count pairs: 0 and 1, 2 and 3, and two messages for each.": lambda n: n - 1,
 }
 RING_SHIFT: dict[str, Formula] = {

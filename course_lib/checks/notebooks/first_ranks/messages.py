@@ -92,8 +92,7 @@ def new_tensor(seen: Observed) -> Finding:
         if values.same_object:
             return wrong(
                 f"on rank {rank} the function returned the very tensor that it was given.",
-                "The caller's tensor and the result are to be two: return a new one "
-                "(tensor.clone()).",
+                "The result must be a tensor of its own: return a new one (tensor.clone()).",
                 cause="same object",
             )
     return RIGHT
@@ -185,7 +184,7 @@ def shift_hint(found: list[Mistake]) -> str:
             "(rank - 1) % N."
         )
     if sign == "copy":
-        return "Each rank is to receive from the rank before it, (rank - 1) % N."
+        return "Each rank must receive from the rank before it, (rank - 1) % N."
     if sign in ("zero", "nan", "unknown"):
         return "The buffer was read before the message was in it: call wait() on the receive first."
     return ""

@@ -68,7 +68,7 @@ def judge_waits(program: str) -> Callable[[Observed], Finding]:
         given = as_dict(seen.answer(0).value)
         if given is None:
             return wrong(
-                "waits_for is to be a dict: program -> {rank: the rank it waits for}.", cause="form"
+                "waits_for must be a dict: program -> {rank: the rank it waits for}.", cause="form"
             )
         mine = as_dict(given.get(program))
         if not mine or any(one in UNANSWERED for one in mine.values()):
@@ -76,7 +76,7 @@ def judge_waits(program: str) -> Callable[[Observed], Finding]:
         mine = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in mine.items()}
         if mine == right:
             return RIGHT
-        said = f"waits_for[{program!r}] does not say what the diagnosis says."
+        said = f"waits_for[{program!r}] does not agree with the diagnosis."
         return wrong(said, waits_hint(mine, right))
 
     return judge
@@ -89,15 +89,13 @@ def waits_hint(mine: dict, right: dict) -> str:
         return "Turned round: the key is the rank that waits, the value the rank it waits for."
     if done := sorted(set(mine) - set(right)):
         do = words.verb(done, "does", "do")
-        return (
-            f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis says what became of it."
-        )
+        return f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis names its end."
     if missing := sorted(set(right) - set(mine)):
         return f"{words.ranks(missing).capitalize()} {words.verb(missing, 'waits', 'wait')} too."
     off = next(rank for rank in sorted(right) if mine[rank] != right[rank])
     return (
-        f"Read again what rank {off} is in, and whose part is missing there: `src` of a receive, or "
-        "the rank that did not call."
+        f"Read again in which operation rank {off} is, and which rank's part is missing there: `src` of a "
+        "receive, or the rank that did not call."
     )
 
 
@@ -105,7 +103,7 @@ def judge_remedy(program: str) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
         given = as_dict(seen.answer(1).value)
         if given is None:
-            return wrong("remedies is to be a dict: program -> remedy.", cause="form")
+            return wrong("remedies must be a dict: program -> remedy.", cause="form")
         mine = given.get(program)
         if mine in UNANSWERED:
             return wrong(f"remedies[{program!r}] is not answered yet.")
@@ -122,7 +120,7 @@ def judge_remedy(program: str) -> Callable[[Observed], Finding]:
 # ---- questions: a link with alpha = 20 us and 10 GB/s
 
 BITS = "10 GB/s are bytes, not bits: no factor of 8."
-UPSIDE_DOWN = "Divided where it is to be multiplied: bytes = alpha * bandwidth."
+UPSIDE_DOWN = "You divided instead of multiplying: bytes = alpha * bandwidth."
 
 ONE_MESSAGE = {
     1e-4: "The latency was left out: alpha is paid once for every message.",
@@ -145,7 +143,7 @@ EQUAL_SHARES = {
     1_200_000: "alpha alone against the bytes alone: solve alpha = bytes / bandwidth.",
 }
 AFTER_A_RAISE = {
-    "raise": "Nothing tells them: a collective only knows that a part has not come yet.",
+    "raise": "Nothing tells the other ranks: a collective only knows that a part has not come yet.",
     "return": "A collective returns when every member's part has come, and one never will.",
 }
 

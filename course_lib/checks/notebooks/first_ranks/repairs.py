@@ -48,7 +48,7 @@ def neighbour_hint(found: list[Mistake]) -> str:
     signs = {one.sign for one in found}
     pieces = [piece for one in found for piece in one.pieces if piece.origin.counts]
     if pieces and all(piece.origin.counts[piece.rank] == 0 for piece in pieces):
-        return "The sum takes three values: the rank's own belongs to it too."
+        return "The sum takes three values, the rank's own among them."
     if signs == {"times"}:
         return (
             "The sum takes three values. With two ranks the left neighbour is the right one as "
@@ -109,13 +109,13 @@ def collect_trouble(case: Case, kind: str, text: str) -> str:
         )
     if kind == "deadlock":
         return (
-            "Sends and receives do not pair up: each rank's messages are to be received in the "
-            "order in which they are sent."
+            "Sends and receives do not pair up: receive each rank's messages in the order in which it sends "
+            "them."
         )
     if "two ends of a message differ" in text:
         return (
-            "Rank 0 cannot know how many results a rank has: let it be told first, then make the "
-            "buffer that long. A count is an int64 at both ends."
+            "Rank 0 cannot know how many results a rank has: receive that number first, then make the buffer "
+            "that long. A count is an int64 at both ends."
         )
     return ""
 
@@ -177,7 +177,7 @@ def compared(got: list, right: list, lengths: Sequence[int]) -> Finding:
 
 def collect_hint(got: list, right: list, lost: list, lengths: Sequence[int]) -> str:
     if got == right[lengths[0] :]:
-        return "Rank 0's own results belong to them, in front."
+        return "Rank 0's own results come first in the tensor."
     if len(got) > len(right):
         return "Numbers that no rank computed stand among them: buffers longer than their messages."
     if len(got) == len(right):
@@ -235,8 +235,8 @@ def mean_slips(values: Sequence[torch.Tensor]) -> dict[float, str]:
         total / len(values): "That is the sum divided by the number of ranks; divide by the number "
         "of values.",
         total: "That is the sum; it was not divided by the number of values.",
-        0.0: "A rank without values needs the mean of all the others' too: it is to take part and "
-        "return it.",
+        0.0: "A rank without values needs the mean of the others' values, too: it must take part "
+        "and return it.",
     }
 
 

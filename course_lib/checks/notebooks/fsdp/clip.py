@@ -146,7 +146,7 @@ def scaled_line(pieces: Pieces, title: str, weight: float = 1.5) -> Line:
                 found, name = seen.tensors[rank], f"shard{i}"
                 if bool((found[name] != 7).any()):
                     return wrong(
-                        f"on rank {rank} a shard was changed: its gradient is to be scaled.",
+                        f"on rank {rank} a shard was changed: scale its gradient instead.",
                         cause="shard",
                     )
                 if given is None or not given.numel():

@@ -161,7 +161,7 @@ class Form:
                 return wrong(
                     Sentence(
                         f"{sizes.call(self.name)}: rank {rank} has {what}; {why}.",
-                        f"{self.name} uses a kind of action that it has not: {why}.",
+                        f"{self.name} uses a kind of action that this schedule does not have: {why}.",
                     ),
                     cause="not a schedule",
                 )

@@ -121,9 +121,10 @@ def orders_differ(sizes: Sizes, rows: Rows) -> str:
             if order != before and sorted(order) == sorted(before):
                 return Sentence(
                     f"Stage {stage - 1} takes the microbatches {name} in the order {shown(before)}, stage "
-                    f"{stage} in the order {shown(order)}: one of them waits for what the other does later.",
-                    f"All stages take the microbatches {name} in one order: otherwise one waits for what "
-                    "the other does later.",
+                    f"{stage} in the order {shown(order)}: one of them waits for an action that the other "
+                    "does later.",
+                    f"All stages take the microbatches {name} in one order: otherwise one waits for an "
+                    "action that the other does later.",
                 )
     return ""
 

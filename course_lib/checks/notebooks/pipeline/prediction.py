@@ -47,7 +47,7 @@ def instead(schedule: str, says: Idle) -> Idle:
 
 
 PLAIN: Mapping[str, Idle] = {
-    "That is what all ranks idle together: the fraction of one is asked for, and it is the same for all.": (
+    "That is the sum over all ranks: the fraction of one is asked for, and it is the same for all.": (
         lambda s, p, m, v: p * ideal(s, p, m, v)
     ),
     "A naive rank idles while each of the m microbatches is on one of the p - 1 others: m times as long.": (
@@ -81,7 +81,7 @@ SPLIT: Mapping[str, Idle] = {
     "ZB-H1 fills the bubble with the weights' halves, for which no rank waits: (p-1)(F+I-W) is left of it.": (
         instead(HALVES, lambda s, p, m, v: (p - 1) / m)
     ),
-    "ZB-H1 has a bubble still, (p-1)(F+I-W); without any is ZB-H2, which holds twice as much.": (
+    "ZB-H1 has a bubble still, (p-1)(F+I-W); ZB-H2 has none, and holds twice as much.": (
         instead(HALVES, lambda s, p, m, v: 0)
     ),
     "A microbatch takes F + I + W = 3, and what is left of the bubble is (p-1)(F+I-W) = p - 1: a third of "
@@ -102,7 +102,7 @@ PEAK: Mapping[str, Formula] = {
     "That is 1F1B's. GPipe does no backward before its last forward: it holds all m.": (
         lambda s, p, m, rank, v=1: min(m, p - rank) if s == "gpipe" else peak(s, p, m, rank, v)
     ),
-    "Under 1F1B a rank holds what is between it and the end of the pipeline: p - i, less towards the end.": (
+    "Under 1F1B a rank holds the microbatches between it and the last stage: p - i, fewer towards the end.": (
         lambda s, p, m, rank, v=1: min(m, p) if s == "one_f_one_b" else peak(s, p, m, rank, v)
     ),
     "Never more than there are: with fewer microbatches than stages, m.": (
@@ -182,7 +182,7 @@ SENT: Mapping[str, Formula] = {
     "That is of one microbatch: each of the m is sent.": (
         lambda p, m, rank, nbytes, v=1: facts.pipeline_bytes_sent(p, 1, rank, nbytes, v)
     ),
-    "That is what all ranks send together: one rank's bytes are asked for.": (
+    "That is the sum over all ranks: one rank's bytes are asked for.": (
         lambda p, m, rank, nbytes, v=1: sum(
             facts.pipeline_bytes_sent(p, m, one, nbytes, v) for one in range(p)
         )
@@ -209,7 +209,7 @@ def bubble(index: int, which: str, formula: Formula, arguments: Sequence[tuple])
     if which == "ideal":
         slips[TIME_ALONE] = of_ideal(lambda name, p, m, v: 3 * m * ideal(name, p, m, v))
     otherwise = {
-        "ideal": "The bubble of one rank over what it computes, m (F+B) with F = 1 and B = 2.",
+        "ideal": "The bubble of one rank over its computing time, m (F+B) with F = 1 and B = 2.",
         "total": "The bubble of one rank over bubble and computing together: r / (1 + r), where r is "
         "bubble_of_ideal.",
     }

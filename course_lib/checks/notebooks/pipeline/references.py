@@ -11,8 +11,8 @@ REFERENCES = (
     "course_lib.pipeline.stash",
 )
 _THEIRS = (
-    "PyTorch's schedules, which get_schedule_ops writes out as well, are not to be used here: the order of "
-    "the actions is what you are to write."
+    "Do not use PyTorch's schedules here, nor get_schedule_ops, which writes them out: write the order of "
+    "the actions yourself."
 )
 _BASE = "_PipelineSchedule"  # all of them are made from this one, and each of these knows its order itself
 _CLASSES = (

@@ -43,14 +43,14 @@ NO_GRADIENT = (
     "x.requires_grad_(). The first stage's inputs have none, and no rank waits for one."
 )
 OF_THE_GROUP = (
-    "Are ranks counted within the group? Its ranks are others than the world's: dist.get_rank(group) and "
+    "Do you count ranks within the group? They differ from the world's: dist.get_rank(group) and "
     "dist.get_world_size(group), group_src= and group_dst= beside group=."
 )
 ONE_ORDER = (
     "Sender and receiver must post in one order: walk through simulate(actions).events, the actions of all "
     "ranks in the order of time, and post the isend or irecv of each message when its action comes, without "
-    "waiting. Wait only for what the next action needs. If a gradient is never sent: is x.grad None, because "
-    "the input was not asked for one (x.requires_grad_())?"
+    "waiting. Wait only for the message that the next action needs. If a gradient is never sent: is x.grad "
+    "None, because the input was not asked for one (x.requires_grad_())?"
 )
 
 
@@ -77,7 +77,10 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
             "cut an output off, too, before you keep it to be sent (detach())."
         )
     if "grad can be implicitly created only for scalar" in text:
-        return "Only the loss needs no gradient from outside: the others get what the next stage sends back."
+        return (
+            "Only the loss needs no gradient from outside: every other output gets the one that the next "
+            "stage sends back."
+        )
     if "is on the compute graph" in text or "requires grad. Only Tensors" in text:
         return "Send tensors without a graph: output.detach()."
     if "tuple index out of range" in text or "nvalid destination rank" in text:

@@ -13,7 +13,7 @@ from course_lib.ledger.operation import Operation
 EARLY = (
     "dist.send and dist.recv, and isend and irecv whose wait follows at once, let a rank compute only when "
     "its message is through: on NCCL all that it computes after them waits as well. Begin a receive (irecv, "
-    "or batch_isend_irecv) before what is computed meanwhile, and wait where the tensor is needed."
+    "or batch_isend_irecv) before the computation that runs meanwhile, and wait where the tensor is needed."
 )
 
 

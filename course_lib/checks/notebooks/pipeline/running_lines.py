@@ -20,7 +20,7 @@ FREE = (
     "an output that you send or return (output.detach())."
 )
 ALL_FORWARDS = (
-    "All forwards came first: that is GPipe, whatever was asked for. Where one backward goes through "
+    "All forwards came first: that is GPipe, whichever schedule was asked for. If one backward goes through "
     "a sum of losses, it does all microbatches at once."
 )
 ONE_BY_ONE = "Do the actions of `actions[rank]` one after the other, whichever schedule it is."
@@ -108,7 +108,10 @@ def why_misordered(did: Sequence[tuple[str, int | None]], wanted: Sequence[tuple
     if not did:
         return "The stage was never called: stage.module(x) is its forward."
     if len(forwards) == len(did):
-        return "No gradient ever came through the stage: call backward on its output, with what came back."
+        return (
+            "No gradient ever came through the stage: call backward on its output, with the gradient that "
+            "came back."
+        )
     if any(count > 1 for one, count in often.items() if one[0] == "F"):
         return "A microbatch goes forward once; its graph is kept for the backward, not made again."
     if any(count > 1 for one, count in often.items() if one[0] == "B"):

@@ -135,7 +135,7 @@ def alike(found: Sequence[float], wanted: Sequence[float]) -> bool:
 def before(share: float) -> str:
     if alike([share], [0]):
         return "The gradients that were there before are gone: add to param.grad, as backward does by itself."
-    general = "The gradients that were there before are to count once"
+    general = "The gradients that were there before must count once"
     return Sentence(f"{general}, not {words.number(round(share, 4))} times.", f"{general}.")
 
 
@@ -165,7 +165,7 @@ def divided(run: Run, shares: Sequence[float]) -> str:
         if alike(shares, wanted):
             return says
     if alike(shares, [shares[0]] * m):
-        general = "All of it is a multiple of what it should be"
+        general = "The whole gradient is a multiple of the right one"
         return Sentence(f"{general}: {words.number(shares[0])} times.", f"{general}.")
     return ""
 
@@ -185,7 +185,7 @@ def often(shares: Sequence[float]) -> str:
         told_of.append(f"microbatch {k} counts {words.number(round(shares[k], 4))} times")
     if not told_of:
         return ""
-    general = "Each microbatch is to count once."
+    general = "Each microbatch must count once."
     return Sentence(f"In it {words.listing(told_of)}. {general}", general)
 
 
@@ -241,7 +241,8 @@ def unlike_a_dict(rank: int, came: Told, count: int) -> str:
         return Sentence(
             f"rank {rank}, which has the last stage, returned {words.counted(len(keys), 'part')} of the "
             f"loss, for {keys[:4]}{' ...' if len(keys) > 4 else ''}; there are {count} microbatches, from 0.",
-            f"rank {rank}, which has the last stage, returned not one part of the loss for each microbatch.",
+            f"rank {rank}, which has the last stage, did not return one part of the loss for each "
+            "microbatch.",
         )
     return ""
 
@@ -253,7 +254,7 @@ def elsewhere_line(run: Run, title: str = "{} on the other ranks", weight: float
         for stage, rank in list(enumerate(members(seen)))[:-1]:
             if told(run, seen, stage).returned != []:
                 return wrong(
-                    f"rank {rank} has no part of the loss, and is to return an empty dict.",
+                    f"rank {rank} has no part of the loss, and must return an empty dict.",
                     "Only the last stage knows the loss.",
                     cause="elsewhere",
                 )

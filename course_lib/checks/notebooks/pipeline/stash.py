@@ -63,7 +63,7 @@ def values_line(
 def differs(run: Run, seen: Observed, called: str, found: Tensor, wanted: Tensor) -> Finding:
     says = next((one for one, kind in SLIPS.items() if fits(run, seen, run.trained(kind))), "")
     return wrong(
-        difference(f"{called} is not what it should be", found, wanted, what=""),
+        difference(f"{called} is wrong", found, wanted, what=""),
         says,
         cause=says or called,
         misses_point=SLIPS.get(says) is NoVersions,

@@ -24,8 +24,8 @@ from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE
 from course_lib.ledger.operation import Operation
 
 ALONE = (
-    "A rank keeps x once, and of queries, keys, values and what its heads made of them 1/n. More is another "
-    "copy of x, or belongs to heads that are other ranks'."
+    "A rank keeps x once, and 1/n of queries, keys, values and the heads' outputs. Anything more is another "
+    "copy of x, or belongs to other ranks' heads."
 )
 UNKNOWN = (
     "No usual mistake gives these values. On 1 rank the layer is an ordinary one, drawn in the order query, "

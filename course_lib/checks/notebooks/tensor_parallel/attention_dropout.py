@@ -18,19 +18,19 @@ from course_lib.checks.notebooks.tensor_parallel.heads import Heads
 
 P, BATCH = 0.4, 24
 NOTHING = (
-    "Nothing was dropped while training: hand `dropout` on to causal_attention, or drop what the "
-    "softmax gives with that probability."
+    "Nothing was dropped while training: hand `dropout` on to causal_attention, or drop the softmax's "
+    "weights with that probability."
 )
 ALIKE = (
     "Every rank dropped the same of its heads: the ranks have the same seed, and inside the region masks "
     "must differ. Drop within `own_random_state(group)`."
 )
 OTHER = (
-    "Dropout is of the weights of attention: in a sequence of one token, where a head has one weight, what "
-    "the head adds is dropped whole or divided by 1 - p."
+    "Dropout is of the weights of attention: in a sequence of one token, where a head has one weight, the "
+    "head's term is dropped whole or divided by 1 - p."
 )
 AFTERWARDS = (
-    "Behind the region all ranks draw the same random numbers again, or what is whole gets other masks on "
+    "Behind the region all ranks draw the same random numbers again, or whole tensors get other masks on "
     "each rank: `own_random_state` sees to it; a seed of each rank's own does not."
 )
 WHILE_TRAINING = (

@@ -88,8 +88,8 @@ def entered(run: Run) -> list[Slip]:
     n, x, own, summed = run.size, *columns(run, "after.x", "after.gradient", "grad.x")
     return [
         Slip(
-            "That is the other of the two. Where a whole tensor enters, each rank uses it: nothing is said "
-            "forward, and the gradients of all uses are summed backward.",
+            "That is the other of the two. Where a whole tensor enters, each rank uses it: forward sends "
+            "nothing, and backward sums the gradients of all uses.",
             lambda k: {"y": n * x[k], "grad.x": own[k]},
         ),
         Slip(
@@ -97,7 +97,7 @@ def entered(run: Run) -> list[Slip]:
             lambda k: {"y": n * x[k]},
         ),
         Slip(
-            "x is whole on every rank: nothing is to be done to it forward.",
+            "x is whole on every rank: forward must leave it as it is.",
             lambda k: {"y": x[k] / n},
         ),
         Slip(
@@ -125,8 +125,8 @@ def left(run: Run) -> list[Slip]:
             lambda k: {"y": own[k], "grad.x": n * whole[k]},
         ),
         Slip(
-            "Forward handed the rank's own term on: they are to be summed over the ranks, and what was begun "
-            "with async_op=True is to be waited for.",
+            "Forward handed the rank's own term on: sum the terms over the ranks, and wait for a sum that "
+            "was begun with async_op=True.",
             lambda k: {"y": own[k]},
         ),
         Slip(
@@ -181,7 +181,9 @@ def direction(run: Run, which: str, weight: float = 1.0) -> Line:
         if not sends:
             return f"{name} is the identity {which}: nothing has to be sent."
         if {one.op for one in done} == {"all_gather"}:
-            return "To gather all terms and add them up sends N/2 times as much as an all-reduce."
+            return (
+                "Gathering all terms and adding them up sends N/2 times as much as an all-reduce."
+            )
         return "One all-reduce is enough: 2 (N-1)/N of the tensor."
 
     return sent_line(

@@ -119,7 +119,7 @@ def slips(table: Table) -> list[Slip]:
     n, (vocab, width) = table.n, table.weight.shape
     choices = (table.first_row, table.nearest_row, table.row_modulo)
     unmasked = (
-        "Every rank added a row for every token. Of a token that another rank has, this one is to add "
+        "Every rank added a row for every token. For a token that another rank has, this rank must add "
         "zeros."
     )
     stray = (
@@ -141,7 +141,7 @@ def slips(table: Table) -> list[Slip]:
         ),
         *(Slip(unmasked, lambda k, at=at: {"y": table.unmasked(at)}) for at in choices),
         Slip(
-            "The ranks' rows were not summed: of each token one rank has the row, the others zeros.",
+            "The ranks' rows were not summed: one rank has the row of a token, the others have zeros.",
             lambda k: {"y": table.own_rows(k)},
         ),
         *(
@@ -212,12 +212,12 @@ def first_lines(run: Run, table: Table, title: str) -> list[Line]:
 
 def forward_hint(ratio: float, done: list[Operation]) -> str:
     if any(one.op == "all_gather" for one in done) and ratio > 1:
-        return "To gather the table, or what the ranks looked up, sends more than the sum of the rows does."
+        return "Gathering the table, or the rows that the ranks looked up, sends more than summing the rows."
     if any(one.op == "all_gather" for one in done):
         return (
-            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of what "
-            "was looked up, but a real vocabulary has far more rows than a microbatch has tokens: look up "
-            "the rank's own rows, and sum."
+            "A gather brought the whole table to every rank. Here that is fewer bytes than the sum of the "
+            "rows, but a real vocabulary has far more rows than a microbatch has tokens: look up the rank's "
+            "own rows, and sum."
         )
     return (
         "One all-reduce of the rows that were looked up, tokens x embedding_dim, and nothing else."

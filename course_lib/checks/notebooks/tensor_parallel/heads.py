@@ -15,8 +15,8 @@ from course_lib.checks.notebooks.tensor_parallel.whole import drawn_linear
 LR = 0.05
 USES = ("query", "key", "value")  # of x
 ORDER = (
-    "The layers are drawn in the order query, key, value, out, each whole; of the first three a rank keeps "
-    "the rows of its heads, of out the columns."
+    "The layers are drawn in the order query, key, value, out, each whole; a rank keeps the rows of its "
+    "heads from the first three, and their columns from out."
 )
 Parameters = list[
     Tensor
@@ -230,7 +230,7 @@ def head_slips(whole: Heads) -> list[Slip]:
         return whole.term(whole.own(k, whole.parameters), whole.x)
 
     own_term = (
-        "Each rank has what its own heads add alone: out is row-parallel, and its terms are summed."
+        "Each rank has only its own heads' term: out is row-parallel, and its terms are summed."
     )
     found = [
         Slip(
@@ -248,8 +248,8 @@ def head_slips(whole: Heads) -> list[Slip]:
         Slip(own_term, lambda k: {"y": term(k) + bias}),
         Slip(own_term, lambda k: {"y": term(k)}),
         Slip(
-            "Each rank has the gradient that its own heads give x alone: x is whole, and enters the region "
-            "by identity forward, all-reduce backward.",
+            "Each rank has only its own heads' gradient of x: x is whole, and enters the region by identity "
+            "forward, all-reduce backward.",
             lambda k: {"grad.x": whole.term_gradient(k)},
         ),
         *(
@@ -276,8 +276,8 @@ def head_slips(whole: Heads) -> list[Slip]:
     if whole.kv_heads < whole.heads:
         found += [
             Slip(
-                f"kv_heads was not looked at: that is the output of {whole.heads} key and value heads; "
-                f"{whole.kv_heads} are asked for, and key and value have so many times head_dim features.",
+                f"kv_heads was ignored: that is the output of {whole.heads} key and value heads; "
+                f"{whole.kv_heads} are asked for, and key and value have that many times head_dim features.",
                 lambda k: {"y": whole.redrawn(whole.heads).whole_output()},
             ),
             Slip(
@@ -298,8 +298,8 @@ def head_slips(whole: Heads) -> list[Slip]:
     if whole.kv_heads == whole.heads and here > 1:
         found += [
             Slip(
-                f"Rank k took every {n}th head of query, key and value, but of out the columns of heads that "
-                "lie side by side: a rank has one run of heads, the same of all four.",
+                f"Rank k took every {n}th head of query, key and value, but the columns of out that belong "
+                "to heads side by side: a rank has one run of heads, the same of all four.",
                 lambda k: {"y": whole.output(whole.dealt(), whole.x)},
             )
         ]

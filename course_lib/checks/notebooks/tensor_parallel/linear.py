@@ -28,7 +28,7 @@ from course_lib.checks.notebooks.tensor_parallel.whole import FLOAT, REFERENCE, 
 POINT = "a layer of which each rank has its part alone"
 SUB_GROUP = (1, 2)  # of three ranks: its first is not the world's first
 WHOLE_WEIGHT = (
-    "The whole weight is still there: a slice is a view, and keeps all that it is a view of; so does an "
+    "The whole weight is still there: a slice is a view, and keeps the whole tensor behind it; so does an "
     "attribute that holds the whole layer. Keep a copy of this rank's part alone: .detach().clone()."
 )
 NOT_FOLLOWED = (
@@ -105,7 +105,7 @@ def column_lines(run: Run, whole: Whole, gather: bool, title: str, weight: float
 def forward_hint(gather: bool) -> str:
     if gather:
         return "One all-gather of the rank's features, and nothing else."
-    return "Nothing need be said forward: every rank has the whole x, and keeps what it computes."
+    return "Forward sends nothing: every rank has the whole x, and keeps its own output."
 
 
 @exercise(

@@ -67,7 +67,7 @@ SENT: dict[str, Formula] = {
     ),
     "Backward has the conjugate of each sum: where forward does nothing, gradients are summed. It sends as "
     "much as forward.": halves(4, 0, 2),
-    "That is what backward computes: twice forward. It sends as much as forward: one gradient for each "
+    "Backward computes twice as much as forward. It sends as much as forward: one gradient for each "
     "activation.": halves(4, 8, 12),
     "With sequence parallelism an all-reduce becomes a gather and a reduce-scatter, which are its two "
     "halves: no more and no less.": (
@@ -76,7 +76,7 @@ SENT: dict[str, Formula] = {
     "A gather *and* a reduce-scatter stand for each all-reduce: the bytes stay the same.": (
         lambda n, m, direction, sequence=None: (n - 1) / n * m * (2 if sequence else 4)
     ),
-    "That is what all ranks send together: it asks for one.": (
+    "That is the sum over all ranks: one rank's bytes are asked for.": (
         lambda n, m, direction, sequence=None: n * layer_bytes(n, m, direction, sequence)
     ),
     "That is forward and backward together: one direction is asked for.": (
@@ -116,11 +116,11 @@ SAVED: dict[str, Formula] = {
     "The inputs of the two regions are kept, too: the gradient of a weight is a product with its input.": (
         kept((2, 0, 0), (12, 14, 14))
     ),
-    "4 M / N are missing: attention keeps q, k, v and what comes out of it; the MLP keeps its 4h features "
+    "4 M / N are missing: attention keeps q, k, v and its output; the MLP keeps its 4h features "
     "twice, before GELU, for its derivative, and after it, for the second matrix.": (
         kept((4, 2, 0), (8, 10, 12))
     ),
-    "Attention keeps what comes out of it, too: the output projection's gradient needs it.": (
+    "Attention keeps its output, too: the output projection's gradient needs it.": (
         kept((4, 2, 0), (11, 13, 15))
     ),
     "That is the layer on one rank: activations that are cut by heads or hidden features are divided by N.": (
@@ -151,7 +151,9 @@ LOSS: dict[str, Formula] = {
     "That is forward and backward: nothing is sent backward, each rank has the softmax of its own part.": (
         lambda n, t: 4 * (n - 1) / n * 12 * t
     ),
-    "That is what all ranks send together: it asks for one.": lambda n, t: 2 * (n - 1) * 12 * t,
+    "That is the sum over all ranks: one rank's bytes are asked for.": lambda n, t: (
+        2 * (n - 1) * 12 * t
+    ),
     "With N ranks it is 2 (N-1)/N; 2 is the limit for many.": lambda n, t: 24 * t,
 }
 

@@ -30,7 +30,7 @@ SUMS = {
 SHARES = {
     1 - share(): "That is the share that computes.",
     share(link=FAST): "That is with NVLink between all 16: two nodes are joined by the slower link.",
-    share(n=8, link=FAST): "That is 8 GPUs in one node; here 16 share the layer, and talk over 50 GB/s.",
+    share(n=8, link=FAST): "That is 8 GPUs in one node; here 16 share the layer, and communicate at 50 GB/s.",
     share(n=8): "That is for 8 GPUs; 16 share the layer.",
     share(1): "A layer has two all-reduces, after attention and after the MLP, of 2 (N-1)/N M each.",
     share(flops=LAYER * RANKS): "The FLOPs are shared, too: each rank computes a sixteenth of them.",
@@ -45,10 +45,9 @@ FACTORS = {
     1 / 8: "Summed, not divided: too large.",
 }
 TIMES = {
-    1: 'That is with the gathered inputs kept ("keep"): then it sends what tensor parallelism does.',
+    1: 'That is with the gathered inputs kept ("keep"): then it sends as much as tensor parallelism.',
     1.5: "That is backward alone; forward has no second gather.",
-    2: "An all-reduce is a gather and a reduce-scatter: the pairs send what it sends. Then count the second "
-    "gather.",
+    2: "An all-reduce is a gather and a reduce-scatter: the pairs send as much. Count the second gather.",
     1.125: "Both regions gather again in backward, attention and MLP.",
     0.8: "Upside down: how many times as many.",
 }  # fmt: skip

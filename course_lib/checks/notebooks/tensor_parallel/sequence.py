@@ -104,7 +104,7 @@ def scattered_wrong(run: Run) -> list[Slip]:
         Slip("That is a mean: the sum of the terms is meant.", lambda k: {"y": part[k] / n}),
         *(
             Slip(
-                "That is another rank's part: rank r is to have the r-th part of the sequence.",
+                "That is another rank's part: rank r must have the r-th part of the sequence.",
                 lambda k, by=by: {"y": part[(k + by) % n]},
             )
             for by in range(1, n)

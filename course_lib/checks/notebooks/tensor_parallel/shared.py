@@ -21,7 +21,7 @@ BY_LUCK = (
 )
 WRITE_BACKWARD = (
     "It handed the gradient on as if nothing had been there, which is right here by luck, and may end with "
-    "another release. Say it yourself, in a torch.autograd.Function."
+    "another release. Write the backward yourself, in a torch.autograd.Function."
 )
 
 MISSING = re.compile(
@@ -79,7 +79,7 @@ def own_work(
             if strange:
                 return wrong(
                     f"on rank {rank} no line of yours began the {strange[0].op} in backward: PyTorch did.",
-                    "The backward pass is what you are to build: a torch.autograd.Function whose backward "
+                    "Build the backward pass yourself: a torch.autograd.Function whose backward "
                     "communicates.",
                     cause="PyTorch's",
                     misses_point=point,

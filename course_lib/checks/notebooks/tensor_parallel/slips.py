@@ -248,13 +248,17 @@ def trouble(case_of_it: Case, kind: str, text: str) -> str:
             "own part."
         )
     if "inplace operation" in text or "in-place operation" in text:
-        return "A collective overwrote what autograd needs, or the caller's tensor: communicate in a copy."
+        return (
+            "A collective overwrote a tensor that autograd needs, or the caller's tensor: communicate in a "
+            "copy."
+        )
     if "does not require grad" in text:
         return "The output has no graph: autograd does not see what torch.distributed writes."
     if "shapes cannot be multiplied" in text:
         return (
-            "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. By "
-            "columns it takes a whole x, by rows the rank's part, which of a whole x has to be taken first."
+            "nn.Linear.weight is (out, in): columns of A are its dimension 0, rows of A dimension 1. A layer "
+            "cut by columns takes a whole x; one cut by rows takes the rank's part, which must be taken from "
+            "a whole x first."
         )
     few = bool(case_of_it.groups) and len(case_of_it.groups[0]) < case_of_it.world_size
     if few and "ValueError" in text and re.search(rf"\b{case_of_it.world_size}\b", text):

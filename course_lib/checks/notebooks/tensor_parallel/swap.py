@@ -52,7 +52,7 @@ UNCHANGED = (
     "place of every block's up and down."
 )
 STILL_WHOLE = (
-    "Of every block's up and down a rank keeps 1/n, and of the layers that were there before nothing: no "
+    "A rank keeps 1/n of every block's up and down, and nothing of the layers that were there before: no "
     "view of their weights either."
 )
 
@@ -150,8 +150,8 @@ class Swap:
                 lambda k: {"y": self.changed(k, 0)},
             ),
             Slip(
-                "Each rank goes on with what its own hidden features add: down is row-parallel, its terms "
-                "are summed.",
+                "Each rank goes on with its own hidden features' term: down is row-parallel, its terms are "
+                "summed.",
                 lambda k: {"y": self.changed(k, 1, whole=False)},
             ),
         ]  # fmt: skip

@@ -121,7 +121,9 @@ def costs(run: Run, loss: Loss) -> list[Line]:
         )
 
     def backward(ratio: float, done: list[Operation]) -> str:
-        return "Each rank has what the gradient of its own logits needs: nothing is sent backward."
+        return (
+            "Each rank has all numbers for the gradient of its own logits: backward sends nothing."
+        )
 
     return [
         sent_line(run, "forward", [exact / 3] * n, most=[exact] * n, hint=forward, weight=2),

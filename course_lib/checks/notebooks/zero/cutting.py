@@ -179,7 +179,7 @@ def right_elements(cut: Cut, shards: list[list]) -> Finding | None:
             where = next(i for i in range(cut.size) if shard[i] != want[i])
             said = Sentence(
                 f"shard {k} is {shard}; {[int(x) for x in want]} is expected.",
-                f"shard {k} does not hold what it should.",
+                f"shard {k} does not hold the right elements.",
             )
             return wrong(
                 said,
@@ -194,7 +194,7 @@ def why(cut: Cut, shards: list[list], place: int) -> str:
     row = [x for shard in shards for x in shard]
     whole = [x for shard in cut.expected() for x in shard]
     if place >= cut.total:
-        return "Zeros fill the last shard: torch.empty holds what was there before."
+        return "Zeros fill the last shard: torch.empty keeps the old content of its memory."
     if row == [whole[i] for k in range(cut.n) for i in range(k, len(whole), cut.n)]:
         return "Every n-th element was taken: a shard is a run of elements that lie side by side."
     if row == [x for shard in each_by_itself(cut) for x in shard]:
@@ -254,7 +254,7 @@ def a_row_of_its_own(kinds: Sequence[Kind]) -> Finding | None:
     for kind in kinds:
         if kind.dimensions != 1:
             return wrong(
-                "the shards are not flat: each is to have one dimension.",
+                "the shards are not flat: each must have one dimension.",
                 "Collectives and optimizers take them as a row: reshape(-1).",
                 cause="dimensions",
             )

@@ -25,7 +25,7 @@ EVERYWHERE: Slips = {
     "That divides everything by the ranks; each stage divides one thing more.": (
         lambda p, n, s, *o: 16 * p / n
     ),
-    "That is what replicas keep: a stage divides something by the ranks.": (
+    "Replicas keep that many: a stage divides something by the ranks.": (
         lambda p, n, s, *o: 16 * p
     ),
 }
@@ -54,7 +54,7 @@ BY_STAGE: dict[int, Slips] = {
         ),
     },
     3: {
-        "Two bytes a parameter are whole there: stage 3 shards the weights, and what stage 2 shards.": (
+        "Two bytes a parameter are whole there: stage 3 shards the weights, and all that stage 2 shards.": (
             lambda p, n, s: 2 * p + 14 * p / n
         ),
         "Stage 3 shards states and gradients as well: each stage divides what the one before it divides.": (

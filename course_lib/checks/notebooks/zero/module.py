@@ -169,7 +169,7 @@ def because_of(line: Line, earlier: Line) -> Line:
 
 
 COPIES_ALONE = (
-    "full_state_dict() left a unit gathered: copy what it holds (detach().clone()), and free it."
+    "full_state_dict() left a unit gathered: copy its parameters (detach().clone()), and free it."
 )
 
 

@@ -25,8 +25,8 @@ from course_lib.runtime.moments import ANONYMOUS, BASE
 
 RECIPE = "course_lib.checks.rank.notebooks.zero.mapped:mapped_state"
 VALUES = (
-    "A state goes on from where it was: copy it into its file, in its own dtype, into a file that no other "
-    "state, and no other optimizer of the same folder, has."
+    "A state must keep its values: copy it into its file, in its own dtype. No other state, and no other "
+    "optimizer of the same folder, may use that file."
 )
 
 
@@ -52,7 +52,7 @@ def in_files(expected: int) -> Callable[[Observed], Finding]:
             if count != expected:
                 return wrong(
                     f"after step {step} the optimizer has {words.counted(count, 'state')} of {expected}.",
-                    "They stay in optimizer.state, under their names: only where they lie is new.",
+                    "They stay in optimizer.state, under their names: only their place is new.",
                 )
             if names:
                 return wrong(
@@ -109,4 +109,6 @@ def offload(draw: Draw) -> Iterator[Case]:
     yield case(training, "memory", told)
     if draw.hidden:
         yield value(draw, SGD, "SGD with momentum", 1)
-        yield value(draw, ("Adagrad", {"lr": 0.1}), "Adagrad, whose states are there before", 1)
+        yield value(
+            draw, ("Adagrad", {"lr": 0.1}), "Adagrad, whose states exist before the first step", 1
+        )

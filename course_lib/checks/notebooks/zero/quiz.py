@@ -21,7 +21,7 @@ MEMORY = {
     2 * 13 + 10 * 13 / 16: "Adam's states are 12 bytes a parameter, with the float32 copy.",
 }
 HOW_MANY_TIMES = {
-    1: "Same values, but not the same bytes: count what the all-reduce sends, and what follows it.",
+    1: "Same values, but not the same bytes: count the bytes of the all-reduce, and all that follow it.",
     2: "3P against 2P, not against the reduce-scatter alone.",
     3: "That is in units of P; ZeRO-1 itself sends 2P.",
     2 / 3: "Upside down: how many times as many.",
@@ -29,7 +29,7 @@ HOW_MANY_TIMES = {
 ACCUMULATED = {
     8: "Only the reduce-scatter comes K times: the parameters are gathered once a step.",
     9: "That is K + 1 in units of P; ZeRO-1 sends 2P in the same time.",
-    1: "For one microbatch. Here what is not kept whole must leave after each of them.",
+    1: "For one microbatch. Here gradients that are not kept whole must leave after each of them.",
     2 / 9: "Upside down: how many times as many.",
     16 / 9: "Compared with DDP that synchronises in every microbatch; ZeRO-1 reduces once a step.",
 }
@@ -40,7 +40,7 @@ GPUS = {
     ): "Rounded down, each would have to hold more than 60 GB.",
     14: "20 of the 80 GB are taken: 60 are left.",
     3: "The weights alone are 140 GB; gradients and states are 14 bytes a parameter more.",
-    5: "280 GB are weights and gradients; the states are 12 bytes a parameter more.",
+    5: "Weights and gradients take 280 GB; the states are 12 bytes a parameter more.",
 }
 
 
@@ -59,7 +59,7 @@ def questions(draw: Draw) -> Iterator[Case]:
             ),
             Answer(
                 "answer_2", 1.5, slips=HOW_MANY_TIMES, unit="times",
-                otherwise="An all-reduce is 2P, sharing the parameters P; ZeRO-1 needs 2P.",
+                otherwise="An all-reduce is 2P, and sharing the parameters P; ZeRO-1 needs 2P.",
             ),
             Answer(
                 "answer_3", TIMES, slips=ACCUMULATED, unit="times",

@@ -141,7 +141,7 @@ def carried(cleared: str) -> Mistake:
         return summed
 
     return Mistake(
-        f"The gradients of the step before are still there: zero_grad() has to clear {cleared}.",
+        f"The gradients of the step before are still there: zero_grad() must clear {cleared}.",
         gradient,
     )
 
@@ -238,11 +238,11 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
         )
     if n > 2 and share < 0.5:
         return (
-            "Only what another rank owns is new there; its own shard was not written back. The all-gather "
-            "brings all shards, the own one too."
+            "Only another rank's shard is new there; the rank's own shard was not written back. The "
+            "all-gather brings all shards, its own too."
         )
     return (
-        "Only a part is new there: each rank updated its own shard, and the others have not got it. "
+        "Only a part is new there: each rank updated its own shard, and the others do not have it. "
         "All-gather the shards after the step."
     )
 
@@ -271,8 +271,8 @@ def unchanged(seen: Observed, training: Training) -> str:
         return f"The step changed nothing. {ONCE}"
     if seen.case.recipe.endswith(":module"):
         return (
-            "The step changed nothing there: the next gather() has to bring what the step made of the "
-            f"shards. {FREE_AFTER_REDUCE}"
+            "The step changed nothing there: the next gather() must bring the shards as the step left them. "
+            f"{FREE_AFTER_REDUCE}"
         )
     if any("all_gather" in name for name in names):
         return (
@@ -280,7 +280,7 @@ def unchanged(seen: Observed, training: Training) -> str:
             "optimizer's step, not before it, and write the gathered shards into the parameters."
         )
     return (
-        "The step changed nothing there: the optimizer worked on copies. Write what it made into the "
+        "The step changed nothing there: the optimizer worked on copies. Write its results into the "
         "parameters."
     )
 

@@ -15,7 +15,8 @@ from course_lib.checks.rank import toys
 
 LEFT = (
     "Parameters still have a .grad from an earlier backward: set it to None when their gradients have been "
-    "reduced. A unit of which no .grad is None counts as complete, and what is old would be sent again."
+    "reduced. A unit whose parameters all have a .grad counts as complete, and would send old gradients "
+    "again."
 )
 
 
@@ -84,7 +85,7 @@ def by_outputs(seen: Observed, training: Training) -> Finding:
 FAULTS = {
     "missing": (
         "full_state_dict() gives no tensor for {}.",
-        "It returns a dict with a tensor for every name in module.named_parameters(), frozen and unused "
+        "It must return a dict with a tensor for every name in module.named_parameters(), frozen and unused "
         "parameters too.",
     ),
     "freed": (
@@ -94,7 +95,7 @@ FAULTS = {
     ),
     "shape": (
         "full_state_dict() gave {} in another shape or dtype than the parameter's.",
-        "It gives whole parameters, each in its shape, and no shards.",
+        "It must give whole parameters, each in its shape, and not shards.",
     ),
 }
 

@@ -133,7 +133,8 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
             for when, factor in (("first", 1.0), ("second", 2.0)):
                 if not seen.values[rank].whole.get(when):
                     return wrong(
-                        f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
+                        f"after gather() a parameter on rank {rank} does not have its shape, or has no "
+                        "memory for it.",
                         "Give the storage its size again (untyped_storage().resize_) before the all-gather "
                         "writes into it; the parameters stay views of it.",
                         cause="not whole",
@@ -144,7 +145,7 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
                         if not (shards := own_shard(run)(seen)).ok:
                             return shards
                         return wrong(
-                            f"after gather() parameter {k} on rank {rank} is not what the shards hold.",
+                            f"after gather() parameter {k} on rank {rank} does not have the shards' values.",
                             why_not_gathered(run, when, found, k),
                             cause=f"gathered {when}",
                         )
@@ -156,8 +157,8 @@ def gathers(run: Run) -> Callable[[Observed], Finding]:
 def why_not_gathered(run: Run, when: str, found: torch.Tensor, k: int) -> str:
     if when == "second" and close(found, run.params[0][k]):
         return (
-            "The optimizer changes the shards between two uses: gather() brings what they hold now, and "
-            "not an earlier copy."
+            "The optimizer changes the shards between two uses: gather() must bring their present values, "
+            "and not an earlier copy."
         )
     return "Each parameter is a view of the row, at its own offset: the sum of the sizes before it."
 
@@ -235,7 +236,9 @@ def reduces(run: Run) -> Callable[[Observed], Finding]:
     def judge(seen: Observed) -> Finding:
         for place, rank in enumerate(ranks(seen)):
             if not seen.values[rank].whole.get("second"):
-                return wrong("no gradients fit parameters that are not whole.", cause=ANY)
+                return wrong(
+                    "the parameters are not whole, so that no gradients fit them.", cause=ANY
+                )
             first, both = run.mean(0), run.mean(0) + run.mean(1)
             for number, row in enumerate((first, both)):
                 found = seen.tensors[rank][f"mean.{number}"]
@@ -283,7 +286,7 @@ def cleared(seen: Observed) -> Finding:
         if any(seen.values[rank].left):
             return wrong(
                 f"after reduce() parameters of rank {rank} still have a .grad.",
-                "Set it to None: the whole gradient is to go, and the next backward would add to it.",
+                "Set it to None: the whole gradient must go, or the next backward adds to it.",
                 cause="left",
             )
     return RIGHT

@@ -59,7 +59,7 @@ KEPT = {
     ),
 }
 KEPT["end"] = KEPT["reduced"].replace("gathered parameters, the shard", "shard")
-LEFT = "Set .grad of the parameters to None in reduce(): the whole gradients are to go."
+LEFT = "Set .grad of the parameters to None in reduce(): the whole gradients must go."
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,15 @@ def values_line(seeds: Seeds, title: str) -> Line:
         for place, rank in enumerate(ranks(seen)):
             if not seen.values[rank].whole:
                 return wrong(
-                    f"after gather() a parameter on rank {rank} has not its shape, or no memory for it.",
+                    f"after gather() a parameter on rank {rank} does not have its shape, or has no memory "
+                    "for it.",
                     cause="not whole",
                 )
             for k, p in enumerate(run.params[0]):
                 if not close(seen.tensors[rank][f"some.{k}"], p.flatten()[:: held.SOME]):
                     return wrong(
-                        f"after gather() parameter {k} on rank {rank} is not what the shards hold.",
-                        "The all-gather brings what the shards hold, whatever the size of the parameters.",
+                        f"after gather() parameter {k} on rank {rank} does not have the shards' values.",
+                        "The all-gather must bring the shards' values, however large the parameters are.",
                         cause="gathered first",
                     )
             if not close(seen.tensors[rank]["mean"], run.part(mean, place)):
