@@ -52,7 +52,7 @@ def unfit(name: str, exercise: Exercise, objects: tuple, cases: str) -> str | No
 
 
 def why(exercise: Exercise, objects: tuple, error: Exception) -> str:
-    """Which of the objects cannot be pickled, and because of what."""
+    """The object that cannot be pickled, and the reason."""
     for wanted, given in zip(exercise.objects, objects, strict=True):
         try:
             wire.dumps(given)

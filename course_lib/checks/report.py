@@ -42,7 +42,7 @@ class ReportLine:
         return "✓" if self.passed else "✗" if self.judged else "-"
 
     def say(self, sentences: Iterable[str]) -> None:
-        """Take in what a finding says, in full and in general words."""
+        """Take in a finding's sentences, in full and in general words."""
         told = list(sentences)
         self.sentences = [str(one) for one in told]
         self.general = [general(one) for one in told]

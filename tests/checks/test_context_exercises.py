@@ -113,7 +113,7 @@ def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
     payload = wire.dumps((swapped,))
     report = judging.judge(f"{ASSIGNMENT}/online_softmax_merge", payload, seed)
     said = str(report["lines"])
-    assert "each other's weight" in said
+    assert "weights of old and new are swapped" in said
     assert merge.GRAPH not in said and merge.NAN_BEHIND not in said and merge.TOO_LARGE not in said
 
 

@@ -86,7 +86,7 @@ def test_the_librarys_own_generators_are_not_to_be_handed_in(package: str, seed:
 
     report = judging.judge(f"{ASSIGNMENT}/one_f_one_b", wire.dumps((one_f_one_b,)), seed)
     assert report["score"] == 0
-    assert "Here your own is judged: write your own" in report["lines"][0]["sentences"][0]
+    assert "The check judges your own: write your own" in report["lines"][0]["sentences"][0]
 
 
 def test_a_stub_is_not_written_yet(seed: int) -> None:

@@ -322,7 +322,7 @@ def test_a_wrong_start_is_named_also_where_nothing_else_looks_at_the_start(seed:
     sometimes = next(case for case in cases if "a block that not every rank uses" in case.title)
     (line,) = judged(OwnStartOptimizer, sometimes).values()
     told = " ".join(line["sentences"])
-    assert "are to start from the first rank's" in told and "have no gradient" not in told
+    assert "must start from the first rank's" in told and "have no gradient" not in told
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ class Exercise:
     """An exercise of a notebook.
 
     objects: the names that `check` takes, in order; references: modules that a student's object may
-    not import; hint: (case, what happened, its text) -> a sentence on the usual cause, or "".
+    not import; hint: (case, kind of failure, its text) -> a sentence on the usual cause, or "".
     point: the aim of the exercise, such as "holding less", if a solution without it could be right in
     all else: a finding that misses it leaves at most half of the points.
     besides: the merit of a solution without the point, such as "a schedule that can be done", if that is

@@ -102,7 +102,7 @@ def by_chunk(piece: Piece, language: Language) -> list[Piece]:
 
 
 def describe(piece: Piece, language: Language) -> tuple[str, str]:
-    """(sign, what the elements hold) of one piece."""
+    """(sign, words for the values) of one piece."""
     origin = piece.origin
     if origin.kind == "nan":
         return "nan", "NaN: memory that was never written, or 0/0"
@@ -185,7 +185,7 @@ def holds(place: str, one: str = "holds", many: str = "hold") -> str:
 
 
 def sentence(mistake: Mistake, language: Language, all_ranks: Sequence[int]) -> str:
-    """One sentence about what was seen."""
+    """One sentence about a mistake."""
     place = where(mistake, language)
     hold = holds(place)
     everywhere = set(mistake.ranks) == set(all_ranks) and len(all_ranks) > 1

@@ -22,7 +22,7 @@ def reference_modules(assignment: str) -> list[str]:
 
 
 def exported_from(modules: Iterable[str]) -> set[str]:
-    """The names by which packages give what these modules hold, such as "course_lib.pipeline.run_schedule".
+    """The names by which packages export these modules' objects, such as "course_lib.pipeline.run_schedule".
 
     None of the modules is imported: their packages know the names (`_MODULES`).
     """

@@ -72,8 +72,8 @@ def bytes_line(
 ) -> Line:
     """Bytes that each rank sends: between `least` and `most` (the same when left out), per rank.
 
-    hint: given the ratio of the busiest rank's bytes to what it may send, the usual cause. point: from that
-    many times too many bytes on, the point of the exercise is missed (see `Exercise`).
+    hint: given the ratio of the busiest rank's bytes to those that it may send, the usual cause. point: from
+    that many times too many bytes on, the point of the exercise is missed (see `Exercise`).
     """
     allowed = list(most or least)
 

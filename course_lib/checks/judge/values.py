@@ -53,7 +53,7 @@ def both(*judges: Judge) -> Judge:
 
 
 def left_alone(name: str, originals: dict[int, torch.Tensor], why: str = "") -> Judge:
-    """The argument `name` holds after the call what it held before, on every rank."""
+    """The argument `name` is unchanged after the call, on every rank."""
 
     def judge(seen: Observed) -> Finding:
         for rank, before in originals.items():

@@ -17,7 +17,7 @@ UNREGISTERED = "an autograd kernel was not registered"
 class Hand(torch.autograd.Function):
     """A number whose backward hands `gradient`, as it is, to y.
 
-    backward(y, gradient) does so too, but first imports what compares symbolic shapes: half a second.
+    backward(y, gradient) does so too, but first imports modules for symbolic shapes: half a second.
     """
 
     @staticmethod

@@ -62,7 +62,7 @@ def more(now: Pieces, before: Pieces) -> int:
 
 
 class Saved:
-    """Within, counts what operations keep for backward, without the memory of `apart_from`."""
+    """Within, counts the bytes that operations keep for backward, without the memory of `apart_from`."""
 
     def __init__(self, apart_from: Iterable[torch.Tensor] = ()):
         self.known = pieces(apart_from)

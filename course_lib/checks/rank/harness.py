@@ -49,7 +49,7 @@ from course_lib.runtime.sandbox import calls, kernel
 _plain_of = checked.plain
 _loads, _pack, _unpack = wire.loads, wire.pack_tensors, wire.unpack_tensors
 _import = importlib.import_module
-# not the recorded one: the ledger is to hold what the student's code did
+# not the recorded one: the ledger must hold the student's operations alone
 _new_group = getattr(dist.new_group, "__wrapped__", dist.new_group)
 _Tensor, _as_strided, _clone, _detach = (
     torch.Tensor,

@@ -217,7 +217,9 @@ class Run:
             args = [models.build(self.given["model"]), *args]
         _manual_seed(self.given.get("seed", 0))
         layer = self.object(*args, **kwargs, **self.group())
-        del args  # of a model that was changed nothing is to be left over but what the layer keeps
+        del (
+            args
+        )  # of a model that was changed nothing must be left over but the layer's own tensors
         if isinstance(layer, _Module):
             layer.to(device())
             _train(layer, not self.given.get("evaluates"))

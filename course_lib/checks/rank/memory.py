@@ -1,4 +1,4 @@
-"""In the rank: memory is judged on what stays.
+"""In the rank: memory is judged by the bytes that stay.
 
 gloo's threads let go of a message's tensors a moment after the wait for it is over, and on a busy machine
 that moment is long. No code of a student's keeps these bytes. So the judge says how many bytes are enough,

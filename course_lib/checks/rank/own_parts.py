@@ -52,7 +52,8 @@ _GUARD = _Refused()
 def refuse_imports() -> None:
     """From here on, until `own_parts` is over, none of it can be imported.
 
-    Begun before the student's objects are read, which import what they name: DTensor takes a rank seconds.
+    Begun before the student's objects are read, which import the modules that they name: DTensor takes a rank
+    seconds.
     """
     if _GUARD not in sys.meta_path:
         sys.meta_path.insert(0, _GUARD)

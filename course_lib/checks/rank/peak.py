@@ -68,7 +68,7 @@ class Peak(TorchDispatchMode):
         known = self.alive.get(ref.cdata)
         self.alive[ref.cdata] = ref, storage.nbytes()
         self.at_most += storage.nbytes() - (known[1] if known else 0)
-        if self.at_most > self.highest:  # of what counts so far some may be gone
+        if self.at_most > self.highest:  # some of the counted tensors may be gone
             self.at_most = self.patience.measured(self.name, self.still_alive)
             self.highest = max(self.highest, self.at_most)
 

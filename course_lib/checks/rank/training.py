@@ -55,7 +55,7 @@ class Told:
 
 
 class Session:
-    """One model in training on this rank, and what is told of it."""
+    """One model in training on this rank, and the reply about it."""
 
     def __init__(self, instructions: dict):
         self.given = instructions
@@ -86,7 +86,7 @@ class Session:
             self.tensors[full] = _clone(_detach(tensor))
 
     def moment(self, training: bool = True) -> None:
-        """A backward or a step is over: note what is held, and how many operations were begun."""
+        """A backward or a step is over: note the memory, and how many operations were begun."""
         if self.given.get("memory"):
             watching.settle()
         self.watch.held(len(self.begun), training)

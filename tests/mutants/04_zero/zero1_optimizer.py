@@ -140,7 +140,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: the own shard is not written back
-# says: its own shard was not written back
+# says: own was not written back
 # base: what the wrong ones change
          dist.all_gather_into_tensor(whole, self.shard.detach())
 +        old = self.flat([p.detach() for p in self.params])

@@ -70,7 +70,7 @@ def differs(
     misfit: Callable[[str, str, int], str] | None,
     otherwise: str,
 ) -> Finding | None:
-    """The first of the wanted tensors that is not what it should be, name by name on all ranks."""
+    """The first of the wanted tensors that is wrong, name by name on all ranks."""
     for name in names or list(run.wanted[0]):
         for k, rank in enumerate(members(seen)):
             came = told(seen, rank, run).misfits

@@ -1,4 +1,4 @@
-"""A training run: its values against one process's (`single`), what was sent and when, what memory held."""
+"""A training run: its values against one process's (`single`), its messages and their times, its memory."""
 
 from course_lib.checks.judge.training.memory import held_line, megabytes, peak_line
 from course_lib.checks.judge.training.runs import (

@@ -41,7 +41,7 @@ def scaled(factor: float) -> Gradient:
 
 
 def only(pick: Callable[[list[list[Tensors]]], list[list[Tensors]]]) -> Gradient:
-    """The mean over a part of what was computed: pick(given) in the form of `given`."""
+    """The mean over a part of the gradients: pick(given) in the form of `given`."""
     return lambda step, given: mean(step, pick(given))
 
 

@@ -75,7 +75,7 @@ def folding_hint(found: list[Mistake], n: int, core: int) -> str:
 
 
 def no_partners(seen: Observed) -> str:
-    """Why the bits differ: each rank that adds what comes from elsewhere adds in an order of its own."""
+    """Why the bits differ: each rank adds the values that come to it in an order of its own."""
     apart = other_partners(seen, range(seen.world_size))
     if not apart:
         return ""

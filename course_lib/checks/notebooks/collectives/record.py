@@ -30,7 +30,7 @@ def turned_left(seen: Observed, members: Sequence[int]) -> str:
 
 
 def sent_wider(seen: Observed, given: torch.dtype = torch.float32) -> str:
-    """That messages had more bytes an element than what the function was given."""
+    """The hint if messages had more bytes an element than the function's argument."""
     for rank in range(seen.world_size):
         for one in sends(seen, rank):
             if getattr(torch, one.dtype, given).itemsize > given.itemsize:

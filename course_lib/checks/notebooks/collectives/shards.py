@@ -40,7 +40,7 @@ def chunks(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def with_old(tensors: Sequence[torch.Tensor]) -> Provenance:
-    """The sources of a sum, and last what the output held before."""
+    """The sources of a sum, and last the old content of the output."""
     return Provenance(
         contributions([*tensors, torch.full_like(tensors[0], OLD)]), summed=len(tensors)
     )

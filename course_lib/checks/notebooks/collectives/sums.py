@@ -31,7 +31,7 @@ from course_lib.checks.kit import (
 from course_lib.facts import chunk_sizes
 
 REFERENCE = ("course_lib.collectives",)
-# (mistakes, ranks, elements, what was recorded) -> the usual cause
+# (mistakes, ranks, elements, the record) -> the usual cause
 SumHint = Callable[[list[Mistake], int, int, Observed], str]
 Extra = Callable[[int], list]  # rank -> further arguments, described as in `harness.call`
 
@@ -125,7 +125,7 @@ def rounding_case(
 READ_TOO_EARLY = "A receive buffer was read before its message was in it: wait() first, then add."
 OTHER_PLACES = (
     "Either a receive buffer was read before its message was in it (wait() first, then add), or a chunk was "
-    "added to another one than its own."
+    "added to the wrong chunk."
 )
 
 

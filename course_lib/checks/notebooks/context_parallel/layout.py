@@ -124,7 +124,8 @@ def judge(
 ) -> Callable[[Observed], Finding]:
     """Of calls number `start` and on, with these sizes: the first that is wrong.
 
-    others: the sizes of all calls. In few tokens several mistakes look alike: told is what fits the most.
+    others: the sizes of all calls. With few tokens several mistakes look alike: the hint names the one that
+    fits most.
     """
 
     def judged(seen: Observed) -> Finding:

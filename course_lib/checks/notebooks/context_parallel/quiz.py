@@ -1,4 +1,4 @@
-"""The questions at the end of notebook 08, with the wrong answers that tell what was overlooked."""
+"""The questions at the end of notebook 08, with the wrong answers that show an oversight."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def value_line(
 
 
 def lse_line(spread: Spread, title: str, weight: float) -> Line:
-    """The second of what ring_forward returns."""
+    """The second tensor that ring_forward returns."""
     run, slips = spread.run_of_lse(1), lse_slips(spread)
 
     def judge(seen: Observed) -> Finding:
@@ -89,7 +89,7 @@ def lse_line(spread: Spread, title: str, weight: float) -> Line:
 
 
 def of_lse(said: str) -> str:
-    """A sentence about what was returned, which here is lse."""
+    """A sentence about the returned tensor, which here is lse."""
     named = str(said).replace(subject("y"), "lse")
     if not isinstance(said, Sentence):
         return named

@@ -63,7 +63,7 @@ def case(
 
 
 def watched(seen: Observed, rank: int, run: Run, direction: str, key: str) -> int:
-    """A number of what was watched in a direction; -1 where the run was refused before."""
+    """A measured number of a direction; -1 if the run was refused before."""
     done = seen.values[rank][run.name].work.get(direction)
     return -1 if done is None else getattr(done, key)
 

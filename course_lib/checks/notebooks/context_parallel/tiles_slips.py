@@ -155,7 +155,7 @@ def contributions(whole: Whole) -> tuple[Tensor, Tensor]:
 
 
 def last_keys(whole: Whole, block: int) -> Tensor:
-    """dq as the last tile of keys that a query meets writes it, over what was there."""
+    """dq if the last tile of keys that a query meets overwrites it."""
     _, ds = contributions(whole)
     dq = torch.zeros_like(whole.q)
     seq = whole.q.shape[1]

@@ -1,4 +1,4 @@
-"""Full attention of one process in float64, its gradients in closed form, and what mistakes make of them."""
+"""Full attention of one process in float64, its gradients in closed form, and the results of mistakes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def leave_early(
     depth = len(run.built().blocks)  # pyright: ignore[reportArgumentType]
 
     def due(block: int) -> int:
-        """Bytes that are complete when backward reaches a block, less what the last bucket may wait for."""
+        """Bytes that are complete when backward reaches a block, less the last bucket's, which may wait."""
         earlier = tuple(f"blocks.{k}." for k in range(block + 1))
         later = [
             size
@@ -147,7 +147,7 @@ def leave_early(
 
 
 def without_overlap(line: Line) -> Line:
-    """The line, whose failure misses what the exercise is about."""
+    """The line, whose failure misses the point of the exercise."""
 
     def judge(seen: Observed) -> Finding:
         found = line.judge(seen)

@@ -60,9 +60,9 @@ def during_backward_line(
 ) -> Line:
     """When backward reaches the first block, an operation of `ops` was begun, and not all were waited for.
 
-    Nor is what leaves waited for at once, block by block. Read from the record: how many operations there
-    were when the gradients of all later blocks were complete and those of a block were not. In every step the
-    last backward is looked at.
+    And no wait follows at once on each message, block by block. Read from the record: how many operations
+    there were when the gradients of all later blocks were complete and those of a block were not. In every
+    step the last backward is looked at.
     """
 
     def judge(seen: Observed) -> Finding:

@@ -1,4 +1,4 @@
-"""Gradients for PowerSGD over a few steps, and what one step makes of them."""
+"""Gradients for PowerSGD over a few steps, and the result of one step."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def draw_signs(draw: Draw, n: int, numel: int) -> Signs:
 
 
 def compared(on: Setting, given: Signs, names: tuple[str, ...]) -> Callable[[Observed], Finding]:
-    """The tensors `names` are on every rank what the algorithm gives, to rounding."""
+    """The tensors `names` are on every rank those that the algorithm gives, to rounding."""
 
     def judge(seen: Observed) -> Finding:
         for place, rank in enumerate(on.ranks):

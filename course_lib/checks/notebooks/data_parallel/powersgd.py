@@ -75,7 +75,7 @@ def matrices(run: Run) -> Iterator[tuple[int, str]]:
 
 
 def first_step(run: Run) -> Callable[[Observed], Finding]:
-    """The mean, projected onto `rank` orthonormal columns: which ones is free, if they hold what there is."""
+    """The mean, projected onto `rank` orthonormal columns: which ones is free, if they span the mean."""
 
     def judge(seen: Observed) -> Finding:
         for rank in run.members:

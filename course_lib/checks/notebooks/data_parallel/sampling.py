@@ -56,7 +56,7 @@ Shards = list[list[int]]
 
 
 class Asked:
-    """The deals of a case, and what the ranks got."""
+    """The deals of a case, and the ranks' shares."""
 
     def __init__(self) -> None:
         self.deals: list[Deal] = []
@@ -70,13 +70,13 @@ class Asked:
         return deal
 
     def again(self, deal: Deal) -> int:
-        """Ask once more for what was asked already; where its answers stand."""
+        """Ask an earlier question once more; returns the places of its answers."""
         start = len(self.calls)
         self.calls += deal.calls()
         return start
 
     def shards(self, seen: Observed, deal: Deal, start: int | None = None) -> Shards | Finding:
-        """The lists of all ranks, or what is wrong with one of them."""
+        """The lists of all ranks, or the finding about one of them."""
         start = self.starts[deal] if start is None else start
         found: Shards = []
         for rank in range(deal.world_size):

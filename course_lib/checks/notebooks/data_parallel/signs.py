@@ -52,7 +52,7 @@ class Outcome:
 def average(
     tensors: torch.Tensor, errors: torch.Tensor, server: torch.Tensor, rules: Rules | None = None
 ) -> Outcome:
-    """The mean over the ranks of (n, numel) tensors by signs with a scale, and what is missed."""
+    """The mean over the ranks of (n, numel) tensors by signs with a scale, and the errors of the signs."""
     rules = rules or Rules()
     n, numel = tensors.shape
     shard = shard_size(n, numel)
@@ -124,7 +124,7 @@ def of(outcome: Outcome, name: str, place: int) -> torch.Tensor:
 
 
 def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(what is said of a mistake, what it leaves in the argument `name` of the member `place`)."""
+    """(hint for a mistake, the value that it leaves in the argument `name` of the member `place`)."""
     n, right = len(given.tensor), given.outcome
     if name == "tensor":
         yield "It was left as it was: write the mean into it.", given.tensor[place]
@@ -139,7 +139,7 @@ def sign_slips(given: Signs, name: str, place: int) -> Iterator[tuple[str, torch
             served=0.0
         ),
         f"The server has the sum over the {n} ranks: divide it by their number.": Rules(divide=False),
-        "Padding was counted in a scale: it is the mean over the elements of the tensor.": Rules(
+        "Padding was counted in a scale: it is the mean over the shard's own elements.": Rules(
             padding=True
         ),
         "One scale was used for the whole tensor: each shard has its own.": Rules(one_scale=True),
@@ -250,7 +250,7 @@ def expected_parameters(training: Training, how: Adam) -> tuple[Tensors, float]:
 
 
 class State:
-    """Of one parameter: momentum and variance, the same on all ranks, and what signs have missed."""
+    """Of one parameter: momentum and variance, the same on all ranks, and the errors of the signs."""
 
     def __init__(self, p: torch.Tensor, n: int):
         self.momentum = torch.zeros(p.numel(), dtype=torch.float64)

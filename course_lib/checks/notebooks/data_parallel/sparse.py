@@ -1,4 +1,4 @@
-"""topk_all_reduce: the mean of the largest elements of each rank, and what is kept for later."""
+"""topk_all_reduce: the mean of the largest elements of each rank, and the rest, kept for later."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Inputs:
         return mean.expand_as(asked), asked - sent
 
     def slips(self) -> dict[str, Pair]:
-        """By what is said of it, what a way to go wrong leaves in the two tensors."""
+        """{hint: the values that a mistake leaves in the two tensors}."""
         t, e, n = self.tensor, self.error, self.n
         asked = t + e
         result, rest = self.right()

@@ -191,7 +191,7 @@ def shift_hint(found: list[Mistake]) -> str:
 
 
 def from_right(one: Mistake) -> bool:
-    """Every rank holds what its right neighbour had."""
+    """Every rank holds its right neighbour's value."""
     counts = [(piece.rank, piece.origin.counts) for piece in one.pieces]
     return all(1 in some and some.index(1) == (rank + 1) % len(some) for rank, some in counts)
 

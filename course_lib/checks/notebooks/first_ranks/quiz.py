@@ -89,7 +89,8 @@ def waits_hint(mine: dict, right: dict) -> str:
         return "Turned round: the key is the rank that waits, the value the rank it waits for."
     if done := sorted(set(mine) - set(right)):
         do = words.verb(done, "does", "do")
-        return f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis names its end."
+        it = words.verb(done, "it", "they")
+        return f"{words.ranks(done).capitalize()} {do} not wait: the diagnosis says how {it} ended."
     if missing := sorted(set(right) - set(mine)):
         return f"{words.ranks(missing).capitalize()} {words.verb(missing, 'waits', 'wait')} too."
     off = next(rank for rank in sorted(right) if mine[rank] != right[rank])

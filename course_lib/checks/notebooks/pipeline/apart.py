@@ -26,7 +26,7 @@ class Fraction:
     """A function that may call the other one.
 
     questions: lines of the table, of this function. other: the name of the function that it may call;
-    convert: from what that one returns to what this one is to return.
+    convert: from that one's result to this one's.
     """
 
     questions: Sequence[Prediction]

@@ -52,7 +52,7 @@ class Sizes:
 
 
 class Asked:
-    """The calls of one case, each made once, and what they gave."""
+    """The calls of one case, each made once, and their results."""
 
     def __init__(self, name: str) -> None:
         self.name = name

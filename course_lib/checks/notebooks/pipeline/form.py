@@ -34,7 +34,7 @@ def own_stage(sizes: Sizes, rank: int) -> list[int]:
 
 
 def bubble_of(name: str) -> Callable[[Sizes, Durations], float]:
-    """The closed form of what each rank idles."""
+    """The closed form of each rank's idle time."""
 
     def bubble(sizes: Sizes, lasting: Durations) -> float:
         times = (lasting.forward, lasting.input, lasting.weight)
@@ -44,7 +44,7 @@ def bubble_of(name: str) -> Callable[[Sizes, Durations], float]:
 
 
 def activations_of(name: str) -> Callable[[Sizes, int], float]:
-    """The closed form of what a rank holds at most."""
+    """The closed form of the most activations that a rank holds."""
 
     def activations(sizes: Sizes, rank: int) -> float:
         return pipeline_activations(name, sizes.stages, sizes.microbatches, rank, sizes.v)
@@ -91,7 +91,7 @@ class Form:
     ) -> Line:
         """A line that holds where each of the schedules can be done, and pleases each of the looks.
 
-        edge: sizes at the edge, where who misses the point may have it elsewhere.
+        edge: sizes at the edge: a schedule that misses the point there may have it elsewhere.
         """
 
         def judge(seen: Observed) -> Finding:

@@ -1,4 +1,4 @@
-"""Lines about a schedule that was run: its order, what was sent and kept. Values: `running_values`."""
+"""Lines about a schedule that was run: its order, its messages and its memory. Values: `running_values`."""
 
 from __future__ import annotations
 

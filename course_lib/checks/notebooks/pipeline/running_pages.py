@@ -14,7 +14,7 @@ COPIES = " Copies count, too, of inputs, of outputs and of gradients."
 
 
 def pages_line(run: Run, title: str, weight: float = 1.0) -> Line:
-    """At no moment of the run does a rank hold more than `enough`, above what it held before."""
+    """At no moment of the run does a rank hold more than `enough`, above its memory before."""
 
     def judge(seen: Observed) -> Finding:
         for stage, rank in enumerate(members(seen)):

@@ -36,7 +36,7 @@ class Early:
 
 
 def sends_line(run: Run, title: str, weight: float = 1.0) -> Line:
-    """No rank sends what comes, by its row, after something that it could not have done yet."""
+    """No rank sends a message that comes, by its row, after an action that it could not have done yet."""
 
     def judge(seen: Observed) -> Finding:
         for stage, rank in enumerate(members(seen)):

@@ -1,4 +1,4 @@
-"""Losses and gradients of a schedule that was run, and what a wrong one is made of.
+"""Losses and gradients of a schedule that was run, and the parts that a wrong one consists of.
 
 A gradient is a sum over microbatches. How often each counts in a wrong one is solved for: the microbatches'
 own gradients are known, and there are more elements than microbatches.
@@ -98,7 +98,7 @@ def differs(run: Run, seen: Observed, stage: int, rank: int, name: str) -> Findi
 
 
 def counted(run: Run, seen: Observed, stage: int, rank: int) -> list[float] | None:
-    """How often each microbatch, and at last what was there before, counts in what came: right is once."""
+    """How often each microbatch, and last the earlier gradient, counts in the result: right is once."""
     total, names = sum(run.counts), list(run.term(0, stage))
     columns = [
         torch.cat([run.term(k, stage)[name].flatten() for name in names]) / total

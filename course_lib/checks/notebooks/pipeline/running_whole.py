@@ -1,4 +1,4 @@
-"""A pipeline in one process, in float64, against which what the ranks did is held."""
+"""A pipeline in one process, in float64, the standard for the ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run:
 
     kind, seed, width: of the stages, see `models`. batch: inputs and targets of each microbatch. earlier: for
     each stage the gradients that are there before, by name; empty: none. pages: whether each rank's process
-    is measured during the run, from outside; no stage tells what came in then: that would take memory, too.
+    is measured during the run, from outside; no stage reports its inputs then: that would take memory, too.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Run:
     @cached_property
     def passes(self) -> list[tuple[float, list[Terms], list[list[float]], list[int]]]:
         """Of each microbatch: the sum of its losses; for each stage the gradients of this sum, the
-        fingerprint of what comes in, and the bytes that are kept for backward."""
+        fingerprint of its input, and the bytes that are kept for backward."""
         known = {id(x): self._passed(x, targets) for x, targets in self.batch}
         return [known[id(x)] for x, _ in self.batch]
 
@@ -105,7 +105,7 @@ class Run:
         return self.passes[k][3][stage]
 
     def incoming(self, stage: int) -> list[list[float]]:
-        """The fingerprint of what comes into a stage, for each microbatch."""
+        """The fingerprint of a stage's input, for each microbatch."""
         return [one[2][stage] for one in self.passes]
 
     def gradients(self, stage: int) -> Terms:

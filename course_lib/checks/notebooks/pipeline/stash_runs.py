@@ -20,7 +20,7 @@ Order = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Run:
-    """A stage, what it does and on what. kind: "first", "middle" or "last", see `updates.build`."""
+    """A stage, its actions and its inputs. kind: "first", "middle" or "last", see `updates.build`."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class Run:
 
 
 class Trained:
-    """The stage in one process; its methods are what mistakes do otherwise.
+    """The stage in one process; mistakes override its methods.
 
     tensors: "y.0" (an output), "dx.0" (the gradient of its input), "p.0.NAME" (the weights after that
     backward), in the order in which they come about.

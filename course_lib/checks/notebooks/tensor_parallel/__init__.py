@@ -1,4 +1,4 @@
-"""The checks of notebook 06: how is one layer split, and what must be said between its parts?"""
+"""The checks of notebook 06: how is one layer split, and what must its parts exchange?"""
 
 from course_lib.checks.notebooks.tensor_parallel.attention import (
     parallel_heads,

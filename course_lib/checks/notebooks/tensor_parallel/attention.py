@@ -84,7 +84,7 @@ def refused_run(name: str, draw: Draw, n: int, heads: int, kv_heads: int = 0) ->
 def lines_of(
     run: Run, whole: Heads, title: str, weight: float, sent: bool = True, after_step: float = 0.5
 ) -> list[Line]:
-    """Values forward, backward and after a step, and what each direction sent.
+    """Values forward, backward and after a step, and the bytes of each direction.
 
     after_step: how much the output after a step weighs, as a share of `weight`.
     """

@@ -53,9 +53,9 @@ def a_run(
 ) -> Run:
     """One of the two on n ranks.
 
-    A whole x enters, and each rank has a gradient of its own; of what leaves each rank has a term, and all
-    have the same gradient. layout: "" for rows, or x lies in memory column by column, and the gradient too
-    ("columns", as behind y.t()), or it is one number, "expanded", as that of a sum is.
+    A whole x enters, and each rank has a gradient of its own; each rank has a term of the tensor that leaves,
+    and all have the same gradient. layout: "" for rows, or x lies in memory column by column, and the
+    gradient too ("columns", as behind y.t()), or it is one number, "expanded", as that of a sum is.
     """
     enters = which == ENTER
     x = numbers(draw, n, enters, *shape, dtype=dtype)

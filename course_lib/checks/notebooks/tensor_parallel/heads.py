@@ -1,4 +1,4 @@
-"""Causal self-attention on one process, whole and as each rank's heads, and what mistakes would give."""
+"""Causal self-attention on one process, whole and as each rank's heads, and the results of mistakes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def features_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same, and what comes out is turned back."""
+    """The same, and the result is turned back."""
     out = features_first(q, k, v)
     return out.transpose(-1, -2).reshape(out.shape)
 

@@ -164,7 +164,7 @@ def column_parallel_linear(draw: Draw) -> Iterator[Case]:
 
 
 def memory_lines(run: Run, whole: Whole, saved: int, weight: float, extra: int = 0) -> list[Line]:
-    """1/n of the parameters (and `extra` bytes), and of what backward needs the input alone."""
+    """1/n of the parameters (and `extra` bytes), and, of the tensors for backward, the input alone."""
     return [
         essential(
             held_line(

@@ -173,7 +173,8 @@ def of_gradient(loss: Loss) -> list[Slip]:
         return UPSTREAM / loss.counts.sum() * rows * loss.counts[..., None]
 
     def through_largest(k: int) -> Tensor:
-        """With what also went back to the rank's own largest logit, as if it alone had been taken off."""
+        """With the gradient that also went back to the rank's own largest logit, as if that had been taken
+        off."""
         own, rows = loss.part(k, loss.logits), loss.grad(k)
         places = own.argmax(-1, keepdim=True)
         return rows.scatter_add(-1, places, -rows.sum(-1, keepdim=True))

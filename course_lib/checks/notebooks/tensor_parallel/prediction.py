@@ -21,7 +21,7 @@ def layer_bytes(n: int, nbytes: float, direction: str, sequence: str | None = No
 def layer_saved(n: int, nbytes: float, sequence: str | None = None) -> float:
     """Bytes of all that one layer keeps, in units of nbytes: one activation of the whole sequence.
 
-    Two inputs of norms, two of regions, in attention q, k, v and what comes out, in the MLP four activations
+    Two inputs of norms, two of regions, in attention q, k, v and the output, in the MLP four activations
     before GELU and four after. See `facts.saved_layer_bytes`, which counts the few numbers a token as well.
     """
     norms = 2 / (n if sequence else 1)

@@ -138,7 +138,7 @@ def other_way(run: Run, k: int) -> list[int]:
 
 
 def pair_misfit(run: Run) -> Any:
-    """(name, what came, k) -> the usual cause of another shape."""
+    """(name, the result, k) -> the usual cause of another shape."""
     batch, *_ = run.wanted[0]["y"].shape
 
     def hint(name: str, came: str, k: int) -> str:
@@ -178,7 +178,7 @@ def pair_line(run: Run, title: str, names: Sequence[str], weight: float, **more:
 
 
 def both_ways(run: Run) -> list[Line]:
-    """Values and gradients of one of the pair, and what each direction sends: half an all-reduce."""
+    """Values and gradients of one of the pair, and the bytes of each direction: half an all-reduce."""
     n, name = run.size, NAMES[run.object]
     whole = run.wanted[0]["y" if run.object == GATHER else "grad.x"].nbytes
     half = [least_bytes(n, whole) / 2] * n

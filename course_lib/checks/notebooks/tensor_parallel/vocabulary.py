@@ -92,7 +92,7 @@ def both(run: Run, loss: Loss, title: str, weight: float = 1.0, **more: Any) -> 
 
 
 def gradient_and_logits(run: Run, loss: Loss, title: str, weight: float) -> Line:
-    """The gradient; then, that the logits are what they were."""
+    """The gradient; then, that the logits are unchanged."""
     line = gradient(run, loss, title, weight)
 
     def judge(seen: Observed) -> Finding:

@@ -90,7 +90,7 @@ def small(
 def wide(draw: Draw, n: int, samples: int = 2) -> Training:
     """Two steps of a model of 6.4 MB in float32, whose memory is watched.
 
-    samples: of each rank's batch. With few of them gradients, and what is kept of these, are products of two
+    samples: of each rank's batch. With few of them gradients, and states made of these, are products of two
     thin matrices: a class that keeps these instead holds little of a state that is whole.
     """
     described = {
@@ -238,8 +238,8 @@ def partly(seen: Observed, right: Tensors, first: str, rank: int, training: Trai
         )
     if n > 2 and share < 0.5:
         return (
-            "Only another rank's shard is new there; the rank's own shard was not written back. The "
-            "all-gather brings all shards, its own too."
+            "Only the other ranks' shards are new there; the rank's own was not written back. The all-gather "
+            "brings all shards, its own too."
         )
     return (
         "Only a part is new there: each rank updated its own shard, and the others do not have it. "

@@ -34,7 +34,7 @@ def module_case(training: Training, title: str, told: list[Line], **more: Any) -
 
 
 def faulty(seen: Observed) -> tuple[str, str] | None:
-    """(kind, name) of what is wrong with the first faulty full_state_dict(); None if all were as agreed."""
+    """(kind, name) of the fault in the first faulty full_state_dict(); None if all were as agreed."""
     for rank in lines.members(seen):
         if fault := seen.values[rank].state:
             return fault

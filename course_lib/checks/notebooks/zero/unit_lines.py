@@ -17,7 +17,7 @@ Row = torch.Tensor
 
 @dataclass(frozen=True)
 class Run:
-    """Parameters and gradients of every rank, in float64, and what a right unit makes of them.
+    """Parameters and gradients of every rank, in float64, and the results of a right unit.
 
     params[rank][k], gradients[backward][rank][k]; a gradient that is None is missing on that rank.
     """
@@ -126,7 +126,7 @@ def why_not_shard(run: Run, place: int, found: torch.Tensor) -> str:
 
 
 def gathers(run: Run) -> Callable[[Observed], Finding]:
-    """After gather() every parameter is whole, in its shape, with what the shards hold now."""
+    """After gather() every parameter is whole, in its shape, with the shards' present values."""
 
     def judge(seen: Observed) -> Finding:
         for rank in ranks(seen):

@@ -1,4 +1,4 @@
-"""A unit of some MB, and what a rank holds of it between its uses, measured from outside the rank."""
+"""A unit of some MB, and a rank's memory for it between its uses, measured from outside the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In the rank: how much is multiplied, and what is under way meanwhile, seen at each product of matrices."""
+"""In the rank: the products of matrices, and the messages under way during each of them."""
 
 from __future__ import annotations
 

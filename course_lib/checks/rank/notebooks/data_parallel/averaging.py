@@ -1,4 +1,4 @@
-"""Recipes (see `harness`) for what averages gradients and remembers something from step to step."""
+"""Recipes (see `harness`) for objects that average gradients and remember something from step to step."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def build(description: dict, index: int) -> nn.Module:
 
 
 def once(description: dict, index: int, shape: Sequence[int], where: torch.device) -> None:
-    """A forward and a backward of a microbatch of zeros; only what libraries took meanwhile is left of it."""
+    """A forward and a backward of a microbatch of zeros; only memory of libraries is left of it."""
     inputs = torch.zeros(*shape, dtype=torch.int64, device=where)
     tokens = description["kind"] == "tokens" and index == 0
     wide = torch.zeros(*shape, description["width"], dtype=torch.float64, device=where)
@@ -89,5 +89,5 @@ LOSSES = {"tokens": (cross_entropy, some), "numbers": (squared_error, all_of_the
 
 
 def boundary(kind: str, width: int, inputs: Tensor) -> tuple[int, ...]:
-    """The shape of what goes from stage to stage, for these inputs of a microbatch."""
+    """The shape of the message from stage to stage, for these inputs of a microbatch."""
     return (*inputs.shape, width) if kind == "tokens" else tuple(inputs.shape)

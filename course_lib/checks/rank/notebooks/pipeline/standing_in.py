@@ -14,7 +14,7 @@ from course_lib.checks.rank.harness import Answer, Answers, evaluate
 
 
 class Told:
-    """A function that returns what it was told, and raises KeyError for other arguments.
+    """A function that returns given numbers, and raises KeyError for other arguments.
 
     names: of its parameters; defaults: of the last ones. returns: [arguments, number], of all parameters.
     """

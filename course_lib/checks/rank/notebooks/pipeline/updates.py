@@ -94,7 +94,7 @@ class Run:
         name, defaults = self.given["optimizer"]
         optimizer = _optimizers[name](module.parameters(), **defaults)
         if self.given["memory"]:
-            _freeze()  # only what comes from here on is looked at, and counted
+            _freeze()  # only tensors from here on count
         stage = kind_of_stage(module, optimizer)
         for kind, k in self.given["actions"]:
             if kind == "F":

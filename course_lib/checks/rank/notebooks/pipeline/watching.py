@@ -1,6 +1,6 @@
 """In the rank: when forward and backward came through a stage, and what was kept for backward meanwhile.
 
-Both are seen from within the stage: not from what the code that runs it says of itself.
+Both are seen from within the stage: not from an account by the code that runs it.
 """
 
 from __future__ import annotations

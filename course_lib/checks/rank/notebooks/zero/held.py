@@ -71,7 +71,7 @@ def warm_up(instructions: dict) -> None:
 
 
 class Unit:
-    """A student's unit, its parameters, and what is told of them."""
+    """A student's unit, its parameters, and the reply about them."""
 
     def __init__(self, made: Any, instructions: dict):
         self.shapes = [tuple(shape) for shape in instructions["shapes"]]

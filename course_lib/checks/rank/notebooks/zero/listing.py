@@ -1,4 +1,4 @@
-"""Recipe (see `harness`): call a function with a list of tensors, and tell what came back as plain data."""
+"""Recipe (see `harness`): call a function with a list of tensors, and report the result as plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _arange, _Tensor = torch.arange, torch.Tensor
 
 @dataclass
 class Kind:
-    """A part of what was returned: its type, and of a tensor more. history: whether gradients flow back."""
+    """A part of the result: its type, and more of a tensor. history: whether gradients flow back."""
 
     name: str
     dtype: str = ""
@@ -25,7 +25,7 @@ class Kind:
 
 @dataclass
 class Answer:
-    """The outcome of a call. kinds: of the parts of what was returned; after: the tensors after the call."""
+    """The outcome of a call. kinds: of the parts of the result; after: the tensors after the call."""
 
     value: Any = None
     kinds: list[Kind] = field(default_factory=list)

@@ -21,9 +21,8 @@ _open, _read, _close = os.open, os.read, os.close
 
 @dataclass
 class Told(training.Told):
-    """Beside what is told of a training run, for each step. outside: names of the states that lie in no file
-    of
-    the folder, of parameters by their number; states: how many tensors were looked at."""
+    """The reply about a training run, and more for each step. outside: names of the states that lie in no
+    file of the folder, of parameters by their number; states: how many tensors were looked at."""
 
     outside: list[list[str]] = field(default_factory=list)
     states: list[Count] = field(default_factory=list)
@@ -95,7 +94,7 @@ def states_outside(optimizer: Any, folder: str) -> tuple[list[str], int]:
 
 
 def mappings(folder: str) -> list[tuple[int, int]]:
-    """The address ranges into which files of `folder` are mapped so that what is written reaches them."""
+    """The address ranges into which files of `folder` are mapped so that writes reach them."""
     found = []
     for line in text_of("/proc/self/maps").splitlines():
         addresses, flags, *_, path = [*line.split(maxsplit=5), ""][:6]

@@ -1,4 +1,4 @@
-"""Runs in the rank: drives a student's unit and sharded module, and tells what came. Decides nothing.
+"""Runs in the rank: drives a student's unit and sharded module, and reports the results. Decides nothing.
 
 `unit` works on the tensors "p0", "p1" and so on, which become the parameters, with gradients "g0.0" (first
 backward), "g1.0" (second), and so on; one that is missing is None. Instructions: `params`, how many there
@@ -7,9 +7,9 @@ are; `trained`; `graph`, whether a product is kept over a free(), as autograd ke
 
 `module` trains as `recipes` do, and tells of the module's outputs besides, so that a faulty
 full_state_dict() costs no more than its own line. Values: those of `recipes`; "elements", how many numbers
-the module's parameters() have on this rank; "state", what is wrong with full_state_dict() ([kind, name]) or
-None; "left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the
-step's first microbatch, and of one more forward at the end.
+the module's parameters() have on this rank; "state", the fault of full_state_dict() ([kind, name]) or None;
+"left", how many parameters still had a .grad when a later forward began. Tensors: "out.STEP", of the step's
+first microbatch, and of one more forward at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _tanh, _no_grad, _zeros_like = torch.tanh, torch.no_grad, torch.zeros_like
 FREED = (
     "out of bounds for storage",
     "setStorage",
-)  # in what PyTorch says of a view without its memory
+)  # in PyTorch's error about a view without its memory
 
 
 # ---- a unit
@@ -64,7 +64,7 @@ class OfUnit:
 
 
 class Driven:
-    """A unit, its parameters, and what is told of them."""
+    """A unit, its parameters, and the reply about them."""
 
     def __init__(self, made: Callable, tensors: dict, groups: list, instructions: dict):
         count, self.tensors = instructions["params"], tensors
@@ -92,7 +92,7 @@ class Driven:
         return there
 
     def gathered(self, when: str) -> None:
-        """gather(), and what the parameters are then; zeros where they have no memory."""
+        """gather(), and the parameters' values then; zeros if they have no memory."""
         self.unit.gather()
         self.look(when)
         there = self.whole(when)
@@ -167,7 +167,7 @@ def unit(
 
 
 class Wrapped:
-    """A sharded module in training, and what its full_state_dict() is worth."""
+    """A sharded module in training, and the faults of its full_state_dict()."""
 
     def __init__(self, session: Session, made: Any):
         self.session, self.made = session, made
@@ -176,7 +176,7 @@ class Wrapped:
         self.ran, self.left = False, 0
 
     def whole(self) -> list[tuple[str, torch.Tensor]]:
-        """full_state_dict(), zeros in place of what cannot be read."""
+        """full_state_dict(), with zeros for tensors that cannot be read."""
         state = self.made.full_state_dict()
         found = []
         for name, (shape, dtype) in self.like.items():
