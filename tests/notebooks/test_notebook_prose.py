@@ -9,11 +9,11 @@ import tokenize
 from collections.abc import Iterator
 
 import pytest
-from autograder.config import SOLUTIONS, assignments
-from autograder.twin import read_twin
 from nbformat import NotebookNode
 
 from autograder.course.build import DOCUMENTED
+from autograder.course.config import SOLUTIONS, assignments
+from autograder.course.twin import read_twin
 from tests.project.test_docs import HEADLESS, IS_NO, sentences
 
 TAG = re.compile(r"</?(?:details|summary|pre)>")
