@@ -1,14 +1,14 @@
-"""The first messages: who am I, swap with a neighbour, pass something round a circle.
+"""The first messages: say which rank this is, swap with a neighbour, pass a tensor round a circle.
 
-All N processes run the same function at the same time; `dist.get_rank()` is what tells them apart. A
-message takes two: one process calls send, the other recv, and each waits until the other is there. So
-whoever writes both sides in one function must see to it that not all wait at once. Two ways:
+All N processes run the same function at the same time; `dist.get_rank()` tells them apart. A message
+takes two: one process calls send, the other recv, and each waits until the other is there. So if you
+write both sides in one function, make sure that not all ranks wait at once. There are two ways:
 
 * break the symmetry: one of two partners sends first, the other receives first;
 * post both, the send and the receive, and wait for them together (`dist.batch_isend_irecv`).
 
-The second one is used here: it needs no case for odd and even ranks, and works on every backend, NCCL
-included, where an isend that is followed by an irecv can still deadlock.
+The second way is used here: it needs no case for odd and even ranks, and works on every backend, also on
+NCCL, on which an isend that is followed by an irecv can still deadlock.
 
 Peers are ranks of the group (`group_peer`); plain `dist.send(tensor, dst)` counts in the whole world.
 """
@@ -31,8 +31,8 @@ def exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> No
 
     tensor: any shape, contiguous or not; the same shape and dtype on both sides. With an odd number of
     ranks the last one has no partner and keeps what it has.
-    Sends the tensor's bytes once, in one round. Scratch: one tensor, since what is being sent must not
-    be written.
+    Sends the tensor's bytes once, in one round. Scratch: one tensor, since a tensor that is being sent
+    must not be written.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     partner = rank ^ 1
@@ -52,11 +52,11 @@ def exchange(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> No
 
 
 def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Send `tensor` to the right neighbour, return what came from the left, as a new tensor.
+    """Send `tensor` to the right neighbour and return the left neighbour's, as a new tensor.
 
-    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It is left alone.
-    Rank r sends to r + 1 and receives from r - 1, modulo the number of ranks; one rank alone gets a copy
-    of its own. Sends the tensor's bytes once, in one round.
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It is not changed.
+    Rank r sends to r + 1 and receives from r - 1, modulo the number of ranks; a single rank gets a copy
+    of its own tensor. Sends the tensor's bytes once, in one round.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:

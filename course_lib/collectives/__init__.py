@@ -7,14 +7,14 @@ One file for each idea:
     doubling.py  partners at distance 1, 2, 4, ...: recursive_doubling_all_reduce,
                  rabenseifner_all_reduce, barrier
     direct.py    straight to where it belongs: scatter, gather, all_to_all
-    messages.py  what they share: a round of messages, tensors as contiguous rows
+    messages.py  the shared part: a round of messages, tensors as contiguous rows
 
 The folder imports torch only and can be copied out as it is.
 
-They work for any number of ranks, any size, any dtype that can be sent (and added, where a sum is asked
-for), contiguous or not, on the device of the group's backend, in any group. `src` and `dst` count the
-ranks of the whole world, as in torch.distributed. What each costs is in its docstring and, as functions
-of N and M, in `course_lib.facts`.
+The functions work for any number of ranks, any size, any dtype that can be sent (and added, if a sum is
+asked for), contiguous or not, on the device of the group's backend, in any group. `src` and `dst` count
+the ranks of the whole world, as in torch.distributed. Each docstring states the function's cost;
+`course_lib.facts` has the costs as functions of N and M.
 """
 
 from .direct import all_to_all, gather, scatter

@@ -1,8 +1,8 @@
 """Collectives in which every piece goes straight to the rank that it is for.
 
-What one rank has for another is sent once, by the one to the other: no algorithm can send fewer bytes.
-What is left to decide is the order, so that no rank is overrun: in all_to_all every rank sends one
-message and receives one in each round.
+A piece is sent once, by the rank that has it to the rank that needs it: no algorithm can send fewer bytes.
+Only the order is left to decide, so that no rank is overrun: in all_to_all every rank sends one message
+and receives one in each round.
 
     scatter      (N-1)/N M bytes sent by src              N - 1 rounds
     gather       M/N sent by every rank but dst           N - 1
@@ -48,8 +48,8 @@ def scatter(
     src: rank in the whole world, also when a group is given.
     Bytes sent: (N-1)/N M by src, none by the others (M: all N tensors). Rounds: N - 1.
 
-    Raises ValueError if src is not in the group, or if scatter_list does not fit or stands on another
-    rank; TypeError if an argument is not a dense tensor.
+    Raises ValueError if src is not in the group, if scatter_list does not fit, or if a rank other than src
+    passes one; TypeError if an argument is not a dense tensor.
     """
     rank, n = rank_and_size(group)
     root = group_rank(src, "src", group)
@@ -72,13 +72,13 @@ def gather(
 ) -> None:
     """Collect every rank's `tensor` on rank `dst`: the i-th rank's in the i-th tensor of `gather_list`.
 
-    tensor: any shape, contiguous or not; the same size and dtype on every rank. It is left alone.
+    tensor: any shape, contiguous or not; the same size and dtype on every rank. It is not changed.
     gather_list: on dst N tensors of that size and dtype, which are written; elsewhere None.
     dst: rank in the whole world, also when a group is given.
     Bytes sent: M/N by every rank but dst (M: all N tensors). Rounds: N - 1, as many as dst receives.
 
-    Raises ValueError if dst is not in the group, or if gather_list does not fit or stands on another
-    rank; TypeError if an argument is not a dense tensor.
+    Raises ValueError if dst is not in the group, if gather_list does not fit, or if a rank other than dst
+    passes one; TypeError if an argument is not a dense tensor.
     """
     rank, n = rank_and_size(group)
     root = group_rank(dst, "dst", group)
@@ -97,9 +97,10 @@ def gather(
 def all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
     """Send the j-th of N equal parts of `input` to rank j; rank i's part becomes the i-th of `output`.
 
-    input: its first dimension is a multiple of N; parts are cut along it. It is left alone.
-    output: as many elements, same dtype and device. As `dist.all_to_all_single` without split sizes.
-    In round k rank r sends to rank r + k and receives from rank r - k.
+    input: its first dimension is a multiple of N; parts are cut along it. It is not changed.
+    output: as many elements, same dtype and device.
+    The result is that of `dist.all_to_all_single` without split sizes. In round k rank r sends to rank
+    r + k and receives from rank r - k.
     Bytes sent: (N-1)/N of the input's by each rank, in N - 1 rounds. No scratch.
 
     Raises ValueError if sizes or dtypes do not fit, or if N does not divide the first dimension; TypeError
@@ -122,7 +123,7 @@ def all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
 def _pieces(
     tensors: Sequence[Tensor] | None, name: str, own: Tensor, count: int, flatten: Callable
 ) -> list[Tensor]:
-    """The root's list, each tensor in a row and like `own`; elsewhere an empty list."""
+    """The root's list, each tensor as a row like `own`; an empty list on the other ranks."""
     given = [] if tensors is None else tensors
     if len(given) != count:
         raise ValueError(

@@ -1,16 +1,17 @@
 """Collectives by doubling: in round k each rank talks to the one whose number differs in bit k.
 
-After one round each rank knows what two ranks knew, after two rounds four, after log2 N all N. That is
-the least number of rounds in which a rank can have heard from everybody. What is sent in them makes the
-difference: the whole tensor in every round (recursive doubling: right for small tensors), or halves,
+After one round each rank knows what two ranks knew, after two rounds four, after log2 N all N. No
+algorithm lets a rank hear from all others in fewer rounds. The algorithms differ in the size of the
+messages: the whole tensor in every round (recursive doubling: right for small tensors), or halves,
 quarters, eighths (Rabenseifner: as few bytes as a ring in 2 log2 N rounds instead of 2 (N-1)).
 
     recursive_doubling_all_reduce   log2 N M bytes sent by each rank    log2 N rounds
     rabenseifner_all_reduce         2 (N-1)/N M                         2 log2 N
     barrier                         ceil(log2 N) bytes                  ceil(log2 N)
 
-When N is no power of two, let C be the largest one below it. The N - C extra ranks first hand their
-tensors to core ranks and get the result at the end: two rounds more, M more for a rank that has an extra one.
+When N is not a power of two, let C be the largest one below it. The N - C extra ranks first hand their
+tensors to core ranks and get the result at the end. That takes two rounds more, and the core rank of an
+extra rank sends M more.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 International Journal of High Performance Computing Applications 19 (2005), on all-reduce; Rabenseifner,
@@ -34,9 +35,10 @@ def recursive_doubling_all_reduce(tensor: Tensor, group: Group = None) -> None:
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
     In round k rank r swaps its sum with rank r XOR 2^k, and both add: now 2^(k+1) ranks agree.
-    Bytes sent: log2 N M by each rank; with N no power of two at most (floor(log2 N) + 1) M, in
+    Bytes sent: log2 N M by each rank; if N is not a power of two, at most (floor(log2 N) + 1) M, in
     floor(log2 N) + 2 rounds. Scratch: one tensor.
-    Two partners add the same two sums, a + b and b + a, which have the same bits: so all ranks do.
+    Two partners add the same two sums, as a + b and as b + a, which have the same bits: all ranks end with
+    the same bits.
 
     Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
     """
@@ -58,11 +60,11 @@ def rabenseifner_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place: a ring's bytes in a logarithm of rounds.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    1. Reduce-scatter by halving: each rank gives its partner one half of what it has, gets the other
-       half of the partner's and adds; then halves of that half, until it holds 1/C of the sum.
+    1. Reduce-scatter by halving: each rank sends its partner one half of its tensor, receives the
+       partner's other half and adds it; then it halves that half, until it holds 1/C of the sum.
     2. All-gather by doubling: the same partners in reverse, each time with twice as much.
-    Bytes sent: 2 (N-1)/N M by each rank, in 2 log2 N rounds; with N no power of two up to
-    M + 2 (C-1)/C M, in 2 log2 C + 2. Scratch: one tensor.
+    Bytes sent: 2 (N-1)/N M by each rank, in 2 log2 N rounds; if N is not a power of two, up to
+    M + 2 (C-1)/C M, in 2 log2 C + 2 rounds. Scratch: one tensor.
     Every element is summed on one rank and copied from there: the same bits on every rank.
 
     Raises ValueError if `tensor` cannot be written; TypeError if it is not a dense tensor.
@@ -86,7 +88,7 @@ def _halve_and_double(flat: Tensor, scratch: Tensor, rank: int, core: int, group
         return flat[start[first] : start[first + count]]
 
     distance = core // 2
-    while distance:  # this rank works on 2 * distance chunks, and keeps the half that it stands in
+    while distance:  # this rank works on 2 * distance chunks, and keeps the half with its own number
         low, partner = rank - rank % distance, rank ^ distance
         keep, give = chunks(low, distance), chunks(low ^ distance, distance)
         arriving = scratch[: keep.numel()]
@@ -94,7 +96,7 @@ def _halve_and_double(flat: Tensor, scratch: Tensor, rank: int, core: int, group
         keep += arriving
         distance //= 2
     distance = 1
-    while distance < core:  # `distance` chunks are complete here, as many on the partner
+    while distance < core:  # `distance` chunks are complete here, and as many on the partner
         low, partner = rank - rank % distance, rank ^ distance
         mine, theirs = chunks(low, distance), chunks(low ^ distance, distance)
         exchange(group, receives=[(theirs, partner)], sends=[(mine, partner)])
@@ -125,8 +127,9 @@ def _unfold(flat: Tensor, core: int, group: Group) -> None:
 def barrier(group: Group = None) -> None:
     """Return when every rank of `group` has called it: a dissemination barrier.
 
-    In round k rank r tells rank r + 2^k, and hears from rank r - 2^k, that it and all that it has heard
-    from are here: after ceil(log2 N) rounds everybody has heard from everybody, directly or not.
+    In round k rank r tells rank r + 2^k that it has arrived, and with it all ranks that it has heard from;
+    it hears the same from rank r - 2^k. After ceil(log2 N) rounds every rank has heard from all others,
+    directly or through other ranks.
     Bytes sent: one in each round, since a message of no bytes need not arrive. Any N.
     """
     rank, n = rank_and_size(group)
@@ -140,4 +143,4 @@ def barrier(group: Group = None) -> None:
             group, receives=[(heard, (rank - distance) % n)], sends=[(here, (rank + distance) % n)]
         )
         distance *= 2
-    heard.item()  # on a GPU, wait() holds up the stream alone; this holds up the process
+    heard.item()  # on a GPU wait() holds up only the stream; item() holds up the process

@@ -1,7 +1,7 @@
-"""What the algorithms of this package share: a place in the group, a tensor as a row, a round of messages.
+"""The algorithms of this package share three things: places in a group, tensors as rows, rounds of messages.
 
     rank_and_size, group_rank   where this process stands in the group, and where a root does
-    flat_to_read, flat_to_write a tensor of any layout as a contiguous row; `put_back` writes the row back
+    flat_to_read, flat_to_write a tensor of any strides as a contiguous row; `put_back` writes the row back
     check_sizes                 whether two tensors fit each other
     exchange                    one round of messages
 
@@ -47,11 +47,11 @@ def group_rank(root: int, name: str, group: Group) -> int:
 
 
 def exchange(group: Group, receives: Messages = (), sends: Messages = ()) -> None:
-    """One round of messages; returns when all have arrived, and what was sent may be overwritten.
+    """One round of messages; returns when all have arrived and the sent rows may be overwritten.
 
-    They are begun together: one after the other they could wait for each other, since NCCL runs what it is
-    given in order. Receives first: a message whose receive is ready need not wait. Messages of no bytes are
-    left out.
+    All messages are begun together: begun one after the other they could wait for each other, since NCCL
+    runs operations in the order in which it gets them. Receives come first: a message whose receive is
+    ready need not wait. Messages of no bytes are left out.
     """
     batch = [dist.P2POp(dist.irecv, t, group=group, group_peer=r) for t, r in receives if t.numel()]
     batch += [dist.P2POp(dist.isend, t, group=group, group_peer=r) for t, r in sends if t.numel()]
@@ -62,7 +62,8 @@ def exchange(group: Group, receives: Messages = (), sends: Messages = ()) -> Non
 def flat_to_read(tensor: Tensor, name: str, output: Tensor | None = None) -> Tensor:
     """The elements of `tensor` in a row: its own memory if it is contiguous, else a copy.
 
-    Also a copy if it shares memory with `output`, which is written while the row is still needed.
+    The row is also a copy if `tensor` shares memory with `output`, which is written while the row is
+    still needed.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         kind = getattr(tensor, "layout", type(tensor).__name__)

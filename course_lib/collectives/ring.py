@@ -40,13 +40,13 @@ from .messages import (
 def reduce_scatter(output: Tensor, input: Tensor, group: Group = None) -> None:
     """Sum `input` over the ranks and leave the r-th of its N equal shards on rank r, in `output`.
 
-    input: N times as many elements as output, in any shape: shard after shard. It is left alone.
+    input: N times as many elements as output, in any shape: shard after shard. It is not changed.
     output: any shape; the same dtype and device.
-    Sizes that N does not divide are refused, as by `dist.reduce_scatter_tensor`: pad them.
+    Pad a size that N does not divide: it is refused, as by `dist.reduce_scatter_tensor`.
     Sends (N-1)/N of the input's bytes per rank, in N - 1 rounds; scratch: one shard.
 
-    A sum starts as one rank's shard and goes round; each rank that it passes adds its own. The sum
-    for rank r starts on its right neighbour, r + 1, so that it comes home last.
+    A sum starts as one rank's shard and goes round; each rank that it passes adds its own shard. The sum
+    for rank r starts on the right neighbour, r + 1, so that it reaches rank r last.
 
     Raises ValueError if the sizes or dtypes do not fit; TypeError if an argument is not a dense tensor.
     """
@@ -66,10 +66,10 @@ def reduce_scatter(output: Tensor, input: Tensor, group: Group = None) -> None:
 
 
 def all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
-    """Collect every rank's `input` on every rank: rank r's becomes the r-th shard of `output`.
+    """Collect every rank's `input` on every rank: the input of rank r becomes the r-th shard of `output`.
 
     output: N times as many elements as input, in any shape: shard after shard.
-    input: any shape, the same size on every rank; the same dtype and device. It is left alone.
+    input: any shape, the same size on every rank; the same dtype and device. It is not changed.
     Sends (N-1)/N of the output's bytes per rank, in N - 1 rounds. Shards are received in place.
 
     Raises ValueError if the sizes or dtypes do not fit; TypeError if an argument is not a dense tensor.
@@ -129,8 +129,8 @@ def _pass_on(outgoing: Tensor, arriving: Tensor, group: Group) -> None:
 def hierarchical_all_reduce(tensor: Tensor, intra_group: Group, inter_group: Group) -> None:
     """Sum `tensor` over all nodes, in place, keeping most of the traffic inside each node.
 
-    intra_group: the g ranks of this rank's node. inter_group: the n ranks that hold the same place in
-    their nodes, one of each node. All nodes have the same number of ranks; N = n g.
+    intra_group: the g ranks of this rank's node. inter_group: n ranks, one of each node, that have the
+    same place in their nodes. All nodes have the same number of ranks; N = n g.
     tensor: as in `ring_all_reduce`, and the same shape on all N ranks.
 
     1. Reduce-scatter inside the node: each rank sums 1/g of the tensor over its node.
@@ -142,8 +142,8 @@ def hierarchical_all_reduce(tensor: Tensor, intra_group: Group, inter_group: Gro
     Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash" (2018),
     there on a two-dimensional torus of GPUs.
 
-    Raises ValueError and TypeError as `ring_all_reduce`, and ValueError if the groups share more than
-    this rank.
+    Raises ValueError and TypeError as `ring_all_reduce` does, and ValueError if the groups share more
+    than this rank.
     """
     place, g = rank_and_size(intra_group)
     rank_and_size(inter_group)

@@ -1,17 +1,17 @@
 """Collectives on trees: broadcast, reduce, and an all-reduce on two trees at once.
 
 Any rank that holds the data may pass it on, so the number of ranks that hold it can double in each round:
-ceil(log2 N) rounds reach N ranks, where one root that serves all others needs N - 1. That is the least
-for a message that is sent whole. The busiest rank pays for it: a binomial tree's root sends the
-tensor once in every round.
+ceil(log2 N) rounds reach N ranks, whereas a root that serves all others itself needs N - 1. No algorithm
+needs fewer rounds for a message that is sent whole. The busiest rank pays for it: a binomial tree's root
+sends the tensor once in every round.
 
     broadcast                     ceil(log2 N) M sent by the root,   ceil(log2 N) rounds
     reduce                        M sent by every rank but dst,      ceil(log2 N)
     double_binary_tree_all_reduce 2 M at most,                       2 ceil(log2 N) + blocks - 1
 
-A tree's inner ranks work and its leaves idle. Two trees in which every rank is a leaf of at least one
-use everybody, and blocks that follow each other through the tree use every level at once: an all-reduce
-in O(log N) latency and a bounded number of bytes. NCCL's "Tree" is this one.
+A tree's inner ranks work and its leaves idle. Two trees keep all ranks busy, if every rank is a leaf of at
+least one of them. Blocks that follow each other through the tree keep every level busy. Together they make
+an all-reduce in O(log N) latency and a bounded number of bytes. NCCL's "Tree" is this algorithm.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 International Journal of High Performance Computing Applications 19 (2005), for the binomial trees;
@@ -34,7 +34,7 @@ def broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank. Unchanged on `src`.
     src: rank in the whole world, also when a group is given, as in `dist.broadcast`.
-    In round k the 2^k ranks that have the tensor each send it to one that has not.
+    In round k each of the 2^k ranks that have the tensor sends it to a rank that does not have it yet.
     Bytes sent: ceil(log2 N) M by src, less by the others, (N-1) M by all. Rounds: ceil(log2 N).
 
     Raises ValueError if src is not in the group or `tensor` cannot be written; TypeError if it is not a
@@ -58,8 +58,8 @@ def broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
 def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
     """Sum `tensor` over the ranks of `group` on rank `dst`, in place there: a broadcast run backwards.
 
-    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It changes on `dst`
-    alone (`dist.reduce` leaves the other ranks' undefined).
+    tensor: any shape, contiguous or not; the same shape and dtype on every rank. It changes only on `dst`
+    (`dist.reduce` leaves it undefined on the other ranks).
     dst: rank in the whole world, also when a group is given.
     Bytes sent: M by every rank but dst. Rounds: ceil(log2 N). Scratch: up to two tensors.
 
@@ -70,7 +70,7 @@ def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
     root = group_rank(dst, "dst", group)
     total = flat_to_write(tensor)
     place = (rank - root) % n
-    distance = 1 << (n - 1).bit_length() >> 1  # the broadcast's last
+    distance = 1 << (n - 1).bit_length() >> 1  # the last distance of the broadcast
     while distance:
         if place < distance and place + distance < n:
             arriving = torch.empty_like(total)
@@ -84,16 +84,16 @@ def reduce(tensor: Tensor, dst: int, group: Group = None) -> None:
 
 
 def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: int = 4) -> None:
-    """Sum `tensor` over the ranks of `group`, in place, each half of it on a tree of its own.
+    """Sum `tensor` over the ranks of `group`, in place: one tree for each half of the tensor.
 
     tensor: any shape, contiguous or not; the same shape and dtype on every rank.
-    blocks: pieces of each half that follow each other through its tree: more of them keep more levels
-    busy, and are more messages.
+    blocks: pieces of each half that follow each other through its tree. More blocks keep more levels busy
+    and need more messages.
 
     Sums go up to the root, totals go down the same tree. A node at depth d of D sends block b up in
-    round D - d + b and down in round D + d + b: both ways, both trees and all blocks under way at once.
-    Bytes sent: up to 2 M (an inner rank: M/2 up and to each of two children, and M/2 up as a leaf of the
-    other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
+    round D - d + b and down in round D + d + b: both directions, both trees and all blocks at once.
+    Bytes sent: up to 2 M (an inner rank sends M/2 up and M/2 to each of two children, and M/2 up as a
+    leaf of the other tree). Rounds: 2 ceil(log2 N) + blocks - 1. Scratch: four blocks.
     Totals are made on the roots and copied from there: the same bits on every rank.
 
     Raises ValueError if `tensor` cannot be written or blocks < 1; TypeError if it is not a dense tensor.
@@ -103,7 +103,7 @@ def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: i
         raise ValueError(f"blocks={blocks}: a tensor is sent in at least 1 block")
     flat = flat_to_write(tensor)
     deepest = (n - 1).bit_length()
-    # for each round: what is received, what is sent, what is added afterwards
+    # for each round: its receives, its sends, and the sums that follow them
     timetable = [([], [], []) for _ in range(2 * deepest + blocks)]
     for number, half in enumerate(flat.tensor_split(2)):
         parent, children, depth = _node(rank, n, number)
@@ -129,8 +129,8 @@ def double_binary_tree_all_reduce(tensor: Tensor, group: Group = None, blocks: i
 def _node(rank: int, n: int, number: int) -> tuple[int | None, list[int], int]:
     r"""Parent, children and depth of `rank` in tree 0 or 1; the root has no parent.
 
-    Tree 0 puts rank r in place r: odd places are leaves, and an even place stands above those which
-    differ from it in the bit below its lowest. Tree 1 is tree 0 mirrored (N even) or shifted by one
+    Tree 0 puts rank r in place r: odd places are leaves, and an even place whose lowest set bit is b has
+    its children b/2 to the left and b/2 to the right. Tree 1 is tree 0 mirrored (N even) or shifted by one
     (N odd), so that leaves and inner ranks change places.
 
         0 ------- 4            place 0, the root, has one child

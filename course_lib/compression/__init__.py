@@ -6,13 +6,13 @@ One file for each idea:
     int8.py      int8_all_reduce: every element in eight bits, a scale for each block
     powersgd.py  PowerSGD: two thin factors of each matrix
     sign.py      OneBitAdam, sign_all_reduce: one bit an element, after a warm-up in full precision
-    common.py    what they share; the folder imports torch only and can be copied out as it is
+    common.py    the shared part; the folder imports torch only and can be copied out as it is
 
-What they share is error feedback: a rank adds what it could not say last time to what it has to say now,
-so that nothing is lost, only late. Without it a biased compressor stops where the errors add up to
-the gradient (Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+All compressors use error feedback: a rank adds the part that it did not send in the last step to the next
+gradient, so that nothing is lost, only late. Without it a biased compressor stops where the errors add up
+to the gradient (Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
 Schemes", ICML 2019). All of them compute the mean over the ranks and leave the same bits on every rank.
-What each sends is in its docstring and, as functions of the sizes, in `course_lib.facts`.
+Each docstring states the bytes sent; `course_lib.facts` has them as functions of the sizes.
 """
 
 from .int8 import dequantize, int8_all_reduce, quantize

@@ -10,11 +10,12 @@ add on the way. Two ways are left:
     all-gather everything        (N-1) M/4 bytes per rank     as much as float32's 2 (N-1)/N M at N = 8
     all-to-all, then all-gather  2 (N-1)/N M/4                a quarter for every N
 
-The second is used here. Rank r gets everybody's shard r, widens, adds, divides by N, quantises the mean
-anew and hands it to all: a reduce-scatter and an all-gather, each in int8. The price is a second rounding.
+The second way is used here. Rank r gets shard r of all ranks, widens, adds, divides by N, quantises the
+mean anew and hands it to all: a reduce-scatter and an all-gather, each in int8. The price is a second
+rounding.
 
-Both roundings are remembered: the first on the rank that made it, the second by the shard's owner, N-fold,
-since what it adds to its share next time is divided by N again. So at any time
+Both rounding errors are kept: the first by the rank that made it, the second by the shard's owner. The
+owner keeps it N-fold, since its next contribution is divided by N again. So at any time
 
     N x result + sum of the ranks' errors, afterwards  =  sum of the ranks' (tensor + error), before.
 
@@ -39,10 +40,10 @@ LARGEST = 127  # -128 is not used, so that the range is symmetric
 def int8_all_reduce(
     tensor: torch.Tensor, error: torch.Tensor, group: Group = None, block: int = BLOCK
 ) -> None:
-    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent in eight bits an element.
+    """Replace `tensor` by the mean over the ranks of `tensor + error`, sent as eight bits an element.
 
     tensor: any shape, floating point; the same shape and dtype on every rank. Overwritten by the mean.
-    error: what this rank's roundings have left out so far: the tensor's shape, zeros before the first step,
+    error: the sum of this rank's rounding errors so far: the tensor's shape, zeros before the first step,
         float32 or wider to keep all of it. Overwritten.
     block: elements that share a scale.
     Sends 2 (N-1) (s + 4 ceil(s/block)) bytes per rank, with s = ceil(size / N): one all-to-all and one
@@ -78,13 +79,13 @@ def int8_all_reduce(
 def quantize(rows: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     """(rows, size) real numbers -> (rows, size + 4 ceil(size/block)) int8: elements, then scales as bytes.
 
-    An element is off by at most half its block's scale, which is the largest magnitude there / 127; and
-    rows minus what `dequantize` makes of the result is exact.
+    An element is off by at most half its block's scale, which is the block's largest magnitude / 127.
+    The difference between the rows and the output of `dequantize` is exact.
     """
     blocks = _blocks(rows, block)
     scales = (blocks.abs().amax(-1, keepdim=True) / LARGEST).float()
     steps = blocks / scales.to(rows.dtype).masked_fill(scales == 0, 1)
-    steps = steps.round().clamp(-LARGEST, LARGEST).nan_to_num(0.0)  # a scale that overflowed tells
+    steps = steps.round().clamp(-LARGEST, LARGEST).nan_to_num(0.0)  # the infinite scale still shows
     elements = steps.to(torch.int8).flatten(1)[:, : rows.shape[1]]
     return torch.cat([elements, scales.flatten(1).view(torch.int8)], dim=1)
 
@@ -92,7 +93,7 @@ def quantize(rows: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
 def dequantize(
     packed: torch.Tensor, size: int, block: int = BLOCK, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """(rows, size) of `dtype`, from what `quantize` made of as many rows of `size` elements."""
+    """(rows, size) of `dtype`, from the output of `quantize` for as many rows of `size` elements."""
     scales = (
         packed[:, size:].clone(memory_format=torch.contiguous_format).view(torch.float32).to(dtype)
     )

@@ -4,17 +4,17 @@ A gradient G of (rows, columns) has a few large singular values and many small o
 and Q (columns, r) keeps the large ones for r (rows + columns) numbers instead of rows x columns: a
 4,096 x 4,096 matrix with r = 4 is 512 times smaller. The best such factors are the singular value
 decomposition's, which is too slow; one step of subspace iteration that starts from the last step's Q comes
-close, since gradients change slowly (warm start). G is the mean over the ranks, which none of them has:
+close, since gradients change slowly (warm start). G is the mean over the ranks, which no rank holds:
 
     P = G Q          each rank multiplies its own G, the products are averaged: they are linear in G
     P = orthonormal columns with the same span
     Q = G^T P        again averaged
     G ~ P Q^T
 
-Both averages are plain all-reduces of floats, which the network adds on the way: that is what sets
-PowerSGD apart from top-k and signs, whose traffic cannot be added. What P Q^T misses each rank adds
-to its next gradient. Vectors (biases, norms) go uncompressed; so does a matrix whose factors would be
-no smaller than itself.
+Both averages are plain all-reduces of floats, which the network adds on the way. That sets PowerSGD apart
+from top-k and signs, whose messages cannot be added. Each rank adds the error of P Q^T to its next
+gradient. Vectors (biases, norms) are sent uncompressed; so is a matrix whose factors would not be smaller
+than the matrix.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS 2019, algorithms 1 and 2; in PyTorch: ddp_comm_hooks.powerSGD_hook.
@@ -33,12 +33,12 @@ class PowerSGD:
     """Averages gradients over the ranks of `group`, matrices as products of `rank` columns.
 
     rank: columns of P and Q; a matrix with fewer rows or columns takes as many as it has.
-    warm_start: begin with the last step's Q; without it, with a new random one.
-    error_feedback: keep what the product misses; without it training stalls.
-    seed: of the first Q; the same on every rank.
+    warm_start: begin with the last step's Q; without it, with a new random Q.
+    error_feedback: keep the error of the product; without it training stalls.
+    seed: seed of the first Q; the same on every rank.
 
-    `errors` holds what this rank has kept back, in the matrices' order; `state_dict()` holds all that
-    a later run needs. Errors are this rank's own: each rank saves its own.
+    `errors` holds this rank's errors, in the order of the matrices; `state_dict()` holds all that a later
+    run needs. The errors differ between ranks: each rank saves its own state_dict.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class PowerSGD:
 
     @torch.no_grad()
     def all_reduce(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Replace each gradient by its mean over the ranks, those of matrices by the mean's approximation.
+        """Replace each gradient by its mean over the ranks, a matrix by an approximation of the mean.
 
         gradients: floating point, of one dtype and device; the same shapes in the same order on every rank
-            and in every call, since errors and Q are remembered by position. A tensor of more than two
-            dimensions is the matrix (first, product of the others), as a convolution's weight is.
+            and in every call, since errors and Q are kept by position. A tensor of more than two
+            dimensions, such as a convolution's weight, is the matrix (first, product of the others).
         Sends 2 (N-1)/N times the bytes of all vectors, P and Q per rank, in two all-reduces: vectors and P,
-        then Q. They travel in float32 where the gradients are narrower. Scratch: two copies of the
-        matrices. The same bits on every rank.
+        then Q. They travel in float32 if the gradients are narrower. Scratch: two copies of the matrices.
+        The same bits on every rank.
 
         Raises ValueError if the gradients do not fit each other or the last call's; TypeError if one is not
         a tensor.
@@ -113,7 +113,7 @@ class PowerSGD:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from what `state_dict` gave on this rank, with as many ranks and the same `rank`."""
+        """Go on from this rank's `state_dict()`, with as many ranks and the same `rank`."""
         self.errors = [one.clone() for one in state["errors"]]
         self._queries = [one.clone() for one in state["queries"]]
         shapes = state["shapes"]
@@ -161,14 +161,17 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _usable(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`new`, but for columns that no step can start from: an overflow would stay, zeros find nothing."""
+    """`new`, with the old column for each from which no step can start.
+
+    An overflow would stay in Q for ever, and a column of zeros would find nothing.
+    """
     return torch.where(new.isfinite().all(0) & new.any(0), new, old)
 
 
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns that span what the columns of `matrix` span.
+    """Orthonormal columns with the same span as the columns of `matrix`.
 
-    By Householder's QR rather than the paper's Gram-Schmidt, which divides by zero when a column is zero or
-    depends on those before it.
+    Computed by Householder's QR rather than the paper's Gram-Schmidt, which divides by zero when a column
+    is zero or depends on the columns before it.
     """
     return torch.linalg.qr(matrix).Q

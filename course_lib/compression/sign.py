@@ -1,6 +1,6 @@
 """One bit an element: signs with a scale, and Adam built on them.
 
-Signs keep the direction of each element and one magnitude for all, the mean of theirs. That is 32 times
+Signs keep the direction of each element and one magnitude for all elements, their mean. That is 32 times
 less than float32, and with error feedback SGD with momentum still converges. Adam does not: it
 divides by the root of the variance, which is not linear in the gradient, so errors do not cancel. 1-bit
 Adam rests on an observation: the variance soon settles. So
@@ -9,14 +9,14 @@ Adam rests on an observation: the variance soon settles. So
     afterwards   the variance is frozen; each rank adds its own gradient to the momentum, and the
                  *momentum* is averaged, as signs
 
-Signs cannot be added on the way, so rank r is the server for the r-th shard: it gets everybody's signs of
-it (all-to-all), averages, takes signs again, and hands them out (all-gather). Both sides remember
-what their signs miss: the worker's error, of the whole tensor, and the server's, of its shard.
+Signs cannot be added on the way, so rank r is the server for the r-th shard: it gets all ranks' signs of
+that shard (all-to-all), averages them, takes signs again, and hands them out (all-gather). Both sides keep
+the errors of their signs: the worker that of the whole tensor, the server that of its shard.
 
-Where this differs from the paper: scales are the mean magnitude, one for each shard of each tensor, with
-which signs never enlarge the error (Karimireddy et al. 2019); momentum and variance keep Adam's bias
-correction, so that the warm-up is torch.optim.Adam to the last step; and an element without variance is
-left alone, as no scale for it was ever seen.
+This differs from the paper in three points. Scales are the mean magnitude, one for each shard of each
+tensor, with which signs never enlarge the error (Karimireddy et al. 2019). Momentum and variance keep
+Adam's bias correction, so that the warm-up is torch.optim.Adam to the last step. An element without
+variance is not changed, as no scale for it was ever seen.
 
 Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
 Speed", ICML 2021, algorithm 1; signs with error feedback: Seide et al., "1-Bit Stochastic Gradient Descent
@@ -41,15 +41,16 @@ class OneBitAdam(torch.optim.Optimizer):
     """Adam that averages gradients over the ranks itself: after `warmup_steps`, by one bit an element.
 
     params: as for any optimizer; float32 or float64, of one device; the same values on every rank. Their
-        `.grad` is this rank's own, not averaged, and is left alone; None counts as zeros.
+        `.grad` is this rank's own, not averaged, and is not changed; None counts as zeros.
     lr, betas, eps: Adam's.
     warmup_steps: steps in full precision, at least 1; the paper takes 15 to 25 % of the run. An element
         without a gradient in all of them is not changed afterwards.
 
     A step sends 2 (N-1)/N times the parameters' bytes per rank in the warm-up, afterwards
-    2 (N-1) (s + 4) for each tensor, with s = ceil(size / 8N). Memory: Adam's two states and the
-    worker's error, of the parameter's size each, and the server's, of 1/N. The errors are each rank's own,
-    so each rank saves its own state_dict, and it is loaded by as many ranks. The same bits on every rank.
+    2 (N-1) (s + 4) bytes for each tensor, with s = ceil(size / 8N). Memory: Adam's two states and the
+    worker's error, each of the parameter's size, and the server's error, of 1/N of it. The errors differ
+    between ranks, so each rank saves its own state_dict, and as many ranks load them. The same bits on
+    every rank.
 
     Raises ValueError for arguments and parameters that do not fit.
     """
@@ -134,12 +135,12 @@ class OneBitAdam(torch.optim.Optimizer):
 def sign_all_reduce(
     tensors: Tensors, errors: Tensors, server_errors: Tensors, group: Group = None
 ) -> None:
-    """Replace each tensor by the mean over the ranks of `tensor + error`, as signs with a scale.
+    """Replace each tensor by the mean over the ranks of `tensor + error`, sent as signs with a scale.
 
     tensors: any shapes, floating point, of one device; the same shapes on every rank. Overwritten.
-    errors: what this rank's signs have missed so far: one tensor of the same shape for each. Overwritten.
-    server_errors: the same for the shard that this rank serves: one vector of
-        `shard_size(tensor.numel(), world_size)` elements for each. Overwritten.
+    errors: the sum of this rank's errors so far: for each tensor one of the same shape. Overwritten.
+    server_errors: the same for the shard that this rank serves: for each tensor a vector of
+        `shard_size(tensor.numel(), world_size)` elements. Overwritten.
     Sends 2 (N-1) (s + 4) bytes per rank for each tensor, with s = ceil(size / 8N): one all-to-all and one
     all-gather for all tensors together, scales included. The same bits on every rank.
 
@@ -179,7 +180,7 @@ def shard_size(numel: int, n: int) -> int:
 def _pack(rows: Tensors, real: Tensors) -> torch.Tensor:
     """(n, bytes): for each tensor the signs of its (n, shard), eight to a byte, and a float32 scale.
 
-    real: where the rows hold elements of the tensor, not padding.
+    real: True where the rows hold elements of the tensor, False for padding.
     """
     parts = []
     for row, mask in zip(rows, real, strict=True):
@@ -191,7 +192,7 @@ def _pack(rows: Tensors, real: Tensors) -> torch.Tensor:
 
 
 def _unpack(packed: torch.Tensor, real: Tensors, like: Tensors) -> list[torch.Tensor]:
-    """For each tensor (n, shard) of plus or minus its scale, zero where there is padding."""
+    """For each tensor (n, shard) of plus or minus its scale, zero for padding."""
     rows = []
     widths = [mask.shape[1] // 8 + SCALE_BYTES for mask in real]
     for part, mask, model in zip(packed.split(widths, dim=1), real, like, strict=True):
@@ -217,7 +218,7 @@ def _rows(tensor: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor, n: int) -> torch.Tensor:
-    """(n, shard): where `_rows` holds elements and not padding."""
+    """(n, shard): True where `_rows` holds elements, False for padding."""
     shard = shard_size(tensor.numel(), n)
     return (torch.arange(n * shard, device=tensor.device) < tensor.numel()).view(n, shard)
 

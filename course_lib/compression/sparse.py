@@ -1,14 +1,14 @@
 """Top-k sparsification: send the largest elements, keep the rest for later.
 
-Most of a gradient's norm sits in few elements. A rank adds what it kept back in earlier steps, picks the k
-elements of largest magnitude, sends them, and keeps all others. What is not sent is not lost: it adds
-up until it is large enough to be picked.
+Most of a gradient's norm sits in few elements. A rank adds the elements that it kept back in earlier steps,
+picks the k elements of largest magnitude, sends them, and keeps all others. An element that is not sent is
+not lost: it adds up until it is large enough to be picked.
 
 Ranks pick different elements, so there is no common vector to all-reduce: an element travels as a
 pair of index and value, and every rank gets all pairs of all ranks. That is an all-gather, whose
-traffic grows with N: each rank sends (N-1) k (index + value) bytes, where a ring all-reduce of M bytes
+traffic grows with N: each rank sends (N-1) k (index + value) bytes, whereas a ring all-reduce of M bytes
 never sends more than 2 M. With 4-byte indices and values and k = fraction x size the two are equal at
-N = 1 / fraction: 1 % saves nothing at 100 ranks. A compression of 100 would be 50 on two ranks,
+N = 1 / fraction: 1 % saves nothing at 100 ranks. On two ranks 1 % compresses 50 times and not 100 times,
 since indices cost as much as values.
 
 Source: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; Lin et al.,
@@ -31,8 +31,9 @@ def topk_all_reduce(
 
     tensor: any shape, floating point; the same shape and dtype on every rank. Overwritten by the mean.
     fraction: share of the elements that each rank sends, above 0 and at most 1; at least one element.
-    error: what this rank has kept back so far: the tensor's shape, zeros before the first step, float32
-        or wider to keep all of it. Overwritten: what was sent plus `error` is what was asked, exactly.
+    error: the elements that this rank has kept back so far: the tensor's shape, zeros before the first
+        step, float32 or wider to keep all of it. Overwritten: the sent values plus the new `error` are
+        exactly the old `tensor + error`.
     Sends (N-1) k (4 + itemsize) bytes per rank, with k = round(fraction x size): one all-gather of the
     indices (8 bytes each from 2^31 elements on), one of the values, in the tensor's dtype. Scratch: one
     tensor and all pairs. The same bits on every rank.

@@ -6,7 +6,7 @@ One file for each idea; they import torch and each other only, and can be copied
     naive.py      gradients averaged after backward: NaiveDataParallel (one all-reduce for each parameter),
                   FlatDataParallel (one in all)
     bucketed.py   gradients averaged while backward still runs: BucketedDataParallel
-    replicas.py   what the wrappers share: equal replicas, no_sync, options, and what is refused
+    replicas.py   the shared part: equal replicas, no_sync, options, arguments that are refused
 
 All three wrappers send the same bytes, 2 (N-1)/N of the gradients' by each rank and step. They differ in
 how many messages that takes, and in how much of the time is hidden behind the computation:

@@ -1,16 +1,17 @@
-"""Data parallelism during backward: gradients leave in buckets while earlier layers still compute.
+"""Data parallelism during backward: gradients are sent in buckets while earlier layers still compute.
 
 Backward runs from the last layer to the first, so the last layer's gradient is complete when most of the
-work is still to be done. Sent at once, its time is hidden. One message for each parameter would pay too
-much latency, and one for all can leave only at the end: buckets of some megabytes are between.
+work is still to be done. If it is sent at once, its time is hidden. One message for each parameter would
+pay too much latency, and one for all can be sent only at the end: buckets of some megabytes lie between.
 
     layers    1   2   3   4
     buckets  [2] [1] [  0  ]          filled in reverse order of registration
     time      4 . 3 . 2 . 1 .         backward computes
-                      0 0 0 1 1 2 2   buckets travel; what sticks out at the end is exposed
+                      0 0 0 1 1 2 2   buckets travel; the time after backward is exposed
 
-All ranks must start their all-reduces in one order, but their gradients need not be ready in one (a
-branch that one rank's data takes): a bucket that is ready waits until all before it have left.
+All ranks must start their all-reduces in the same order, but their gradients may be ready in different
+orders (a branch that only one rank's data takes). So a bucket that is ready waits until all buckets before
+it have been sent.
 
 Bytes sent by each rank and step: 2 (N-1)/N of the gradients', as without buckets.
 
@@ -36,15 +37,15 @@ from .replicas import (
     dense_gradient,
 )
 
-_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # their parameters have a hook already
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have a hook already
 
 
 class BucketedDataParallel(Replicas):
     """Replicas of `module`, whose gradients are averaged in buckets while backward runs.
 
-    module, group, find_unused_parameters: see `Replicas`, as for what is refused.
-    bucket_bytes: no bucket exceeds it but that of a larger parameter; ValueError if it is below 1. A bucket
-    holds one dtype and device.
+    module, group, find_unused_parameters and errors: see `Replicas`.
+    bucket_bytes: the largest size of a bucket; only a larger parameter has a larger bucket. ValueError if
+    it is below 1. A bucket holds one dtype and device.
     From its arrival until `finish_gradient_synchronization()` a gradient is in its bucket and `.grad` is
     None; afterwards `.grad` is a view of the bucket, which the next step overwrites.
     """
@@ -72,16 +73,16 @@ class BucketedDataParallel(Replicas):
         """Wait for the buckets and make every `.grad` the mean over the ranks; call it on all ranks.
 
         count: see `NaiveDataParallel`; one all-reduce of 8 bytes more. Each rank must run equally many
-        backward passes outside no_sync(); those after the first are added to it, in a second all-reduce
-        of all buckets.
+        backward passes outside no_sync(); the gradients of all passes after the first are added in a
+        second all-reduce of all buckets.
 
-        Raises RuntimeError inside no_sync(), without a backward before, if all counts are 0, or for a
-        parameter that was unfrozen after wrapping; ValueError for a negative count or a sparse gradient.
+        Raises RuntimeError inside no_sync(), if no backward has run, if all counts are 0, or if a
+        parameter was unfrozen after wrapping; ValueError for a negative count or a sparse gradient.
         """
         self._check_finish(count, self._backward_ran)
         check_frozen(self.module, self.bucket_of)
         self._send_the_rest()
-        if any(p.grad is not None for p in self.bucket_of):  # came after their bucket had left
+        if any(p.grad is not None for p in self.bucket_of):  # they came after their bucket was sent
             self._send_again()
         present = {p: p in bucket.present for p, bucket in self.bucket_of.items()}
         used = set(self._used(present))
@@ -97,12 +98,12 @@ class BucketedDataParallel(Replicas):
     def _begin(self) -> None:
         for bucket in self.buckets:
             bucket.missing = set(bucket.slots)
-        self.under_way = []  # the handles of the buckets that have left
+        self.under_way = []  # the handles of the buckets that have been sent
         self._backward_ran = False
 
     @torch.no_grad()
     def _arrived(self, p: nn.Parameter) -> None:
-        """Backward has added the last of this pass to `p.grad`."""
+        """The hook: backward has finished `p.grad` in this pass."""
         self._backward_ran = True
         bucket = self.bucket_of[p]
         if self.synchronises and p in bucket.missing:
@@ -117,14 +118,14 @@ class BucketedDataParallel(Replicas):
             self.under_way.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def _send_the_rest(self) -> None:
-        """Take what arrived under no_sync() alone, and zeros if this rank has no gradient."""
+        """Fill the buckets from gradients that arrived only under no_sync(), or from zeros, and send them."""
         for bucket in self.buckets:
             for p in list(bucket.missing):
                 bucket.take(p, self.module)
         self._launch()
 
     def _send_again(self) -> None:
-        """Add what a further backward has left in `.grad`: a second message for each bucket."""
+        """Add the gradients of a further backward, which are in `.grad`: a second message for each bucket."""
         totals = []
         for bucket, work in zip(self.buckets, self.under_way, strict=True):
             work.wait()
@@ -141,7 +142,7 @@ class Bucket:
 
     slots: each parameter's part of `flat`, in the parameter's shape.
     missing: parameters whose gradient has not been taken in this step.
-    present: parameters of which it was taken, and was not None.
+    present: parameters whose gradient was taken and was not None.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]):
@@ -162,14 +163,14 @@ class Bucket:
             if gradient.data_ptr() != slot.data_ptr():  # a gradient that was not reset is the slot
                 slot.copy_(gradient)
             self.present.add(p)
-            p.grad = None  # a further backward must not write into what is under way
+            p.grad = None  # a further backward must not write into a bucket under way
         self.missing.discard(p)
 
 
 def fill(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Lists of parameters of one dtype and device, of at most `bucket_bytes` but for a larger parameter.
+    """Lists of parameters of one dtype and device, of at most `bucket_bytes` unless one parameter is larger.
 
-    They stand in the order in which they will be complete.
+    The lists are in the order in which they will be complete.
     """
     full: list[list[nn.Parameter]] = []
     being_filled: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}

@@ -1,7 +1,7 @@
 """Data parallelism after backward: the gradients of all ranks are averaged when all are there.
 
 The gradient of a mean over a batch is the mean of the gradients of its parts. So N replicas that start
-equal, see a part of the batch each, and average their gradients before each step stay equal for ever,
+equal, each see a part of the batch, and average their gradients before each step stay equal for ever,
 and make the step that one process would make on the whole batch.
 
     NaiveDataParallel   one all-reduce for each parameter: P of them pay P times the latency
@@ -27,10 +27,10 @@ from .replicas import Group, Replicas, all_reduce, broadcast_state, dense_gradie
 class NaiveDataParallel(Replicas):
     """Replicas of `module`, with one all-reduce for each parameter after backward.
 
-    module, group, find_unused_parameters: see `Replicas`, as for what is refused.
-    A step sends 2 (N-1)/N of the gradients' bytes by each rank, in as many all-reduces as parameters
-    require a gradient. Scratch: none. Under `no_sync()` backward adds to `.grad`, as it does outside: the
-    context is there so that one training loop fits all wrappers.
+    module, group, find_unused_parameters and errors: see `Replicas`.
+    In a step each rank sends 2 (N-1)/N of the gradients' bytes, in as many all-reduces as there are
+    parameters that require a gradient. Scratch: none. Under `no_sync()` backward adds to `.grad`, as it
+    does outside: the context is there so that one training loop fits all wrappers.
     """
 
     def __init__(
@@ -43,16 +43,17 @@ class NaiveDataParallel(Replicas):
     def finish_gradient_synchronization(self, count: float | None = None) -> None:
         """Make every `.grad` the mean over the ranks; call it on all ranks, after backward.
 
-        count: how many samples or tokens the *sum* that was this rank's loss holds. The gradients become
-        the sum over all ranks, divided by the count of all ranks: right if counts differ, and a mean of
-        means is not. A rank without samples passes 0, and needs no backward. One all-reduce of 8 bytes.
+        count: for a loss that is a *sum*, how many samples or tokens it adds up on this rank. The
+        gradients become the sum over all ranks, divided by the total count: this is right if counts
+        differ, whereas a mean of means is not. A rank without samples passes 0, and needs no backward.
+        One all-reduce of 8 bytes.
 
         Raises RuntimeError inside no_sync(), if no parameter has a gradient, or if all counts are 0;
         ValueError for a negative count or a sparse gradient.
         """
         present = {p: p.grad is not None for p in self.module.parameters() if p.requires_grad}
         self._check_finish(count, any(present.values()))
-        # A parameter without a gradient on this rank counts as zeros, and gets the mean, too.
+        # A parameter without a gradient on this rank counts as zeros and gets the mean, too.
         gradients = [dense_gradient(self.module, p) for p in self._used(present)]
         divisor = self._divisor(count)  # the number of ranks, unless there is a count
         self._sum_over_ranks(gradients)
@@ -68,8 +69,8 @@ class FlatDataParallel(NaiveDataParallel):
     """Replicas of `module`, with a single all-reduce after backward.
 
     Arguments, errors and bytes are those of `NaiveDataParallel`; parameters of several dtypes or devices
-    need one all-reduce for each kind. Scratch: the gradients once more, and the time to copy them there
-    and back, which is what N messages of latency are traded for.
+    need one all-reduce for each kind. Scratch: a copy of the gradients. Copying there and back takes time,
+    and saves the latency of one message for each parameter.
     """
 
     def _sum_over_ranks(self, gradients: Iterable[torch.Tensor]) -> None:

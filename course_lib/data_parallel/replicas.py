@@ -1,6 +1,6 @@
-"""The frame of every wrapper: equal replicas, no_sync, the options of a step, and what is refused.
+"""The frame of every wrapper: equal replicas, no_sync, the options of a step, arguments that are refused.
 
-How the gradients travel is in `naive.py` and `bucketed.py`.
+`naive.py` and `bucketed.py` send the gradients.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.Uninitialized
 class Replicas(nn.Module):
     """A wrapper of `module`, of which every rank of `group` has a replica.
 
-    module: is wrapped, not copied; it stays at `.module`. At construction its parameters and buffers
-    become those of the group's first rank. Buffers are not touched again: running statistics of a batch
-    normalisation are each rank's own.
-    find_unused_parameters: asks all ranks, in one small all-reduce, which parameters had a gradient
-    anywhere; those that had none keep None, and an optimizer passes them by. Without it their gradient
-    becomes 0: the right mean, but weight decay and momentum then move them.
+    module: it is wrapped, not copied; it stays at `.module`. At construction its parameters and buffers
+    become those of the group's first rank. Buffers are not synchronised again: each rank has its own
+    running statistics of a batch normalisation.
+    find_unused_parameters: ask all ranks, in one small all-reduce, which parameters had a gradient on any
+    rank; all others keep None, and an optimizer skips them. Without it their gradient becomes 0: the
+    right mean, but weight decay and momentum then move them.
 
     Raises TypeError if module is not an nn.Module; ValueError if it is wrapped already, has no parameter
-    that requires a gradient or a tensor without storage, or if this rank is not in the group.
+    that requires a gradient, has a tensor without storage, or if this rank is not in the group.
     """
 
     def __init__(self, module: nn.Module, group: Group, find_unused_parameters: bool):
@@ -55,8 +55,9 @@ class Replicas(nn.Module):
     def _used(self, present: Mapping[nn.Parameter, bool]) -> list[nn.Parameter]:
         """The parameters to which the step gives a gradient.
 
-        present: for each parameter whether this rank has a gradient for it. All are used, but with
-        find_unused_parameters only those for which some rank has one: one byte each, in one all-reduce.
+        present: for each parameter whether this rank has a gradient for it. All parameters are used; with
+        find_unused_parameters only those for which some rank has a gradient: one byte for each parameter,
+        in one all-reduce.
         """
         used = list(present.values())
         if self.find_unused_parameters:
@@ -68,7 +69,7 @@ class Replicas(nn.Module):
         return [p for p, here in zip(present, used, strict=True) if here and p.requires_grad]
 
     def _divisor(self, count: float | None) -> float:
-        """The divisor of the sum over the ranks: their number, or the count of all of them."""
+        """The divisor of the sum over the ranks: their number, or the total of their counts."""
         if count is None:
             return dist.get_world_size(self.group)
         device = next(p.device for p in self.module.parameters() if p.requires_grad)
@@ -118,7 +119,7 @@ def all_reduce(tensor: torch.Tensor, group: Group) -> None:
 def dense_gradient(module: nn.Module, parameter: nn.Parameter) -> torch.Tensor:
     """The parameter's gradient; if there is none, it becomes zeros.
 
-    Raises ValueError for a sparse one.
+    Raises ValueError for a sparse gradient.
     """
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
@@ -159,7 +160,7 @@ def check_buckets(module: nn.Module, bucket_bytes: int, hooked: Container[nn.Mod
 
 
 def check_frozen(module: nn.Module, known: Container[nn.Parameter]) -> None:
-    """All that require a gradient now must have done so when the module was wrapped."""
+    """Every parameter that requires a gradient now must have required it when the module was wrapped."""
     for name, p in module.named_parameters():
         if p.requires_grad and p not in known:
             raise RuntimeError(

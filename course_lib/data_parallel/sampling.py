@@ -1,14 +1,14 @@
 """Which samples of a data set a rank sees in an epoch.
 
 Together the ranks must see every sample, no two ranks the same one, and all ranks equally many: a rank
-with one batch more than the others would wait for them for ever. N ranks rarely divide the data set, so
-up to N - 1 samples are seen twice (or, with drop_last, not at all).
+with one batch more than the others would wait for them for ever. N rarely divides the size of the data
+set, so up to N - 1 samples are seen twice (or, with drop_last, not at all).
 
 Nothing is sent. All ranks draw the same permutation from the same seed, and each takes every N-th of it;
 the epoch is part of the seed, so that the next one has another order.
 
 Source: the arithmetic and the order of `torch.utils.data.DistributedSampler`, which asks for
-`set_epoch(epoch)` before each epoch, and repeats the first epoch's order where that is forgotten.
+`set_epoch(epoch)` before each epoch, and repeats the first epoch's order if that is forgotten.
 
 This file imports torch only.
 """
@@ -30,10 +30,10 @@ def shard_indices(
 ) -> list[int]:
     """The indices, of a data set of n samples, that `rank` sees in `epoch`, in order.
 
-    Every rank gets ceil(n / world_size); the shortage is filled from the beginning of the order, several
-    times over where n is smaller than it. With drop_last floor(n / world_size), and the end of the order
-    is left out. An empty data set gives empty lists.
-    shuffle: a permutation drawn from seed + epoch; False takes the samples as they stand.
+    Every rank gets ceil(n / world_size) indices; missing ones are filled from the beginning of the order,
+    several times over if n is smaller than their number. With drop_last every rank gets
+    floor(n / world_size), and the end of the order is left out. An empty data set gives empty lists.
+    shuffle: take a permutation drawn from seed + epoch; False takes the samples in their own order.
     seed: the same on all ranks.
 
     Raises ValueError for a rank outside 0 .. world_size - 1 or n < 0.
