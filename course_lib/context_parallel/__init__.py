@@ -8,14 +8,14 @@
     layouts.py    contiguous, striped: which rank holds which tokens; deal, collect, positions
     balanced.py   zigzag: equal work for all ranks under a causal mask
     gpt.py        ContextParallelGPT: a GPT on parts of a sequence, with the loss and gradients of the whole
-    arguments.py  what attention may be given
+    arguments.py  checks of attention's arguments
 
-The names that an exercise asks for are imported when they are first used: the others are there also while
+The names that an exercise asks for are imported when they are first used: so the others can be used while
 these are hidden. The folder imports torch only and can be copied out as it is. `course_lib.facts` has the
-bytes that each sends, and says when the computation hides them.
+bytes that each function sends, and says when the computation hides them.
 
     layout = zigzag(seq, world_size)
-    q, k, v = (deal(x, layout) for x in (q, k, v))           # whole on every rank, or made where they belong
+    q, k, v = (deal(x, layout) for x in (q, k, v))           # if every rank has the whole sequence
     out = ring_attention(q, k, v, causal=True, layout=layout)
     whole = collect(out, layout)
 """
@@ -93,7 +93,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A name that an exercise asks for, from its module. It is not kept: the module may be hidden later."""
+    """A name that an exercise asks for, from its module. It is not cached: the module may be hidden later."""
     if name in _MODULES:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

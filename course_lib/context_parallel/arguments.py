@@ -1,4 +1,4 @@
-"""What attention may be given: checked once, before anything is sent."""
+"""Checks of attention's arguments, made once, before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
-    """ValueError, with the shapes, for queries, keys and values that do not fit each other."""
+    """Raise ValueError, with the shapes, if queries, keys and values do not fit each other."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(f"{shapes}: each must be (batch, seq, heads, head_dim)")

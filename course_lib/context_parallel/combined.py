@@ -1,14 +1,14 @@
 """Ulysses inside, a ring outside: more ranks than there are heads, and fewer bytes than a ring of all.
 
-N = u x r ranks. Each u of them in succession, with the fastest links between them, trade tokens for heads
-(`ulysses.py`); then each holds u parts of the sequence with heads / u heads, and goes round in a ring of r
-ranks, one from each of the groups. The ring has r steps instead of N, and its messages have the same size:
-u times the tokens of 1/u of the heads.
+There are N = u x r ranks. Groups of u ranks in succession, with the fastest links between them, trade tokens
+for heads (`ulysses.py`). Then each rank holds u parts of the sequence with heads / u heads, and takes part in
+a ring of r ranks, one from each group. The ring has r steps instead of N, and its messages have the same
+size: u times the tokens of 1/u of the heads.
 
 Source: Fang and Zhao, USP: A Unified Sequence Parallelism Approach for Long Context Generative AI, 2024;
 Gu et al., LoongTrain, 2024.
 
-The files beside this one that it needs: those of ulysses.py and ring.py.
+Copy this file together with ulysses.py, ring.py and the files that these need.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def ulysses_ring_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks of both groups.
 
-    Arguments and result as of `ring_attention`, but for the groups, which `two_groups` makes.
-    layout: for all N ranks, those of the first Ulysses group first; None: in succession, equally many on each
-        rank. `subdivided(zigzag(seq, r), u)` has equal work in every step.
+    Arguments and result are those of `ring_attention`, except for the groups, which `two_groups` makes.
+    layout: for all N ranks, those of the first Ulysses group first; None: parts of equal size in succession.
+        `subdivided(zigzag(seq, r), u)` has equal work in every step.
     """
     check_qkv(q, k, v, block)
     inside, u = place(ulysses_group)
@@ -49,7 +49,7 @@ def ulysses_ring_attention(
     check_part("q", q.shape[1], layout, outside * u + inside)
     check_part("k", k.shape[1], layout, outside * u + inside)
     check_heads(q.shape[2], k.shape[2], u)
-    together = [layout[i * u : (i + 1) * u] for i in range(r)]  # what each Ulysses group holds
+    together = [layout[i * u : (i + 1) * u] for i in range(r)]  # the tokens of each Ulysses group
     sizes = [tokens_in(spans) for spans in together[outside]]
     q, k, v = (tokens_to_heads(x, sizes, ulysses_group) for x in (q, k, v))
     parts = [joined(one) for one in together]
@@ -60,7 +60,7 @@ def ulysses_ring_attention(
 def two_groups(u: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """(this rank's Ulysses group of u ranks in succession, its ring of every u-th rank), over all ranks.
 
-    Every rank must call it. Raises ValueError where u does not divide the number of ranks.
+    Every rank must call it. Raises ValueError if u does not divide the number of ranks.
     """
     n = dist.get_world_size()
     if u < 1 or n % u:

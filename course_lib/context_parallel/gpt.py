@@ -1,15 +1,15 @@
 """A GPT on parts of a sequence: each rank has some tokens of every sequence, and all of the parameters.
 
-Only attention looks at other tokens. Everything else (embeddings, norms, MLP, head) works on the rank's own,
-and needs two things that a rank does not know by itself: where its tokens stand, for rotary or learned
-positions, and how many targets there are on all ranks, for the mean of the loss. And as every rank's tokens
+Only attention looks at other tokens. All other layers (embeddings, norms, MLP, head) work on the rank's own
+tokens, and need two things that a rank does not know by itself: where its tokens stand, for rotary or learned
+positions, and how many targets there are on all ranks, for the mean of the loss. As every rank's tokens
 contribute to the gradient of every parameter, gradients are summed over the ranks, as for data parallelism.
 
 Targets are those of the whole sequence, shifted before they are dealt out: the target of a rank's last token
 is the first token of a part that another rank may hold.
 
-Expected of the model is what `course_lib.models.GPT` has: called with (tokens, positions), and blocks whose
-attention.attend may be exchanged.
+The model must have the form of `course_lib.models.GPT`: it is called with (tokens, positions), and has
+blocks whose attention.attend may be exchanged.
 
 Source: Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2.
 """
@@ -31,12 +31,12 @@ Attention = Callable[..., Tensor]
 
 
 class ContextParallelGPT(nn.Module):
-    """`model` on this rank's tokens, its attention exchanged for one that spans the ranks of `group`.
+    """`model` on this rank's tokens, with an attention that spans the ranks of `group`.
 
-    model: its values on the group's first rank count; all ranks give one of the same configuration.
-    attention: called with (q, k, v, layout=...), causal, such as `partial(ring_attention, causal=True)`; a
-        group that is not the default one must be bound in it too.
-    layout: makes the layout of a sequence from its length and the number of ranks.
+    model: all ranks get the values of the group's first rank, and must pass the same configuration.
+    attention: a causal function (q, k, v, layout=...), such as `partial(ring_attention, causal=True)`; bind
+        the group in it too, unless it is the default group.
+    layout: a function that makes a sequence's layout from its length and the number of ranks.
 
     Dropout draws from each rank's own generator, for its own tokens: seed the ranks differently.
     """
@@ -56,7 +56,7 @@ class ContextParallelGPT(nn.Module):
         _same_values(model, group)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (batch, tokens here, vocab_size) of this rank's part of `tokens`, whole (batch, seq)."""
+        """Logits (batch, tokens here, vocab_size) of this rank's part of the whole `tokens` (batch, seq)."""
         rank, n = place(self.group)
         self.layout = self.make_layout(tokens.shape[1], n)
         where = positions(self.layout[rank], tokens.device)
@@ -76,7 +76,8 @@ class ContextParallelGPT(nn.Module):
     def sum_gradients(self) -> None:
         """After backward: the gradient of each parameter, summed over the ranks, on all of them.
 
-        In one all-reduce, 2 (n-1)/n of their bytes sent. Without it the ranks' copies drift apart.
+        One all-reduce: each rank sends 2 (n-1)/n of the gradients' bytes. Without it the ranks' copies of
+        the parameters drift apart.
         """
         params = [param for param in self.model.parameters() if param.requires_grad]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
@@ -93,9 +94,9 @@ class ContextParallelGPT(nn.Module):
 
 
 def mean_over_ranks(own: Tensor, count: Tensor, group: Group = None) -> Tensor:
-    """(sum of `own` over the ranks) / (sum of `count`), of which the gradient flows to this rank's `own`.
+    """(sum of `own` over the ranks) / (sum of `count`); its gradient flows to this rank's `own`.
 
-    The mean of the ranks' means would be another number where their counts differ.
+    The mean of the ranks' means would be another number if their counts differ.
     """
     totals = torch.stack((own.detach().double(), count.double()))
     if place(group)[1] > 1:
@@ -107,7 +108,7 @@ def mean_over_ranks(own: Tensor, count: Tensor, group: Group = None) -> Tensor:
 
 @torch.no_grad()
 def _same_values(model: nn.Module, group: Group) -> None:
-    """Those of the group's first rank on all of them."""
+    """Give all ranks the values of the group's first rank."""
     if place(group)[1] == 1:
         return
     first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]

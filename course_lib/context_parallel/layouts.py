@@ -1,19 +1,19 @@
 """Which rank holds which tokens of a sequence, for attention that is spread over ranks.
 
 A layout says for each rank where its tokens stand in the whole sequence: a list of ranges of positions (its
-*spans*), in the order in which it holds them. 16 tokens on 4 ranks, by the rank that holds them:
+*spans*), in the order in which the rank holds them. 16 tokens on 4 ranks, by the rank that holds them:
 
     contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3    [range(0, 4)], [range(4, 8)], ...
     striped      0 1 2 3 0 1 2 3 0 1 2 3 0 1 2 3    [range(0, 16, 4)], [range(1, 16, 4)], ...
     zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0    [range(0, 2), range(14, 16)], ...
 
-Under a causal mask a token attends to those before it, so that the one who holds the end of the sequence has
-most to do: on P ranks 2 - 1/P times the mean. Striped gives everyone some of everything; in each step of a
-ring all ranks have the same work but for one diagonal. Zigzag cuts 2 P chunks and pairs the first with the
-last, the second with the last but one: equal work in every step (`balanced.py`).
+Under a causal mask a token attends to the tokens before it, so that the rank with the end of the sequence
+has most to do: on P ranks 2 - 1/P times the mean. Striped gives each rank tokens from all over the sequence;
+in each step of a ring all ranks have the same work but for one diagonal. Zigzag cuts 2 P chunks and pairs the
+first with the last, the second with the last but one: equal work in every step (`balanced.py`).
 
-Everything but attention treats each token by itself and asks for its position alone (`positions`), and
-attention masks by positions: no layout needs code of its own there.
+All layers but attention treat each token by itself and need only its position (`positions`), and attention
+masks by positions: no layout needs code of its own there.
 
 Sources: Liu et al., Ring Attention, 2023 (contiguous). Brandon et al., Striped Attention, 2023. Zhu,
 ring-flash-attention, 2024, and Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2 (zigzag).
@@ -47,7 +47,7 @@ def striped(seq: int, n: int) -> Layout:
 
 
 def subdivided(layout: Layout, n: int) -> Layout:
-    """Each rank's tokens cut into n parts in succession, for n ranks each: those of rank 0 come first."""
+    """Each rank's tokens cut into n parts in succession, for n ranks each; rank 0's parts come first."""
     parts = []
     for spans in layout:
         for part in chunks(tokens_in(spans), n):
@@ -56,7 +56,7 @@ def subdivided(layout: Layout, n: int) -> Layout:
 
 
 def joined(layout: Layout) -> Spans:
-    """What all ranks of `layout` hold, rank after rank; spans that continue each other become one."""
+    """The spans of all ranks of `layout`, rank after rank; spans that continue each other become one."""
     spans: list[range] = []
     for span in (span for held in layout for span in held):
         if spans and spans[-1].stop == span.start and spans[-1].step == span.step == 1:
@@ -79,10 +79,10 @@ def positions(spans: Spans, device: torch.device | None = None) -> Tensor:
 
 
 def deal(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor:
-    """This rank's tokens of `x`, of which every rank has the whole; a copy, nothing is sent.
+    """This rank's tokens of `x`, which is whole on every rank: a copy; nothing is sent.
 
-    x: any shape with the sequence along `dim`, such as tokens (batch, seq). Raises ValueError for a sequence
-    of another length than the layout's.
+    x: any shape with the sequence along `dim`, such as tokens (batch, seq). Raises ValueError if the
+    sequence and the layout differ in length.
     """
     rank, n = place(group)
     check_layout(layout, n)
@@ -97,10 +97,10 @@ def deal(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor
 
 @torch.no_grad()
 def collect(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Tensor:
-    """The whole sequence in order, on every rank, from the part that each rank holds: `deal` undone.
+    """The whole sequence in order, on every rank, from the part that each rank holds: it undoes `deal`.
 
-    For looking at results: no gradient passes. Each rank sends (n-1)/n of the whole (parts padded to the
-    longest). Raises ValueError for a part of another length than the layout gives this rank.
+    It is for looking at results: no gradient passes. Each rank sends (n-1)/n of the whole (parts padded to
+    the longest). Raises ValueError if `x` has not as many tokens as the layout gives this rank.
     """
     rank, n = place(group)
     check_layout(layout, n)
@@ -120,11 +120,11 @@ def collect(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Ten
     return whole.movedim(0, dim)
 
 
-# ---- what is checked
+# ---- checks
 
 
 def place(group: Group = None) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size. ValueError when it is no member."""
+    """This process's rank in `group`, and the group's size; ValueError on a rank outside the group."""
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(
@@ -161,7 +161,7 @@ def chunks(length: int, n: int) -> list[range]:
 
 
 def _cut(spans: Spans, start: int, stop: int) -> Spans:
-    """The tokens from the start-th to before the stop-th of those in `spans`."""
+    """The tokens of `spans` from the start-th on, to the one before the stop-th."""
     kept, before = [], 0
     for span in spans:
         kept.append(span[max(0, start - before) : max(0, stop - before)])

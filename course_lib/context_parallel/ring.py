@@ -1,9 +1,10 @@
 """Ring attention: every rank keeps its queries, and the keys and values of all ranks come by.
 
-N ranks hold a part of the sequence each. Queries need all keys and values; gathering these would put the
-whole sequence on every rank. So they go round: in step i rank r has the keys and values of rank r - i, merges
-what its queries get from them into what it has (`online_softmax_merge`), and meanwhile passes them on to
-rank r + 1 and receives the next from rank r - 1. N steps, and N - 1 transfers: nothing is sent in the last.
+Each of N ranks holds a part of the sequence. Queries need all keys and values; gathering these would put the
+whole sequence on every rank. So keys and values go round: in step i rank r has those of rank r - i and merges
+its queries' attention to them into its result (`online_softmax_merge`). Meanwhile it passes them on to
+rank r + 1 and receives the next from rank r - 1. That makes N steps and N - 1 transfers: nothing is sent in
+the last step.
 
         rank 0    rank 1    rank 2    rank 3        the keys and values that each rank has
           0         1         2         3           step 0
@@ -11,18 +12,18 @@ rank r + 1 and receives the next from rank r - 1. N steps, and N - 1 transfers: 
           2         3         0         1           step 2
           1         2         3         0           step 3
 
-Backward they go round again, and their gradients after them: rank r's keys collect a share of their gradient
-on every rank, and it must end on rank r. The sum for them starts there, follows them a step behind, and after
-N transfers is home.
+In backward they go round again, and their gradients after them: rank r's keys collect a share of their
+gradient on every rank, and the sum must end on rank r. It starts there, follows the keys a step behind, and
+is back after N transfers.
 
-Sent by each rank, with M the bytes of its keys and values: forward (N-1) M in N - 1 messages; backward the
-same, and N M for the gradients (twice that from 16 bits, as sums are kept in float32) in N messages. It hides
-behind computing where a part is long enough: see `course_lib.facts.hiding_block`.
+Each rank sends, with M the bytes of its keys and values: in forward (N-1) M in N - 1 messages; in backward
+the same, and N M for the gradients (twice that for 16 bits, as sums are kept in float32) in N messages. The
+transfer hides behind the computation if a part is long enough: see `course_lib.facts.hiding_block`.
 
 Source: Liu, Zaharia, Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023;
 Li et al., Sequence Parallelism, 2021 (the ring). Layouts for causal masks: `layouts.py`.
 
-The files beside this one that it needs: tiles.py, softmax.py, layouts.py, arguments.py.
+Copy this file together with tiles.py, softmax.py, layouts.py and arguments.py.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def ring_attention(
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), as for
         `tiled_attention`. All ranks call it, with the same batch, heads and dtype.
-    layout: where each rank's tokens stand in the sequence; None: in succession, equally many on each rank.
-    block: tiles of block x block scores within a step.
+    layout: where each rank's tokens stand in the sequence; None: parts of equal size in succession.
+    block: within a step, scores are made in tiles of block x block.
 
-    Returns q's shape and dtype; merged in float32 at least. Gradients of k and v come home to their rank.
-    Raises ValueError for shapes that do not fit each other or the layout.
+    Returns a tensor of q's shape and dtype, merged in float32 at least. Gradients of k and v return to the
+    rank of k and v. Raises ValueError if shapes do not fit each other or the layout.
     """
     check_qkv(q, k, v, block)
     rank, n = place(group)
@@ -72,7 +73,7 @@ def ring_attention(
 class _RingAttention(torch.autograd.Function):
     """forward: keys and values go round, out is merged.
 
-    backward: keys and values go round again, and their gradients a step behind them.
+    backward: keys and values go round again, and their gradients follow a step behind them.
     """
 
     @staticmethod
@@ -127,11 +128,11 @@ class _RingAttention(torch.autograd.Function):
 
 
 def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list[dist.Work]]:
-    """Begin to send `tensor` to the next rank, and to receive what the previous rank passes on.
+    """Begin to send `tensor` to the next rank, and to receive the previous rank's tensor.
 
     tensor: (2, batch, tokens, kv_heads, head_dim); arriving: the spans of the tokens that come. Neither
-    tensor may be touched before `wait`. Both ends are posted together: one after the other could deadlock on
-    NCCL.
+    tensor may be touched before `wait`. Send and receive are posted together: one after the other they could
+    deadlock on NCCL.
     """
     rank, n = place(group)
     if n == 1:

@@ -2,28 +2,29 @@
 
     out = softmax(q k^T / sqrt(head_dim)) v
 
-One head of 131,072 tokens has 17 G scores, 34 GB in 16 bits, where its q, k, v and out of 128 features have
-34 MB each. So the scores are made a tile at a time, block x block of them, used, and forgotten: for each tile
-of queries, all tiles of keys pass by, and what they give is merged (`online_softmax_merge`). Under a causal
-mask tiles above the diagonal are skipped; only those on it are masked.
+One head of 131,072 tokens has 17 G scores, 34 GB in 16 bits, whereas its q, k, v and out of 128 features have
+34 MB each. So the scores are made in tiles of block x block, used, and forgotten: for each tile of queries,
+all tiles of keys pass by, and their results are merged (`online_softmax_merge`). Under a causal mask tiles
+above the diagonal are skipped; only those on it are masked.
 
-Backward needs the softmax again, and makes it again: with the lse of each query, one number kept from
+Backward needs the softmax again, and computes it again: with the lse of each query, one number kept from
 forward, p = exp(s - lse) needs no second pass. By the chain rule, for each tile of scores s,
 
     dv += p^T dout      dp = dout v^T      ds = p (dp - delta)      dq += ds k      dk += ds^T q
 
-where delta, the sum over all keys of p dp, equals the sum over the features of out dout, known beforehand.
+where delta, the sum over all keys of p dp, equals the sum over the features of out dout, which is known
+before the tiles.
 
     kept for backward    q, k, v, out, and lse: linear in the sequence
     FLOPs                forward 4 s^2 h, backward 10 s^2 h (2 of them the scores again); half when causal
 
-On a GPU this is one kernel whose tiles stay in the fast memory of a multiprocessor, and that, not the memory
-saved, is where its speed comes from. Here each line is an operation of PyTorch.
+On a GPU this is one kernel whose tiles stay in the fast memory of a multiprocessor. Its speed comes from
+that, not from the memory saved. Here each line is an operation of PyTorch.
 
 Source: Dao et al., FlashAttention, 2022, algorithms 1 and 4; Dao, FlashAttention-2, 2023, sections 3.1.1 and
 3.1.2 (lse in place of two statistics; delta).
 
-The files beside this one that it needs: softmax.py, arguments.py, layouts.py (what a span is).
+Copy this file together with softmax.py, arguments.py and layouts.py (for the spans).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def tiled_attention(
         h // (heads / kv_heads) of k and v. The same dtype; scores and sums are in float32 at least.
     causal: query i sees the keys 0 .. i.
 
-    Returns q's shape and dtype. Raises ValueError for shapes that do not fit.
+    Returns a tensor of q's shape and dtype. Raises ValueError if shapes do not fit.
     """
     return span_attention(q, k, v, [range(q.shape[1])], [range(k.shape[1])], causal, block)
 
@@ -66,7 +67,7 @@ def span_attention(
     causal: bool,
     block: int = BLOCK,
 ) -> Tensor:
-    """`tiled_attention` of tokens that stand anywhere: q_spans and k_spans say where."""
+    """`tiled_attention` of tokens at any positions, which q_spans and k_spans give."""
     check_qkv(q, k, v, block)
     return _TiledAttention.apply(q, k, v, q_spans, k_spans, causal, block)
 
@@ -95,7 +96,7 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def in_full_precision(function: Callable) -> Callable:
-    """Under `torch.autocast` products of float32 tensors would be computed in 16 bits."""
+    """Switch `torch.autocast` off: it would compute products of float32 tensors in 16 bits."""
 
     @functools.wraps(function)
     def full(q: Tensor, *rest: Any) -> Any:
@@ -139,10 +140,10 @@ def backward_tiles(
     dq: Tensor, dk: Tensor, dv: Tensor,
     q_spans: Spans, k_spans: Spans, causal: bool, block: int,
 ) -> None:  # fmt: skip
-    """Add to dq, dk and dv, in place, what attention of these queries to these keys contributes.
+    """Add to dq, dk and dv, in place, the contributions of these queries' attention to these keys.
 
-    grad: of out. lse: of each query over *all* keys that it has seen, here or elsewhere. delta: `row_delta`.
-    dq, dk, dv: in the dtype of lse.
+    grad: the gradient of out. lse: of each query over *all* keys that it sees, on any rank. delta: the result
+    of `row_delta`. dq, dk, dv: in the dtype of lse.
     """
     kv_heads, dtype, scale = k.shape[2], lse.dtype, q.shape[-1] ** -0.5
     lse = lse.clamp_min(torch.finfo(dtype).min)  # exp(-inf - -inf) would be nan
@@ -176,9 +177,10 @@ def row_delta(out: Tensor, grad: Tensor) -> Tensor:
 
 
 def tiles(spans: Spans, block: int) -> Iterator[tuple[slice, range]]:
-    """(where the tile's tokens lie in the tensor, their positions); no tile goes on from span to span.
+    """(where the tile's tokens lie in the tensor, their positions); each tile lies within one span.
 
-    Positions in a tile ascend, so that its first and last say whether it is masked wholly, partly or not.
+    Positions in a tile ascend, so the first and the last tell whether the tile is masked wholly, partly or
+    not at all.
     """
     before = 0
     for span in spans:
@@ -189,7 +191,7 @@ def tiles(spans: Spans, block: int) -> Iterator[tuple[slice, range]]:
 
 
 def hide_later(scores: Tensor, queries: range, keys: range) -> None:
-    """-inf, in place, where the key stands after the query."""
+    """Write -inf, in place, where the key stands after the query."""
     at = torch.arange(queries.start, queries.stop, queries.step, device=scores.device)
     of = torch.arange(keys.start, keys.stop, keys.step, device=scores.device)
     heads_apart = scores.unflatten(2, (-1, len(queries)))
@@ -201,7 +203,7 @@ def softmax_times(scores: Tensor, v_tile: Tensor) -> tuple[Tensor, Tensor]:
     largest = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
     p = scores.sub_(largest).exp_()
     total = p.sum(-1, keepdim=True)
-    lse = (largest + total.log())[..., 0]  # log(0) is -inf, where all is masked
+    lse = (largest + total.log())[..., 0]  # log(0) is -inf, if all keys are masked
     return (p @ v_tile).div_(total.clamp_min(torch.finfo(scores.dtype).tiny)), lse
 
 
@@ -214,5 +216,5 @@ def by_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def by_token(x: Tensor, tokens: int) -> Tensor:
-    """`by_head` undone: a view (batch, tokens, heads, d), or of keys (batch, tokens, kv_heads, d)."""
+    """Undo `by_head`: a view (batch, tokens, heads, d), or for keys (batch, tokens, kv_heads, d)."""
     return x.unflatten(2, (-1, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)

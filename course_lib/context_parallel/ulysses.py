@@ -1,18 +1,20 @@
-"""Ulysses: for attention alone, trade parts of the sequence for heads.
+"""Ulysses: trade parts of the sequence for heads, for the time of attention.
 
 Heads do not look at each other. Before attention an all-to-all gives each of N ranks heads / N heads of the
-whole sequence, which it attends with by itself; after it another one gives back its tokens with all heads.
+whole sequence, and the rank computes their attention by itself. After attention another all-to-all gives each
+rank its tokens back, with all heads.
 
     q, k, v   (batch, seq / N, heads, head_dim)  ->  (batch, seq, heads / N, head_dim)
     out       (batch, seq, heads / N, head_dim)  ->  (batch, seq / N, heads, head_dim)
 
-Each rank sends (N-1)/N of each of the four, forward and again backward: less the more ranks there are, where
-in a ring every rank's keys pass every rank. In exchange nothing hides it, N cannot exceed the number of heads
-(of keys and values, where these are fewer), and every link is used at once.
+Each rank sends (N-1)/N of each of the four tensors, in forward and again in backward. That is less the more
+ranks there are, whereas in a ring every rank's keys pass every rank. In exchange no computation hides the
+transfer, N cannot exceed the number of heads (of keys and values, if these are fewer), and every link is
+used at once.
 
 Source: Jacobs et al., DeepSpeed Ulysses, 2023.
 
-The files beside this one that it needs: tiles.py, softmax.py, layouts.py, arguments.py.
+Copy this file together with tiles.py, softmax.py, layouts.py and arguments.py.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def ulysses_attention(
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks of `group`.
 
-    Arguments and result as of `ring_attention`. Raises ValueError also where the ranks do not divide the
-    heads of queries or those of keys and values.
+    Arguments and result are those of `ring_attention`. Raises ValueError also if the number of ranks does not
+    divide the heads of queries or those of keys and values.
     """
     check_qkv(q, k, v, block)
     rank, n = place(group)
@@ -72,13 +74,14 @@ def tokens_to_heads(x: Tensor, sizes: list[int], group: Group = None) -> Tensor:
 
     sizes: how many tokens each rank has.
 
-    forward: an all-to-all of tokens for heads. backward: the reverse. Each sends (n-1)/n of x.
+    forward: an all-to-all of tokens for heads. backward: the reverse. In each direction a rank sends
+    (n-1)/n of x.
     """
     return _TokensToHeads.apply(x, sizes, group)
 
 
 def heads_to_tokens(x: Tensor, sizes: list[int], group: Group = None) -> Tensor:
-    """`tokens_to_heads` undone; backward is its forward."""
+    """Undo `tokens_to_heads`; its forward is this backward."""
     return _HeadsToTokens.apply(x, sizes, group)
 
 
@@ -124,7 +127,7 @@ def _to_tokens(x: Tensor, sizes: list[int], group: Group) -> Tensor:
 
 
 def _all_to_all(output: list[Tensor], input: list[Tensor], group: Group) -> None:
-    """The r-th of `input` to rank r. In one flat tensor: gloo has no all-to-all of lists."""
+    """Send the r-th tensor of `input` to rank r, in one flat tensor: gloo has no all-to-all of lists."""
     sent, received = (torch.cat([one.flatten() for one in many]) for many in (input, output))
     dist.all_to_all_single(
         received, sent, [x.numel() for x in output], [x.numel() for x in input], group=group

@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes and parts of a GPT; what it leaves out is GPT-2's.
+    """The sizes and parts of a GPT; the defaults are the parts of GPT-2.
 
     context: the most tokens in a sequence. kv_heads: heads of keys and values, each shared by
-    heads / kv_heads queries; None: as many as heads. hidden: the MLP's inner width; None: 4 width, for
-    SwiGLU, which has a third matrix, 8/3 width rounded up to a multiple of 8. dropout: on the embedding
-    and on what attention and MLP add; the weights of attention are never dropped.
+    heads / kv_heads query heads; None: as many as heads. hidden: the MLP's inner width; None: 4 width, and
+    for SwiGLU, which has a third matrix, 8/3 width rounded up to a multiple of 8. dropout: on the embedding
+    and on the outputs of attention and MLP; the weights of attention are never dropped.
 
-    Raises ValueError, with the numbers, for sizes that do not fit each other.
+    Raises ValueError, with the numbers, if sizes do not fit each other.
     """
 
     vocab_size: int = 256
@@ -68,12 +68,12 @@ class GPTConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """kv_heads, or heads where that is None."""
+        """kv_heads, or heads if that is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def mlp_width(self) -> int:
-        """hidden, or the usual one where that is None."""
+        """hidden, or the usual width if that is None."""
         if self.hidden is not None:
             return self.hidden
         return 4 * self.width if self.mlp == "gelu" else -(-self.width // 3) * 8
@@ -83,7 +83,8 @@ class GPTConfig:
         return replace(self, mlp="swiglu", norm="rms", positions="rotary", bias=False)
 
 
-# By parameters. All but the last are for bytes; the last is GPT-2 small: 124,439,808.
+# By their numbers of parameters. All but the last have a vocabulary of bytes; the last is GPT-2 small:
+# 124,439,808 parameters.
 PRESETS = {
     "0.1M": GPTConfig(context=128, layers=2, heads=4, width=64),
     "0.8M": GPTConfig(context=256, layers=4, heads=4, width=128),

@@ -1,16 +1,16 @@
 """A GPT: tokens in, for each of them the logits of the next one out.
 
-Token embedding, a stack of blocks (attention, then an MLP, each behind a norm and added to what came in),
-a last norm, and a linear head. A configuration chooses between the parts of GPT-2 (learned positions,
-LayerNorm, GELU, biases, a head tied to the embedding) and those of LLaMA (rotary positions, RMSNorm,
-SwiGLU, no biases, fewer key and value heads than query heads), each by itself.
+The model is a token embedding, a stack of blocks (attention, then an MLP, each behind a norm and added to
+its input), a last norm, and a linear head. A configuration chooses between the parts of GPT-2 (learned
+positions, LayerNorm, GELU, biases, a head tied to the embedding) and those of LLaMA (rotary positions,
+RMSNorm, SwiGLU, no biases, fewer key and value heads than query heads), each part by itself.
 
-Made to be cut. Query, key and value are linear layers of their own, so that a range of heads is a range of
-rows of their weights. What attends is a function that may be exchanged (`attention=`), and everything that
-depends on a token's place takes it from `positions`: a rank that holds a part of the sequence gives the
-places that its tokens have in the whole. A block needs nothing but its input and the positions.
+It is made to be cut. Query, key and value are linear layers of their own, so that a range of heads is a range
+of rows of their weights. Attention is a function that may be exchanged (`attention=`), and every part that
+depends on a token's place takes it from `positions`: a rank that holds a part of the sequence passes the
+places that its tokens have in the whole. A block needs only its input and the positions.
 
-What it costs, by formula: `course_lib.facts.transformer_parameters` and `transformer_flops`.
+`course_lib.facts.transformer_parameters` and `transformer_flops` give its cost by formula.
 
 Sources: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2). Shazeer, GLU
 Variants Improve Transformer, 2020. Zhang, Sennrich: Root Mean Square Layer Normalization, 2019. Su et al.,
@@ -36,10 +36,10 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class GPT(nn.Module):
     """Logits (batch, seq, vocab_size) of the token that follows each of `tokens` (batch, seq).
 
-    attention: what every block attends with. It takes q (batch, seq, heads, head_dim) and k and v
-        (batch, seq, kv_heads, head_dim), already rotated, and returns q's shape. It must be causal.
+    attention: the function with which every block attends. It takes q (batch, seq, heads, head_dim) and k
+        and v (batch, seq, kv_heads, head_dim), already rotated, and returns q's shape. It must be causal.
 
-    Weights are drawn from torch's default generator: `torch.manual_seed` before makes two models equal.
+    Weights are drawn from torch's default generator: after the same `torch.manual_seed` two models are equal.
     """
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
@@ -61,7 +61,7 @@ class GPT(nn.Module):
         """positions: places of the tokens in the whole sequence, (seq,) or (batch, seq); None: 0, 1, 2, ...
 
         Raises ValueError for more tokens than the context holds and, on the CPU, for a token outside the
-        vocabulary or a position outside the context. (On a GPU to look would be to wait for it; there
+        vocabulary or a position outside the context. (On a GPU this check would wait for the GPU; there
         the embedding's own assertion ends the run.)
         """
         if positions is None:
@@ -73,20 +73,22 @@ class GPT(nn.Module):
         return self.logits(x)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What the first block gets, (batch, seq, width)."""
+        """The input of the first block, (batch, seq, width)."""
         x = self.token_embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         return self.dropout(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """From what the last block returns."""
+        """The logits, (batch, seq, vocab_size), from the output of the last block."""
         return self.head(self.norm(x))
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """GPT-2's: matrices normal with 0.02, biases 0, norms 1. The two layers of a block whose output is
-        added to the stream have 0.02 / sqrt(2 layers), so that the sum of all of them keeps its size.
+        """As in GPT-2: matrices normal with deviation 0.02, biases 0, norms 1.
+
+        The two layers of a block whose output is added to the residual stream have 0.02 / sqrt(2 layers),
+        so that the sum of all of them keeps its size.
         """
         for name, param in self.named_parameters():
             if name.endswith(".bias"):
@@ -120,7 +122,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """x (batch, seq, width) plus what attention adds, plus what the MLP adds to that."""
+    """x (batch, seq, width) plus its attention, and the sum plus its MLP."""
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
         super().__init__()
@@ -136,10 +138,11 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every token looks at itself and those before it, once for each head.
+    """Every token looks at itself and the tokens before it, once for each head.
 
     query: width to heads * head_dim; key and value: width to kv_heads * head_dim; out: back to width.
-    attend: the function that attends, exchangeable at any time. rotate: the one that turns q and k, or None.
+    attend: the function that attends, exchangeable at any time. rotate: the function that turns q and k, or
+    None.
     """
 
     def __init__(self, config: GPTConfig, attention: Attention | None = None):
@@ -181,7 +184,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax over the scores q k / sqrt(head_dim) of the token itself and those before it, times v.
 
     q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim), head h of q with head
-    h // (heads / kv_heads) of k and v. Returns q's shape. Holds the whole sequence, in order.
+    h // (heads / kv_heads) of k and v. They hold the whole sequence, in order. Returns q's shape.
     """
     q, k, v = (one.transpose(1, 2) for one in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
@@ -192,8 +195,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def rotate(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Turn each pair of numbers of each head by its frequency times the token's position.
 
-    x: (batch, seq, heads, head_dim), a pair being numbers i and i + head_dim / 2; positions: (seq,) or
-    (batch, seq). The product of two rotated vectors depends on the difference of their positions alone.
+    x: (batch, seq, heads, head_dim); a pair is the numbers i and i + head_dim / 2; positions: (seq,) or
+    (batch, seq). The product of two rotated vectors depends only on the difference of their positions.
     Computed in float32 at least, since an angle in bf16 is off by whole turns; returned in x's dtype.
     """
     half = x.shape[-1] // 2

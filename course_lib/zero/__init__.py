@@ -3,7 +3,7 @@
     stage1.py     Zero1Optimizer: optimizer state sharded
     stage2.py     Zero2Optimizer: gradients too
     stage3.py     Zero3Module: parameters too
-    units.py      Unit: what Zero3Module gathers, frees and reduces at a time
+    units.py      Unit: the parameters that Zero3Module gathers, frees and reduces together
 
 Below these:
 
@@ -18,10 +18,10 @@ Beside them:
 
     sharded_optimizer.py, sharded_module.py   arguments, hooks, options, saving
     saving.py     state that N ranks save and M ranks load
-    arguments.py  what a sharded optimizer can be made of
+    arguments.py  checks of a sharded optimizer's arguments
 
 The folder imports torch only and can be copied out as it is. The mean over the ranks is part of the
-reduce-scatter. What each stage costs is in its docstring and, as functions, in `course_lib.facts`.
+reduce-scatter. Each docstring states the cost of its stage; `course_lib.facts` has the costs as functions.
 """
 
 from .offload import MappedFile, keep_state

@@ -1,4 +1,4 @@
-"""What a sharded optimizer can be made of, said before anything is cut."""
+"""Checks of a sharded optimizer's arguments, before anything is cut."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def param_groups(
 ) -> list[ParamGroup]:
     """`params` as torch.optim takes them (tensors, (name, tensor) pairs, or groups), as groups.
 
-    Raises ValueError if none requires a gradient, one appears twice, two share memory, or the optimizer
-    is not elementwise; TypeError for arguments of another kind.
+    Raises ValueError if no parameter requires a gradient, if one appears twice, if two share memory, or if
+    the optimizer is not elementwise; TypeError for arguments of another kind.
     """
     if isinstance(params, torch.Tensor):
         raise TypeError(
-            "params is a tensor; a list of them is expected, such as module.parameters()"
+            "params is a tensor; a list of tensors is expected, such as module.parameters()"
         )
     given = list(params)
     dicts = given if given and isinstance(given[0], dict) else [{"params": given}]
@@ -48,7 +48,7 @@ def param_groups(
 
 
 def check_distinct(params: Sequence[torch.Tensor]) -> None:
-    """No parameter twice, none that is not a leaf, no two in the same memory."""
+    """ValueError if a parameter appears twice or is not a leaf, or if two parameters share memory."""
     if len({id(param) for param in params}) < len(params):
         raise ValueError("a parameter appears twice in params: pass each once")
     if any(not param.is_leaf for param in params):
@@ -65,8 +65,8 @@ def check_distinct(params: Sequence[torch.Tensor]) -> None:
     for (device, _, end), (other, begin, _) in itertools.pairwise(used):
         if device == other and begin < end:
             raise ValueError(
-                "two parameters share memory: after they are moved into a flat buffer they would no longer. "
-                "Tie weights by using one Parameter in both places"
+                "two parameters share memory: after they are moved into a flat buffer they would no longer "
+                "share it. Tie weights by using one Parameter in both places"
             )
 
 
@@ -75,11 +75,11 @@ def check_elementwise(
 ) -> None:
     """An optimizer may be run on shards if it treats each element by itself: try it on a small tensor.
 
-    Steps are taken on a matrix and on the same elements cut in two; where the results differ, the update
+    Steps are taken on a matrix and on the same elements cut in two. If the results differ, the update
     of an element depends on others (the norm of a layer, a row's mean, a history of whole gradients) and
     would depend on where the shards begin.
 
-    Raises TypeError if it is not an optimizer class, ValueError if it is not elementwise.
+    Raises TypeError if optimizer_cls is not an optimizer class, ValueError if it is not elementwise.
     """
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
         raise TypeError(
@@ -104,6 +104,7 @@ def check_elementwise(
     together = torch.cat([part.detach() for part in parts])
     if not torch.allclose(whole[0].detach().view(-1), together, rtol=1e-4, atol=1e-6):
         raise ValueError(
-            f"{optimizer_cls.__name__} is not elementwise: what it does to a tensor differs from "
-            "what it does to its parts, so shards would change the result. Use AdamW or SGD, for instance"
+            f"{optimizer_cls.__name__} is not elementwise: its update of a tensor differs from "
+            "its update of the tensor's parts, so shards would change the result. Use AdamW or SGD, for "
+            "instance"
         )

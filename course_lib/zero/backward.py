@@ -15,14 +15,14 @@ NONE = -1  # autograd numbers backwards from 0
 class Backward:
     """The backward that is under way, if there is one: `joined` in its hooks, `over` at its end.
 
-    after_failure: advice for the case that the last backward failed and never came to its end.
+    after_failure: advice for the case that the last backward failed before its end.
     """
 
     def __init__(self, after_failure: str = ""):
         self.number, self._advice = NONE, after_failure
 
     def joined(self, at_end: Callable[[], None]) -> bool:
-        """In a gradient's hook: whether it is the first hook of a backward, whose end calls `at_end()`.
+        """In a gradient's hook: whether it is the first hook of a backward. The end will call `at_end()`.
 
         Raises RuntimeError for a backward inside another one.
         """
@@ -31,15 +31,15 @@ class Backward:
             return False
         if self.number != NONE:
             raise RuntimeError(
-                "a backward began before the last one had ended. Inside another one, by checkpoints? Use "
-                f"torch.utils.checkpoint with use_reentrant=False{self._advice}"
+                "a backward began before the last one had ended. Did a checkpoint begin it inside another "
+                f"backward? Use torch.utils.checkpoint with use_reentrant=False{self._advice}"
             )
         self.number = number
         torch.autograd.Variable._execution_engine.queue_callback(at_end)  # type: ignore[attr-defined]
         return True
 
     def over(self) -> bool:
-        """Forget the backward; whether there was one."""
+        """Forget the backward; return whether there was one."""
         there, self.number = self.number != NONE, NONE
         return there
 
@@ -50,14 +50,14 @@ def in_backward() -> bool:
 
 
 def when_gradients(mode: Literal["all", "any"], of: object, call: Callable[[], None]) -> None:
-    """Call it in backward when the gradients of all the tensors in `of` are there, or the first of any."""
+    """Run `call` in backward when the gradients of all tensors in `of` are there, or when any of them is."""
     tensors = tensors_in(of) if torch.is_grad_enabled() else []
     if tensors:
         register_multi_grad_hook(tensors, lambda _: call(), mode=mode)
 
 
 def tensors_in(value: object, seen: set[int] | None = None) -> list[torch.Tensor]:
-    """The tensors that require a gradient in what a module takes or returns, however nested."""
+    """The tensors that require a gradient in a module's input or output, however nested."""
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return [value] if value.requires_grad else []

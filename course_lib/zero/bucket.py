@@ -5,7 +5,7 @@
     own             [ a a b ]                    of rank 1, a view of flat
     shards          [ a a ] [ b ] [ ]            each parameter's part of own, or of its copy
 
-The optimizer knows the shards only. It works on a copy of `own`, the *master*, if the parameters have 16
+The optimizer knows only the shards. It works on a copy of `own`, the *master*, if the parameters have 16
 bits (the copy has 32), or if shards lie elsewhere than the parameters (`offload.py`).
 
 Source: as `shards.py`; the master copy is that of mixed precision in ZeRO, section 3.1.
@@ -28,7 +28,7 @@ HALF = (torch.float16, torch.bfloat16)
 class Bucket(Gradients):
     """Parameters of one dtype and device in one row, with the values of the group's first rank.
 
-    params: become views of `flat`, (n * shard_numel,).
+    params: they become views of `flat`, (n * shard_numel,).
     own: this rank's part of flat, (shard_numel,).  master: own, or its copy.
     shards: master cut up, as nn.Parameters: each parameter's part, flat, often empty.
     """
@@ -51,7 +51,7 @@ class Bucket(Gradients):
         self.forget_gradient()
 
     def show(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the parameters be these tensors, of their shapes."""
+        """Let the parameters be these tensors, which have their shapes."""
         for param, tensor in zip(self.params, tensors, strict=True):
             param.data = tensor
 
@@ -62,14 +62,14 @@ class Bucket(Gradients):
         return self.home.empty(self.shard_numel, dtype, self.own.device).copy_(self.own)
 
     def to_master(self) -> None:
-        """If the optimizer works on a copy: take over what was written into the parameters since."""
+        """If the optimizer works on a copy: copy changes of the parameters since the last step into it."""
         if self.master is not self.own and not torch.equal(
             self.own, self.master.to(self.own.device, self.own.dtype)
         ):
             self.master.copy_(self.own)
 
     def from_master(self) -> None:
-        """Let the own part of the row be as the optimizer has left it."""
+        """Copy the optimizer's result into this rank's part of the row."""
         if self.master is not self.own:
             self.own.copy_(self.master)
 
@@ -80,7 +80,7 @@ class Bucket(Gradients):
         return self.own.copy_(self.master, non_blocking=True)
 
     def check_place(self) -> None:
-        """RuntimeError if a parameter is not a view of the row any more."""
+        """RuntimeError if a parameter is no longer a view of the row."""
         size, start = self.flat.element_size(), self.flat.data_ptr()
         for param, offset in zip(self.params, self.offsets, strict=True):
             if param.numel() and param.data_ptr() != start + offset * size:
@@ -95,7 +95,7 @@ class Bucket(Gradients):
 
 
 def alike(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters of one dtype and device, all of them frozen or none, in lists of their own."""
+    """Lists of parameters of one dtype and device, either all frozen or all trained."""
     kinds: dict[object, list[nn.Parameter]] = {}
     for param in params:
         kinds.setdefault((param.dtype, param.device, param.requires_grad), []).append(param)
@@ -103,7 +103,7 @@ def alike(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def neighbours(params: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Runs of parameters of one dtype and device, of up to bucket_bytes but for a larger parameter."""
+    """Runs of parameters of one dtype and device, of at most bucket_bytes unless one parameter is larger."""
     runs: list[list[nn.Parameter]] = []
     kind, room = None, 0
     for param in params:

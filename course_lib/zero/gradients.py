@@ -1,12 +1,12 @@
-"""The gradients of a bucket: before the reduce-scatter a row of all, after it this rank's shard of the mean.
+"""A bucket's gradients: a row of all before the reduce-scatter, this rank's shard of the mean after it.
 
     row      of rank 0   [ g g g | g g g | - - 0 ]     2 parameters have arrived, the third has not
     row      of rank 1   [ g g g | g g g | g g 0 ]
     shard    of rank 2                   [ g g 0 ]     the mean; `present` says that the third has one
 
-A parameter that no rank used must be skipped by the optimizer, as in one process, and not be decayed with a
-gradient of zero. Its owner learns it without a further message: an absent gradient is sent as -0.0. The sum
--0.0 + -0.0 is -0.0, and any gradient added to it, 0.0 also, gives something else (IEEE 754, section 6.3).
+The optimizer must skip a parameter that no rank used, as it does in one process, and must not decay it with
+a gradient of zero. The parameter's owner learns this without a further message: an absent gradient is sent
+as -0.0. The sum -0.0 + -0.0 is -0.0, and any other gradient, also 0.0, changes it (IEEE 754, section 6.3).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shards import Layout
 
 
 class Gradients(Layout):
-    """Gradients of `params` in one row, which takes memory from the first of them on.
+    """Gradients of `params` in one row, for which memory is taken when the first gradient arrives.
 
     arrived: which parameters have a gradient in the row.
     kept: the mean that `keep` adds up, (shard_numel,), and which parameters have one.
@@ -42,12 +42,12 @@ class Gradients(Layout):
         return self._write(i, 0.0)
 
     def add(self, i: int) -> None:
-        """Add the i-th parameter's `.grad` to what has arrived, and forget it."""
+        """Add the i-th parameter's `.grad` to the row, and forget it."""
         self._write(i, self._view(i) if self.arrived[i] else 0.0)
         self.params[i].grad = None
 
     def add_left(self) -> None:
-        """Add every `.grad` that there still is."""
+        """Add every `.grad` that is still there."""
         for i, param in enumerate(self.params):
             if param.grad is not None:
                 self.add(i)
@@ -61,7 +61,7 @@ class Gradients(Layout):
         return self._fill_absent()
 
     def take_gradient(self) -> tuple[torch.Tensor, list[bool]]:
-        """The row of what was added, and which had arrived; both are forgotten here."""
+        """The row of added gradients, and which of them had arrived; the bucket forgets both."""
         taken = self._fill_absent(), self.arrived
         self.forget_gradient()
         return taken
@@ -111,9 +111,9 @@ class Gradients(Layout):
     # ---- the mean of this rank's shard, after the reduce-scatter
 
     def present(self, mean: torch.Tensor, arrived: Sequence[bool]) -> list[bool]:
-        """Of which parameters this shard of the mean holds a gradient of some rank.
+        """For each parameter whether this shard of the mean holds a gradient of some rank.
 
-        arrived: which had one on this rank.
+        arrived: for each parameter whether this rank had a gradient.
         """
         return [
             bool(piece.numel()) and (here or not _all_negative_zero(piece))
@@ -122,7 +122,7 @@ class Gradients(Layout):
 
     @torch.no_grad()
     def give(self, mean: torch.Tensor, present: Sequence[bool], add: bool = False) -> None:
-        """Make the mean the gradient of the shards, as the optimizer sees it, or add it to theirs."""
+        """Make the mean the gradient of the optimizer's shards; with `add`, add it to their gradient."""
         for shard, piece, here in zip(self.shards, self.pieces(mean), present, strict=True):
             if here and add and shard.grad is not None:
                 shard.grad += piece.to(shard.device)
@@ -131,7 +131,7 @@ class Gradients(Layout):
 
     @torch.no_grad()
     def keep(self, mean: torch.Tensor, arrived: Sequence[bool]) -> None:
-        """Add the mean of a further backward to what is kept."""
+        """Add the mean of a further backward to the kept mean."""
         present = self.present(mean, arrived)
         for piece, here in zip(self.pieces(mean), present, strict=True):
             if not here:

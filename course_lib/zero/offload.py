@@ -1,11 +1,11 @@
 """Where a shard and its optimizer state lie: on the device, in host memory, or in a file.
 
 The optimizer's step reads and writes each of its bytes once and computes next to nothing, so it can be
-done where memory is cheap. ZeRO-Offload does it in host memory and on the host's processor; ZeRO-Infinity
-goes on to disks, here by a memory-mapped file, which the operating system reads and writes as it is needed.
+done where memory is cheap. ZeRO-Offload does it in host memory and on the host's processor. ZeRO-Infinity
+uses disks as well: here a memory-mapped file, which the operating system reads and writes as it is needed.
 
     offload=None            on the parameters' device
-    offload="cpu"           in host memory, page-locked where there is a GPU, so that copies do not wait
+    offload="cpu"           in host memory, page-locked if there is a GPU, so that copies do not wait
     offload="/some/folder"  in files that are mapped into memory, as MappedFile(folder)
 
 Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021; Rajbhandari
@@ -38,7 +38,7 @@ class Home:
 
 
 class HostMemory(Home):
-    """Host memory. For parameters on the CPU that is where they are, and nothing is moved."""
+    """Host memory. Parameters on the CPU are there already, and nothing is moved."""
 
     def is_apart(self, device: torch.device) -> bool:
         return device.type != "cpu"
@@ -48,15 +48,15 @@ class HostMemory(Home):
 
 
 class MappedFile(Home):
-    """Memory-mapped files in `folder`, which is made when it is missing.
+    """Memory-mapped files in `folder`, which is made if it is missing.
 
     Space is reserved when a file is made, so that a full disk is an error here and not the end of the
-    process later. A file has no name any more once it is mapped (`ls` does not show it): its space is
-    free again when the process ends, however it ends.
+    process later. A file loses its name once it is mapped (`ls` does not show it): its space is free
+    again when the process ends, in whatever way.
 
-    nbytes: how much has been mapped so far.
+    nbytes: how many bytes have been mapped so far.
 
-    Raises OSError when the folder cannot be made or the disk is full.
+    Raises OSError if the folder cannot be made or the disk is full.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -105,7 +105,7 @@ def home(offload: Place) -> Home:
 
 
 def keep_state(optimizer: torch.optim.Optimizer, where: Home) -> None:
-    """Move the states that an optimizer made in its first step to `where` the shards are.
+    """Move the states that an optimizer made in its first step to the place `where` the shards are.
 
     From then on the optimizer writes them there in place.
     """

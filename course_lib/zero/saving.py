@@ -1,6 +1,6 @@
-"""The optimizer's state as N ranks save it and M ranks load it.
+"""The optimizer's state: N ranks save it, and M ranks load it.
 
-Each rank saves what it holds, without communication. `state_dict()` is then plain data:
+Each rank saves its own part, without communication. `state_dict()` is then plain data:
 
     {"world_size": N, "rank": r,
      "param_groups": as in torch.optim, parameters as numbers (in the order in which they were given),
@@ -8,14 +8,15 @@ Each rank saves what it holds, without communication. `state_dict()` is then pla
                         "start", "stop": which of its elements, counted in a row, are here,
                         "values": {"exp_avg": flat tensor of those elements, "step": tensor or number, ...}}}}
 
-`merge_state_dicts` joins the dictionaries of all N ranks into one as torch.optim has it, with whole
-parameters. Any number of ranks loads that, and so does (or wrote it) the same optimizer in one process:
+`merge_state_dicts` joins the dictionaries of all N ranks into one in torch.optim's form, with whole
+parameters. Any number of ranks loads it. The same optimizer in one process loads it as well, and writes
+dictionaries that any number of ranks loads:
 
     torch.save(optimizer.state_dict(), f"rank{rank}.pt")                                   # N ranks
     parts = [torch.load(f"rank{r}.pt", mmap=True) for r in range(N)]                       # M ranks
     optimizer.load_state_dict(merge_state_dicts(parts))
 
-"values" holds "master", the float32 copy of a 16-bit parameter, beside the optimizer's own.
+"values" holds the optimizer's own states and, for a 16-bit parameter, "master", its float32 copy.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ MASTER = "master"
 class Piece:
     """A parameter's part on this rank.
 
-    index: the parameter's number. shape: of the whole. span: which of its elements are here.
-    shard: the tensor that the optimizer knows, holding them. has_master: it is the float32 copy.
+    index: the parameter's number. shape: of the whole parameter. span: which of its elements are here.
+    shard: the tensor with these elements, which the optimizer knows. has_master: whether the shard is the
+    float32 copy.
     """
 
     index: int
@@ -53,7 +55,7 @@ def save_pieces(
     rank: int,
     world_size: int,
 ) -> dict[str, Any]:
-    """What a rank saves. groups: the numbers of each group's parameters, frozen ones included."""
+    """This rank's dictionary. groups: the numbers of each group's parameters, frozen ones included."""
     state = {}
     for piece in pieces:
         values = dict(optimizer.state.get(piece.shard, {}))
@@ -78,12 +80,12 @@ def save_pieces(
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state dictionaries of all ranks, in any order, as one in torch.optim's form.
+    """Join the state dictionaries of all ranks, in any order, into one in torch.optim's form.
 
-    Frozen parameters have no state in it, since no rank's optimizer knows them. (torch.optim has none either,
-    but for Adagrad, which makes it with the optimizer.)
+    Frozen parameters have no state in it, since no rank's optimizer knows them. (They have none in
+    torch.optim either, except in Adagrad, which makes its state with the optimizer.)
 
-    Raises ValueError when one is missing or there twice, or when they are not of one run.
+    Raises ValueError if a dictionary is missing or is there twice, or if they are not of one run.
     """
     if not states:
         raise ValueError("no state dictionaries: pass those of all ranks")
@@ -108,7 +110,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _join(parts: Sequence[Mapping[str, Any]], shape: torch.Size) -> dict[str, Any]:
-    """Flat tensors are put one after another; what is one number for a parameter is the same in all."""
+    """Flat tensors are put one after another; a single number for a parameter is the same on all ranks."""
     if not parts:
         return {}
     names = parts[0].keys()
@@ -129,7 +131,7 @@ def load_pieces(
     rank: int,
     world_size: int,
 ) -> None:
-    """Give the optimizer this rank's part of `state`: a merged dictionary, or what this rank saved.
+    """Give the optimizer this rank's part of `state`: a merged dictionary, or the one that this rank saved.
 
     Raises ValueError for the dictionary of another rank or world size, or of other parameters.
     """

@@ -1,6 +1,6 @@
-"""A sharded module beside its algorithm: no_sync, names, saving, and what is refused.
+"""The parts of a sharded module outside its algorithm: no_sync, names, saving, checks of arguments.
 
-`stage3.py` says what is gathered and sent, and when.
+`stage3.py` gathers and sends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class ShardedModule(nn.Module):
     """A wrapper of `module`, whose parameters are shards of the module's.
 
     group: the ranks that hold replicas. They call forward and backward alike, each on its own data.
-    units: submodules that are gathered at a time, or classes of submodules. By default the elements of
-        every ModuleList and Sequential, or, if there is none, the children. Parameters outside all
-        units, and those that several units share (tied weights), belong to the whole module's forward.
-        A unit's weights are there in its own `forward` only, and it runs on all ranks or on none.
-    offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`), and with them
-        what the optimizer keeps and does. States in a mapped file: `keep_state` after the first step.
+    units: submodules, each of which is gathered as a whole, or classes of submodules. By default the
+        elements of every ModuleList and Sequential, or, if there is none, the children. Parameters outside
+        all units, and those that several units share (tied weights), belong to the whole module's forward.
+        A unit's weights are there only in its own `forward`, and it runs on all ranks or on none.
+    offload: None, "cpu", a folder or a MappedFile: where the shards lie (`offload.py`). The optimizer's
+        states and its step are there, too. For states in a mapped file call `keep_state` after the first
+        step.
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
 
-    Raises ValueError for a module without parameters, one that is wrapped already, or units outside it.
+    Raises ValueError if the module has no parameters or is wrapped already, or if a unit is outside it.
     """
 
     module: nn.Module
@@ -46,7 +47,7 @@ class ShardedModule(nn.Module):
     _under_way: list[Callable[[], None]]
 
     def _complete(self) -> None:
-        """All units are made."""
+        """Finish the wrapper, once all units are made."""
         shard_of = {param: shard for param, _, shard in self._shards()}
         self._named = {name: shard_of[param] for name, param in self.module.named_parameters()}
         _WRAPPED.update(self.module.modules())
@@ -60,9 +61,10 @@ class ShardedModule(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside leave their gradients whole on this rank; the next one outside sends the sum.
+        """Backward passes in here keep whole gradients on this rank; the next one outside sends the sum.
 
-        For K microbatches 2K + 1 times (N-1)/N P instead of 3K, at the price of full gradients in memory.
+        K microbatches send 2K + 1 times (N-1)/N P instead of 3K times, at the price of full gradients in
+        memory.
         """
         before, self.synchronises = self.synchronises, False
         try:
@@ -71,7 +73,7 @@ class ShardedModule(nn.Module):
             self.synchronises = before
 
     def _start_anew(self) -> None:
-        """Drop what a forward or a backward that failed has left behind."""
+        """Drop the leftovers of a forward or a backward that failed."""
         if self._backward.over():
             for unit in self.units:
                 unit.unsent = False
@@ -85,7 +87,7 @@ class ShardedModule(nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole module's state dict, on the CPU of every rank: any number of ranks loads it.
 
-        Called by all ranks; gathers unit by unit.
+        All ranks must call it; it gathers unit by unit.
         """
         whole: dict[int, torch.Tensor] = {}
         for unit in self.units:
@@ -132,7 +134,7 @@ class ShardedModule(nn.Module):
     def load_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Load what `merge_state_dicts` joined, what torch.optim saved, or what this rank saved."""
+        """Load a dictionary that `merge_state_dicts` joined, or torch.optim or this rank saved."""
         load_pieces(optimizer, self._pieces(), state, self.transport.rank, self.transport.n)
 
     def _shards(self) -> list[tuple[nn.Parameter, Span, nn.Parameter]]:
@@ -149,11 +151,11 @@ class ShardedModule(nn.Module):
         return sorted(pieces, key=lambda piece: piece.index)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """RuntimeError: of this rank alone it would hold no parameter."""
+        """Raises RuntimeError: a single rank's dictionary would hold no whole parameter."""
         raise RuntimeError("parameters are sharded: save full_state_dict(), called by all ranks")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """RuntimeError, see `state_dict`."""
+        """Raises RuntimeError, see `state_dict`."""
         raise RuntimeError("parameters are sharded: use load_full_state_dict(state)")
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +165,7 @@ class ShardedModule(nn.Module):
 
 
 def check_wrappable(module: nn.Module) -> None:
-    """ValueError for a module without parameters, one that is wrapped already, or shared memory."""
+    """ValueError if the module has no parameters or is wrapped already, or if parameters share memory."""
     params = list(module.parameters())
     if not params:
         raise ValueError("the module has no parameters: there is nothing to shard")

@@ -1,6 +1,6 @@
-"""A sharded optimizer beside its algorithm: as torch.optim's from outside, its hooks, and saving.
+"""The parts of a sharded optimizer outside its algorithm: torch.optim's interface, hooks, and saving.
 
-`stage1.py` and `stage2.py` say what is sent and when.
+`stage1.py` and `stage2.py` send.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _OWNERS = WeakIdKeyDictionary()  # parameter: its sharded optimizer, as a weak r
 class ShardedOptimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer, whose `param_groups` and `state` are those of `optimizer`, the inner one.
 
-    params: become views of flat rows, and all ranks get the values of the group's first rank (the module's
-        buffers are not known here: broadcast those yourself). Do not move or convert the module afterwards.
+    params: they become views of flat rows, and all ranks get the values of the group's first rank (the
+        optimizer does not know the module's buffers: broadcast those yourself). Do not move or convert the
+        module afterwards.
     group: the ranks that hold replicas. All of them call `step` equally often.
     offload: None, "cpu", a folder or a MappedFile: where the shard and its state lie (`offload.py`).
     reduce_scatter, all_gather: functions (output, input, group) to use instead of PyTorch's.
 
     Parameters in 16 bits get a float32 copy, sharded like the state, on which the optimizer works (mixed
     precision). `param_groups` are those of the shards: learning-rate schedulers work on them.
-    Gradients of several backwards add up until `step`. A parameter that no rank has a gradient for is
-    skipped, as in torch.optim; if only some ranks have one, the others count as zeros. `step` before any
-    backward therefore changes nothing.
+    Gradients of several backward passes add up until `step`. If no rank has a gradient for a parameter,
+    `step` skips it, as torch.optim does; if only some ranks have one, the others count as zeros. `step`
+    before any backward therefore changes nothing.
 
-    Raises ValueError if no parameter requires a gradient, the optimizer is not elementwise, or another
-    sharded optimizer holds a parameter; TypeError for arguments of another kind.
+    Raises ValueError if no parameter requires a gradient, if the optimizer is not elementwise, or if
+    another sharded optimizer holds a parameter; TypeError for arguments of another kind.
     """
 
     transport: Transport
@@ -51,7 +52,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _claim(self, groups: Sequence[ParamGroup]) -> list[torch.Tensor]:
         """Take the parameters; returns those that are frozen.
 
-        Raises ValueError if another sharded optimizer holds one.
+        Raises ValueError if another sharded optimizer holds one of them.
         """
         self._given = [param for given in groups for param in given["params"]]
         self._number = {param: i for i, param in enumerate(self._given)}
@@ -60,7 +61,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [param for param in self._given if not param.requires_grad]
 
     def _of_shards(self, groups: Sequence[ParamGroup]) -> list[ParamGroup]:
-        """The groups with the same options, of shards in place of the parameters that are trained."""
+        """The groups with the same options, with shards in place of the parameters that are trained."""
         shard_of = {
             param: shard
             for bucket in self.buckets
@@ -72,7 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         ]
 
     def _complete(self) -> None:
-        """Be `optimizer` from outside, and call `_arrived` for every gradient that backward completes."""
+        """Look like `optimizer` from outside, and call `_arrived` for every gradient that is complete."""
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
         self._is_complete = True
@@ -85,7 +86,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _before_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The closure's loss. Parameters must be where they were put, those that were frozen still be."""
+        """Returns the closure's loss. RuntimeError if a parameter was moved, or unfrozen since."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,11 +103,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """For programs written for DDP. Nothing is to be switched off: only `step` communicates."""
+        """For programs written for DDP. It switches nothing off: only `step` communicates."""
         yield
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is made: the shards are cut once. RuntimeError afterwards."""
+        """For the constructor only: the shards are cut once. RuntimeError afterwards."""
         if self._is_complete:
             raise RuntimeError("the shards are cut: give all parameter groups when you make it")
         super().add_param_group(param_group)
@@ -119,9 +120,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return save_pieces(self.optimizer, self._pieces(), self._numbers, *place)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `merge_state_dicts` joined, what torch.optim saved, or what this rank saved.
+        """Load a dictionary that `merge_state_dicts` joined, or torch.optim or this rank saved.
 
-        The parameters themselves are the module's: load them there, before or after.
+        The parameters belong to the module: load them there, before or after.
         Raises ValueError for the state of another rank or another model.
         """
         place = self.transport.rank, self.transport.n
@@ -142,7 +143,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _arrival(
     owner: weakref.ref[ShardedOptimizer], bucket: Bucket, i: int
 ) -> Callable[[torch.Tensor], None]:
-    """A hook that does nothing once its optimizer is gone: parameters outlive optimizers."""
+    """A hook that does nothing once its optimizer is deleted: parameters outlive optimizers."""
 
     def hook(_: torch.Tensor) -> None:
         optimizer = owner()
@@ -160,11 +161,11 @@ def _claim(params: Sequence[torch.Tensor], optimizer: ShardedOptimizer) -> None:
         return any(owner is not None and owner() is not None for owner in owners)
 
     if taken():
-        gc.collect()  # the last one may only be waiting for that
+        gc.collect()  # the last optimizer may only be waiting to be collected
     if taken():
         raise ValueError(
-            "a parameter is held by another sharded optimizer: delete that one first, with what refers to "
-            "it (a learning-rate scheduler does)"
+            "a parameter is held by another sharded optimizer: delete that optimizer first, and all objects "
+            "that refer to it (a learning-rate scheduler does)"
         )
     for param in params:
         _OWNERS[param] = weakref.ref(optimizer)

@@ -1,8 +1,8 @@
 """Flat shards: how parameters of any shape are cut into equal parts for N ranks.
 
 Cutting by parameter gives uneven parts (the embedding alone can be half a model), and a collective wants
-equal ones. So the parameters are laid one after another in one flat buffer, zeros are appended until N
-divides its length, and rank r owns the r-th N-th of it. A boundary may fall inside a parameter.
+equal parts. So the parameters are laid one after another in one flat buffer, zeros are appended until N
+divides its length, and rank r owns the r-th of N equal parts. A boundary may fall inside a parameter.
 
     parameters   [ a a a a a | b b | c c c c ]
     4 ranks      [ a a a | a a b | b c c | c c 0 ]      one zero of padding
@@ -28,11 +28,12 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
     """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
 
     params: how many parameters. stage: 0 (replicas), 1, 2 or 3.
-    offload: what the optimizer's step reads and writes lies in host memory: its states, from stage 2 on
-        the gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). Counted is
-        what stays on the device between steps; stage 3 needs room for the units in use besides.
+    offload: keep in host memory what the optimizer's step reads and writes: its states, from stage 2 on
+        the gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). The result
+        counts the bytes that stay on the device between steps; stage 3 also needs room for the units in
+        use.
 
-    Activations, buffers of the communication and what is gathered for a moment are not in it.
+    It does not count activations, communication buffers and parameters gathered for a moment.
     Source: ZeRO, section 5 and figure 1; Ren et al., "ZeRO-Offload" (2021), section 4.
 
     Raises ValueError for a stage other than 0 to 3, less than one rank or negative params.
@@ -54,10 +55,10 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
 def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tensor]:
     """The elements of `params` in a row, cut into n flat shards of one size; zeros fill the last ones.
 
-    params: tensors of any shapes, of one dtype and on one device. They are left alone: the shards are
-        views of one new buffer of n * ceil(P / n) elements, P the elements of all params.
+    params: tensors of any shapes, of one dtype and on one device. They are not changed: the shards are
+        views of one new buffer of n * ceil(P / n) elements, in which P counts the elements of all params.
 
-    Raises ValueError when there are no params, for several dtypes or devices, and for n < 1.
+    Raises ValueError if there are no params, if they have several dtypes or devices, or if n < 1.
     """
     tensors = [param.detach() for param in params]
     if n < 1:
@@ -95,7 +96,7 @@ def offsets(tensors: Sequence[torch.Tensor]) -> list[int]:
 class Span:
     """The part of one parameter that lies in a rank's shard: elements start to stop of the parameter.
 
-    `low` and `high` say where they lie in the shard. All are 0 if the shard holds none of it.
+    `low` and `high` say where they lie in the shard. All four are 0 if the shard holds none of them.
     """
 
     start: int

@@ -1,15 +1,16 @@
-"""ZeRO-1: every rank keeps the optimizer's state of its shard only.
+"""ZeRO-1: every rank keeps the optimizer's state only for its shard.
 
 Data parallelism keeps N copies of everything, and does the optimizer's work N times. The optimizer's state
-is the largest part (12 of 16 bytes a parameter) and it is used in one moment only. So give rank r the r-th
-part of it:
+is the largest part (12 of 16 bytes a parameter), and only the optimizer's step uses it. So give rank r the
+r-th part of it:
 
     1. reduce-scatter the gradients     rank r has the mean gradient of its shard     (N-1)/N P
     2. the optimizer's step             on that shard, 1/N of the work
     3. all-gather the parameters        every rank has the new ones                   (N-1)/N P
 
-2 (N-1)/N P elements sent, what an all-reduce of the gradients alone costs. (All-reduce, step, then share the
-parameters, as it is often drawn, costs 3 (N-1)/N P: the all-reduce gathers gradients that nobody reads.)
+Each rank sends 2 (N-1)/N P elements, as many as an all-reduce of the gradients alone. (All-reduce, step,
+then share the parameters, as it is often drawn, costs 3 (N-1)/N P: the all-reduce gathers gradients that no
+rank reads.)
 
 Memory: 4P + 12P/N bytes in mixed precision; with float32 parameters 8P + 8P/N for Adam.
 
@@ -33,11 +34,11 @@ from .transport import Collective, Group, Transport
 
 
 class Zero1Optimizer(ShardedOptimizer):
-    """Any elementwise torch optimizer, its state sharded over the ranks of `group`.
+    """Any elementwise torch optimizer, with its state sharded over the ranks of `group`.
 
     params, optimizer_cls, **defaults: as torch.optim takes them, such as torch.optim.AdamW, lr=1e-3.
     offload, reduce_scatter, all_gather, 16 bits, unused parameters, errors: see `ShardedOptimizer`.
-    Sends 2 (N-1)/N of the parameters a step, however many backwards came before it.
+    A step sends 2 (N-1)/N of the parameters, however many backward passes came before it.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Zero1Optimizer(ShardedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average the gradients, update this rank's shard, give all ranks the new parameters."""
+        """Average the gradients, update this rank's shard, and give all ranks the new parameters."""
         loss = self._before_step(closure)
         for bucket in self.buckets:
             bucket.to_master()

@@ -1,12 +1,12 @@
 """ZeRO-2: the full gradient never exists either.
 
 ZeRO-1 keeps all gradients until the step, though each rank will read 1/N of them. So reduce-scatter them
-while backward produces them: a bucket of parameters, filled from the last layer to the first, is sent off
+while backward produces them: a bucket of parameters, filled from the last layer to the first, is sent
 when its last gradient has arrived, and only this rank's shard of the sum is kept.
 
     memory   2P + 14P/N bytes in mixed precision, and up to two buckets
-    sent     2 (N-1)/N P for one backward, as in ZeRO-1; (K + 1) (N-1)/N P for K of them, since what is not
-             kept cannot wait for the others
+    sent     2 (N-1)/N P for one backward, as in ZeRO-1; (K + 1) (N-1)/N P for K of them, since gradients
+             that are not kept cannot wait for those of the next backward
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.2 and 7.
@@ -29,12 +29,13 @@ from .stage1 import Zero1Optimizer
 class Zero2Optimizer(Zero1Optimizer):
     """As Zero1Optimizer, with gradients sharded too.
 
-    bucket_bytes: a bucket is full when it holds that much. Small ones save memory, large ones messages.
+    bucket_bytes: a bucket is full when it holds that many bytes. Small buckets save memory, large buckets
+    save messages.
 
-    Backward leaves `.grad` of the parameters None: the averaged gradient is in shards, in the optimizer.
-    `zero_grad()` of the optimizer clears it; that of the module cannot. Buckets are sent in one order on
-    all ranks, and all ranks call backward equally often: one whose loss reaches no parameter must be
-    joined to the others by a loss of zero.
+    After backward `.grad` of the parameters is None: the averaged gradient is in shards, in the optimizer.
+    `zero_grad()` of the optimizer clears it; that of the module cannot. Buckets are sent in the same order
+    on all ranks, and all ranks call backward equally often: a rank whose loss reaches no parameter must
+    join the others with a loss of zero.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Zero2Optimizer(Zero1Optimizer):
             raise ValueError(f"bucket_bytes is a positive number of bytes, not {bucket_bytes!r}")
         self.bucket_bytes = bucket_bytes
         self._backward = Backward(". Or did the last one fail? Call zero_grad()")
-        self._turn = 0  # the bucket that leaves next in this backward
+        self._turn = 0  # the bucket that is sent next in this backward
         self._under_way: list[Callable[[], None]] = []
         super().__init__(params, optimizer_cls, **arguments)
         self.buckets.reverse()  # as backward runs
@@ -74,25 +75,25 @@ class Zero2Optimizer(Zero1Optimizer):
         self._turn += 1
 
     def _collect(self) -> None:
-        """Wait for the bucket under way, which keeps this rank's shard of the mean."""
+        """Wait for the bucket under way, which then keeps this rank's shard of the mean."""
         while self._under_way:
             self._under_way.pop()()
 
     def _send_the_rest(self) -> None:
-        """After backward: buckets of which a parameter got no gradient are sent as they are."""
+        """After backward: send the buckets in which a parameter got no gradient."""
         while self._turn < len(self.buckets):
             self._send()
         self._collect()
         self._backward.over()
 
     def _mean_gradient(self, bucket: Bucket) -> tuple[torch.Tensor, list[bool]]:
-        """As backward has left it in the bucket; none if there was no backward since `zero_grad`."""
+        """The mean that backward has left in the bucket; none if there was no backward since `zero_grad`."""
         return bucket.kept or (bucket.own, [False] * len(bucket.params))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradient shards; with set_to_none=False they stay, as zeros.
 
-        Also forgets what a backward that failed has left behind.
+        It also forgets the leftovers of a backward that failed.
         """
         self._backward.over()
         self._under_way.clear()
@@ -102,7 +103,7 @@ class Zero2Optimizer(Zero1Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """RuntimeError: there is nowhere to keep gradients that are not reduced."""
+        """Raises RuntimeError: there is no place for gradients that are not reduced."""
         raise RuntimeError(
             "Zero2Optimizer keeps no full gradients, so every backward must reduce them: leave no_sync out, "
             "or use Zero1Optimizer"

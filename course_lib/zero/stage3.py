@@ -1,20 +1,20 @@
 """ZeRO-3: parameters are sharded too, and gathered for the moment in which they are used.
 
 A layer's weights are needed twice in a step: in its forward and in its backward. In between they need not
-be here. So cut the module into units, a transformer's blocks for instance, and keep of each this rank's
-shard only:
+be here. So cut the module into units, a transformer's blocks for instance, and keep only this rank's shard
+of each unit:
 
     forward    for each unit: all-gather its parameters, compute, free them        (N-1)/N P
     backward   for each unit: all-gather again, compute, free them                 (N-1)/N P
                reduce-scatter its gradients, keep the own shard                    (N-1)/N P
     step       on the shards; nothing is sent
 
-3 (N-1)/N P elements, one and a half times what replicas cost, for a memory of 16P/N bytes and one unit
-or two at a time (4P/N weights, 4P/N gradients, 8P/N Adam's states in float32).
+Each rank sends 3 (N-1)/N P elements, one and a half times as many as with replicas. The memory is 16P/N
+bytes (4P/N weights, 4P/N gradients, 8P/N Adam's states in float32) and one unit or two at a time.
 
-How freed weights come back for backward: autograd has kept the *tensors* of the forward, whose storage
-was resized to nothing. The storage is resized again, filled by the all-gather, and what autograd keeps is
-right once more. Between uses `module.weight` shows NaN in its shape, which no memory backs.
+Freed weights come back for backward in this way: autograd has kept the *tensors* of the forward, whose
+storage was resized to nothing. The storage is resized again and filled by the all-gather, and autograd's
+tensors are right once more. Between uses `module.weight` shows NaN in its shape, which takes no memory.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 sections 5.3 and 7; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB
@@ -36,13 +36,13 @@ from .units import Unit, Units, unit_parameters
 
 
 class Zero3Module(ShardedModule):
-    """`module` with its parameters sharded over `group`, gathered unit by unit where they are used.
+    """`module` with its parameters sharded over `group`, gathered unit by unit when they are used.
 
-    units, offload, reduce_scatter, all_gather, errors: see `ShardedModule`, as for saving and `no_sync`.
-    `parameters()` are this rank's flat shards, one for each parameter, under its name (empty where another
-    rank holds it): make any elementwise torch optimizer of them. Parameters and buffers get the values of
-    the group's first rank. Gradients are means over the ranks and add up until the optimizer's `zero_grad`;
-    a parameter that no rank used has none. Do not move or convert the module afterwards.
+    units, offload, reduce_scatter, all_gather, errors, saving and `no_sync`: see `ShardedModule`.
+    `parameters()` are this rank's flat shards, one for each parameter, under its name (empty if other
+    ranks hold all of it): pass them to any elementwise torch optimizer. Parameters and buffers get the
+    values of the group's first rank. Gradients are means over the ranks and add up until the optimizer's
+    `zero_grad`; a parameter that no rank used has none. Do not move or convert the module afterwards.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Zero3Module(ShardedModule):
         unit.free()
 
     def _before_backward(self, unit: Unit) -> None:
-        """A gradient of the output of the unit's module is there: the module's backward comes next."""
+        """The hook: a gradient of the module's output is there, and the module's backward comes next."""
         self._backward.joined(self._end)
         unit.gather()
         unit.unsent = unit.trained
 
     def _arrived(self, unit: Unit, i: int) -> None:
-        """The gradient of the unit's i-th parameter is complete."""
+        """The hook: the gradient of the unit's i-th parameter is complete."""
         self._backward.joined(self._end)
         unit.unsent = True
         if self.synchronises:
@@ -107,7 +107,7 @@ class Zero3Module(ShardedModule):
             unit.free(entirely=True)  # no node that reads its weights is still to come
 
     def _after_backward(self, unit: Unit) -> None:
-        """The gradients of all of the module's inputs are there, so those of its parameters are too."""
+        """The hook: all gradients of the module's inputs are there, and so those of its parameters."""
         unit.free()
         if not unit.uses:
             self._send(unit)
@@ -123,9 +123,9 @@ class Zero3Module(ShardedModule):
             self._under_way.pop()()
 
     def _end(self) -> None:
-        """After backward: send what no gradient of an input has announced, free what is still there.
+        """After backward: send the units that no gradient of an input has announced, and free all units.
 
-        Which units these are is the same on all ranks: it follows from the modules that ran.
+        All ranks send the same units: these follow from the modules that ran.
         """
         for unit in self.units:
             unit.free(entirely=True)

@@ -1,4 +1,4 @@
-"""The units of ZeRO-3: parameters that are gathered at a time, and how their memory comes and goes."""
+"""The units of ZeRO-3: parameters that are gathered together, and how their memory comes and goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Unit(Bucket):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """A use begins: give the parameters their memory, and all ranks' shards."""
+        """A use begins: give the parameters their memory, and fill it with all ranks' shards."""
         self.uses += 1
         if not self.here:
             self.flat.untyped_storage().resize_(self.flat.nbytes)
@@ -44,7 +44,7 @@ class Unit(Bucket):
             self.here = True
 
     def free(self, entirely: bool = False) -> None:
-        """A use, or with `entirely` every use, is over: after the last one give the memory back."""
+        """A use, or with `entirely` every use, is over: after the last use give the memory back."""
         self.uses = 0 if entirely else max(0, self.uses - 1)
         if self.here and not self.uses:
             self.show(self.ghosts)
@@ -53,7 +53,7 @@ class Unit(Bucket):
 
     @torch.no_grad()
     def reduce(self) -> Callable[[], None]:
-        """Start the reduce-scatter; the function returned adds the mean to the shards' gradients."""
+        """Start the reduce-scatter; the returned function adds the mean to the shards' gradients."""
         self.add_left()  # of a backward under no_sync
         whole, arrived = self.take_gradient()
         wait = self.transport.start_reduce_scatter_mean(whole)  # (n * shard,) -> (shard,)
@@ -79,7 +79,7 @@ def ghost(param: torch.Tensor) -> torch.Tensor:
 
 
 def unit_parameters(module: nn.Module, units: Units) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The units' modules with the parameters that each has to itself; last the rest, with `module`."""
+    """Each unit's module with the parameters that no other unit uses; at the end `module` with the rest."""
     chosen = _chosen(module, units)
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     visited: set[tuple[int, int]] = set()

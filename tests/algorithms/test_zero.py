@@ -690,7 +690,7 @@ def test_bad_input_is_refused_in_a_sentence():
                 ValueError, "nothing to optimise", lambda made=made: made([torch.ones(2)], **sgd)
             )
             refuse(ValueError, "twice", lambda made=made, p=p: made([p, p], **sgd))
-            refuse(TypeError, "list of them", lambda made=made, p=p: made(p, **sgd))
+            refuse(TypeError, "list of tensors", lambda made=made, p=p: made(p, **sgd))
             refuse(TypeError, "holds a str", lambda made=made: made(["w"], **sgd))
             views = [nn.Parameter(p.detach()[:2]), nn.Parameter(p.detach()[1:])]
             refuse(ValueError, "share memory", lambda made=made, v=views: made(v, **sgd))
