@@ -1,18 +1,18 @@
-"""Tensor parallelism: how is one layer split, and what must be said between its parts?
+"""Tensor parallelism: how is one layer split, and what must its parts send to each other?
 
     conjugate.py   the functions at the edges of a sharded region, forward and backward side by side
     linear.py      ColumnParallelLinear, RowParallelLinear
     mlp.py         ParallelMLP: GELU or SwiGLU
-    attention.py   ParallelSelfAttention: heads, also grouped ones
+    attention.py   ParallelSelfAttention: heads, also grouped queries
     vocabulary.py  VocabParallelEmbedding, vocab_parallel_cross_entropy
-    replicated.py  whole parameters on what each rank has for itself: norms on parts of the sequence
+    replicated.py  whole parameters on each rank's own activations: norms on parts of the sequence
     dropout.py     the same masks outside a region, different ones inside
     cut.py         which part a rank holds; state dicts of the unsharded model, loaded and saved
     gpt.py         parallelize_gpt: a GPT with its layers exchanged
     saved.py       bytes kept for backward, measured
 
-The folder imports torch only and can be copied out as it is. What each layer sends and keeps is in its
-docstring and, as functions, in `course_lib.facts`.
+The folder imports torch only and can be copied out as it is. Each layer's docstring says how many bytes it
+sends and keeps; `course_lib.facts` has them as functions.
 
     model = parallelize_gpt(GPT(config), sequence="keep")
     logits = model(tokens)                                          # (batch, seq, vocab_size / n)

@@ -1,13 +1,13 @@
 """Self-attention over many ranks: every rank has some of the heads.
 
-Heads do not look at each other, so a rank attends with its own and nothing is sent in between. Query, key
-and value are column-parallel (a head is head_dim rows of their weights), the output projection, which mixes
-the heads, is row-parallel.
+Heads do not look at each other, so a rank attends with its own heads and nothing is sent in between. Query,
+key and value are column-parallel (a head is head_dim rows of their weights). The output projection, which
+mixes the heads, is row-parallel.
 
 Grouped queries: head h of heads uses key and value head h // (heads / kv_heads). With at least as many
 key and value heads as ranks each rank has kv_heads / n of them. With fewer, n / kv_heads ranks in succession
-hold the same head: a copy each, used by different queries. So each copy's gradient is a part of the
-whole, and the copies are added up among those ranks in backward (`sum_gradients`).
+hold copies of the same head, which different queries use. So each copy's gradient is a part of the whole,
+and in backward the gradients are added up among those ranks (`sum_gradients`).
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3, figure 3b; Ainslie et al., "GQA", 2023.
 """
@@ -37,21 +37,21 @@ class ParallelSelfAttention(nn.Module):
 
     width, heads, kv_heads: of the whole layer; kv_heads None: as many as heads. The ranks must divide heads,
         and kv_heads must divide the ranks or be divided by them.
-    attend: what attends, from q (batch, seq, heads here, head_dim) and k, v (batch, seq, kv heads here,
-        head_dim) to q's shape; None: PyTorch's `scaled_dot_product_attention`, causal.
+    attend: the function that attends, from q (batch, seq, heads here, head_dim) and k, v (batch, seq,
+        kv heads here, head_dim) to q's shape; None: PyTorch's `scaled_dot_product_attention`, causal.
     rotate: a function of (q or k, positions) for rotary positions; None: positions are not used here.
-    dropout: of the weights of attention while training, by other masks on every rank (`dropout.py`); only
-        where attend is None.
+    dropout: of the weights of attention while training, with other masks on every rank (`dropout.py`); only
+        if attend is None.
     sequence: None takes and returns whole sequences (batch, seq, width); "keep" and "regather" the rank's
         part (batch, seq / n, width): see `ColumnParallelLinear`. positions are those of the whole sequence.
     linears: nn.Linear by name ("query", "key", "value", "out") to be cut, instead of new ones. The layers
         here have these names, and are made in this order.
 
-    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M forward and as much backward; with
-    "regather" half as much again backward; with r copies of a key and value head backward also 2 (r-1)/r of
-    the bytes of its weights.
+    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward.
+    With "regather" it sends half as much again in backward. With r copies of a key and value head it also
+    sends, in backward, 2 (r-1)/r of the bytes of the head's weights.
 
-    Raises ValueError for heads that cannot be shared equally: the rank with most would be waited for.
+    Raises ValueError if heads cannot be shared equally: the others would wait for the rank with most heads.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ParallelSelfAttention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, place(group)[1])
         if dropout and attend is not None:
-            raise ValueError("dropout is for attend=None: a function that is given drops by itself")
+            raise ValueError("dropout is for attend=None: a function that you pass must drop by itself")
         self.group, self.head_dim, self.dropout = group, width // heads, dropout
         self.attend, self.rotate = attend, rotate
         given = linears or {}
@@ -109,7 +109,7 @@ class ParallelSelfAttention(nn.Module):
 
 
 class _KeyValue(ColumnParallelLinear):
-    """A column-parallel layer of kv_heads heads, of which several ranks may hold the same."""
+    """A column-parallel layer of kv_heads heads; several ranks may hold the same head."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _KeyValue(ColumnParallelLinear):
             width, kv_heads * head_dim, bias, False, group, sequence=sequence, linear=linear
         )
         if self.copies > 1:
-            neighbours(group, self.copies)  # made now, when all ranks are here
+            neighbours(group, self.copies)  # made now, while all ranks make this layer
 
     def cut(self, dim: int) -> Cut:
         return Cut(dim, self.out_features, self.group, self.copies)
@@ -175,10 +175,10 @@ _NEIGHBOURS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.Process
 
 
 def neighbours(group: Group, copies: int) -> dist.ProcessGroup:
-    """The group of those `copies` ranks in succession of `group` that this one is among.
+    """The group of the `copies` ranks in succession of `group` to which this rank belongs.
 
-    Made once for each group and number. Only its members take part in making it, so that a layer may be
-    built in one tensor-parallel group of several.
+    It is made once for each group and number. Only its members take part in making it, so that a layer may
+    be built in one of several tensor-parallel groups.
     """
     whole = dist.group.WORLD if group is None else group
     assert whole is not None

@@ -1,8 +1,8 @@
 """The pairs of functions that stand at the edges of a sharded region.
 
 N ranks hold a tensor in one of three ways: *whole*, the same on every rank; *cut*, each rank a part;
-*partial*, on every rank a term of the sum that is meant. Each function goes from one way to another, and
-says in its name what it does to values forward and to gradients backward:
+*partial*, on every rank a term of a sum. Each function goes from one way to another, and is named for what it
+does to values in forward and to gradients in backward:
 
     function                    values, forward           gradients, backward       in Megatron-LM
     identity_all_reduce         nothing                   all-reduce                f, copy_to_...
@@ -12,24 +12,25 @@ says in its name what it does to values forward and to gradients backward:
     all_gather_reduce_scatter   all-gather                reduce-scatter            gather_from_sequence_...
     reduce_scatter_all_gather   reduce-scatter            all-gather                reduce_scatter_to_...
 
-Read a row backwards and another row stands there: they are conjugate in pairs. The first pair is the heart.
-A value that N ranks use has N gradients, one from each use, and its gradient is their sum: where nothing is
-said forward, an all-reduce is due backward. And a sum hands its gradient on to every term as it is: after an
-all-reduce forward, nothing is due backward. `torch.distributed.nn.functional.all_reduce` reduces there once
-more, since to it every rank's result is a result of its own; here they are copies of one, every rank begins
-backward with the whole gradient of the one loss, and reducing again would make it N times too large.
+Read a row backwards and you get another row: the functions are conjugate in pairs. The first pair is the most
+important one. If N ranks use a value, it has N gradients, one from each use, and its gradient is their sum:
+if forward sends nothing, backward needs an all-reduce. A sum hands its gradient on to every term unchanged:
+after an all-reduce in forward, backward sends nothing. `torch.distributed.nn.functional.all_reduce` reduces
+once more in backward, since it takes every rank's result for a result of its own. Here the results are copies
+of one, every rank begins backward with the whole gradient of the one loss, and another all-reduce would make
+it N times too large.
 
-Parts are put together in two ways, by what follows. Where every rank goes on with the same work, the
-gradients of the N copies are one and the same, and each rank keeps its part (`all_gather_split`). Where each
+There are two ways to put parts together; the work that follows decides. If every rank goes on with the same
+work, the gradients of the N copies are equal, and each rank keeps its part (`all_gather_split`). If each rank
 goes on with work of its own, as behind `identity_all_reduce`, the gradients are N terms, to be summed
 (`all_gather_reduce_scatter`).
 
 With M the bytes of the whole tensor, each rank sends 2 (N-1)/N M for an all-reduce, and half of it,
-(N-1)/N M, for a gather as for a reduce-scatter.
+(N-1)/N M, for a gather or a reduce-scatter.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models", 2022, section 4.2.2 (their like along the sequence).
+Transformer Models", 2022, section 4.2.2 (the same along the sequence).
 
 This file imports torch only.
 """
@@ -63,7 +64,7 @@ def all_reduce_identity(x: Tensor, group: Group = None) -> Tensor:
 
 
 def split_all_gather(x: Tensor, group: Group = None, dim: int = -1) -> Tensor:
-    """Into a sharded region: of a whole `x` each rank uses its own part alone.
+    """Into a sharded region: each rank uses only its own part of a whole `x`.
 
     forward: the rank's part along `dim`, cut as `torch.tensor_split` does, nothing sent.
     backward: the parts' gradients put together, (N-1)/N M sent (parts padded to the longest).
@@ -77,17 +78,17 @@ def all_gather_split(
     """Out of a sharded region: each rank holds a part along `dim`, and all need the whole.
 
     forward: the parts put together, (N-1)/N M sent (parts padded to the longest). backward: the rank's part
-    of the gradient, nothing sent: what follows is the same on every rank, and its gradient too.
+    of the gradient, nothing sent: all ranks go on with the same work, so their gradients are equal.
     size: elements of the whole along `dim`, cut as `torch.tensor_split` does; None: all parts are equal.
     """
     return _AllGatherSplit.apply(x, group, dim, size)
 
 
 def all_gather_reduce_scatter(x: Tensor, group: Group = None, dim: int = -2) -> Tensor:
-    """Into a sharded region, from parts (of the sequence) along `dim`: each rank uses the whole in its way.
+    """Into a sharded region, from parts (of the sequence) along `dim`: each rank uses the whole differently.
 
-    forward: the parts put together, (N-1)/N M sent. backward: the gradients of all ranks added up, of which
-    the rank gets its part, (N-1)/N M sent. Together what `identity_all_reduce` sends. Parts are equal.
+    forward: the parts put together, (N-1)/N M sent. backward: the rank's part of the sum of all ranks'
+    gradients, (N-1)/N M sent. Together that is as much as `identity_all_reduce` sends. All parts are equal.
     """
     return _AllGatherReduceScatter.apply(x, group, dim)
 
@@ -96,7 +97,8 @@ def reduce_scatter_all_gather(x: Tensor, group: Group = None, dim: int = -2) -> 
     """Out of a sharded region, to parts (of the sequence) along `dim`: each rank holds a term of a sum.
 
     forward: the rank's part of the sum, (N-1)/N M sent. backward: the parts' gradients put together,
-    (N-1)/N M sent. Together what `all_reduce_identity` sends. Raises ValueError where N does not divide.
+    (N-1)/N M sent. Together that is as much as `all_reduce_identity` sends. Raises ValueError if N does not
+    divide the dimension.
     """
     return _ReduceScatterAllGather.apply(x, group, dim)
 
@@ -172,11 +174,11 @@ class _ReduceScatterAllGather(torch.autograd.Function):
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
 
-# ---- what they are made of: plain values, no gradients
+# ---- the collectives below them: plain values, no gradients
 
 
 def place(group: Group = None) -> tuple[int, int]:
-    """This process's rank in `group`, and the group's size. ValueError when it is no member."""
+    """This process's rank in `group`, and the group's size; ValueError on a rank outside the group."""
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(
@@ -237,6 +239,6 @@ def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
     return part
 
 
-# PyTorch 2.13 renames both and warns of the old names; 2.6 knows only these.
+# PyTorch 2.13 renames both and warns of the old names; 2.6 knows only the old ones.
 _reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

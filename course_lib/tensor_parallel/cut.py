@@ -1,8 +1,8 @@
 """Which part of a parameter a rank holds, and how parts become the whole again.
 
-Parameters of a parallel layer have the names of those of the layer that it replaces. So the state dict of
-one process and that of N ranks differ in shapes alone: `load_full_state_dict` cuts, `full_state_dict` joins,
-and a model may be saved on N ranks and loaded on M.
+A parallel layer's parameters have the same names as those of the layer that it replaces. So the state dict
+of one process and that of N ranks differ only in shapes: `load_full_state_dict` cuts, `full_state_dict`
+joins, and a model may be saved on N ranks and loaded on M.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Cut:
     """The part of a whole tensor that this rank of `group` holds.
 
     dim, size: the dimension that is cut, and its length in the whole.
-    copies: how many ranks in succession hold the same part; n / copies parts in all, cut as
-        `torch.tensor_split` does: where they do not divide the size, the first ones are one longer.
+    copies: how many ranks in succession hold the same part. There are n / copies parts, cut as
+        `torch.tensor_split` does: if their number does not divide the size, the first parts are one longer.
     """
 
     dim: int
@@ -44,7 +44,7 @@ class Cut:
         return whole.detach().narrow(self.dim, start, end - start).clone()
 
     def whole(self, part: Tensor) -> Tensor:
-        """The parts of all ranks of the group put together; all of them must call."""
+        """The parts of all ranks of the group put together; all of these ranks must call it."""
         if self.copies == 1:
             return all_gather(part.detach(), self.group, self.dim, self.size)
         pieces = all_gather(part.detach().unsqueeze(0), self.group, 0)
@@ -52,21 +52,21 @@ class Cut:
 
 
 class Parallel(nn.Module):
-    """A layer some of whose parameters are cut: `cuts` says which, by their names in the layer."""
+    """A layer in which some parameters are cut: `cuts` says which, by their names in the layer."""
 
     cuts: dict[str, Cut]
 
     def __init__(self, group: Group = None):
         super().__init__()
-        place(group)  # a rank outside the group is told so now
+        place(group)  # a rank outside the group gets its error now
         self.group = group
         self.cuts = {}
 
     def take(self, name: str, whole: Tensor, cut: Cut | None) -> nn.Parameter:
         """The rank's part of `whole`, to be the parameter `name`; cut None: all of it.
 
-        The group's first rank's values count, so that ranks that drew others agree: it broadcasts them, and
-        for that moment every rank holds the whole.
+        All ranks get the values of the group's first rank, so that they agree even if they drew different
+        ones. That rank broadcasts them, and for that moment every rank holds the whole.
         """
         values = whole.detach().clone(memory_format=torch.contiguous_format)
         if place(self.group)[1] > 1 and values.numel():
@@ -79,9 +79,10 @@ class Parallel(nn.Module):
 
 
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict that the unsharded module would have, on every rank; all ranks must call.
+    """The state dict that the unsharded module would have, on every rank; all ranks must call it.
 
-    Sends (n-1)/n of the bytes of everything that is cut (of k and v that several ranks hold: (n-1) parts).
+    Each rank sends (n-1)/n of the bytes of all cut tensors (for k and v that several ranks hold: (n-1)
+    parts).
     """
     cuts = _cuts(module)
     return {
@@ -92,10 +93,10 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Load what the unsharded module saved, or `full_state_dict` made: each rank takes its parts.
+    """Load a state dict of the unsharded module, or one from `full_state_dict`: each rank takes its parts.
 
-    Nothing is sent. Raises ValueError for a tensor of another model's shape, and RuntimeError, as
-    `load_state_dict` does, for names that are missing or too many.
+    Nothing is sent. Raises ValueError if a tensor has the shape of another model, and RuntimeError, as
+    `load_state_dict` does, if names are missing or too many.
     """
     cuts, parts = _cuts(module), {}
     for name, value in state_dict.items():

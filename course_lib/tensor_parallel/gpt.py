@@ -1,12 +1,12 @@
-"""A GPT, its layers exchanged for parallel ones.
+"""A GPT, with its layers exchanged for parallel ones.
 
-Nothing of the model's own code changes: attention, MLP, embedding and head are replaced by layers with the
-same names that take and return the same things, and everything between them goes on as before. With
-`sequence` what is between them works on the rank's part of the sequence: norms and dropout are exchanged too.
+The model's own code does not change: attention, MLP, embedding and head are replaced by layers with the same
+names, inputs and outputs, and all operations between them go on as before. With `sequence` the operations
+between them work on the rank's part of the sequence: norms and dropout are exchanged too.
 
-What is expected of the model is how `course_lib.models.gpt` names its parts: token_embedding,
-position_embedding (or None), dropout, blocks, norm, head; a block has attention_norm, attention (query, key,
-value, out, head_dim, attend, rotate), mlp_norm, mlp (gate or None, up, down) and dropout.
+The model's parts must have the names of `course_lib.models.gpt`: token_embedding, position_embedding (or
+None), dropout, blocks, norm, head; a block has attention_norm, attention (query, key, value, out, head_dim,
+attend, rotate), mlp_norm, mlp (gate or None, up, down) and dropout.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022, section 4.2.2 (sequence).
 """
@@ -30,22 +30,22 @@ from .vocabulary import VocabParallelEmbedding
 
 
 def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None) -> Any:
-    """Exchange the layers of `model` for parallel ones; the same model, changed, is returned.
+    """Exchange the layers of `model` for parallel ones, in place, and return the model.
 
-    All ranks of `group` call it, each with a model of the same configuration; the group's first rank's
-    values count. Afterwards the ranks' default generators agree (`same_random_state`), and all ranks must be
-    given the same tokens.
-    sequence: None; "keep" or "regather": between the layers each rank has its part of the sequence, which
-        the ranks must divide.
+    All ranks of `group` call it, each with a model of the same configuration; all get the values of the
+    group's first rank. Afterwards the ranks' default generators agree (`same_random_state`), and all ranks
+    must be given the same tokens.
+    sequence: None; "keep" or "regather": between the layers each rank has its part of the sequence, and the
+        number of ranks must divide its length.
 
     The model then returns the logits of the rank's part of the vocabulary, (batch, seq, vocab_size / n):
     `vocab_parallel_cross_entropy(logits, targets, group, vocab_size=...)` is their loss. Head and embedding
-    stay tied where they were. Each rank holds 1/n of all matrices; norms, position embedding and the biases
-    that are added to the stream are whole on every rank.
+    stay tied if they were. Each rank holds 1/n of all matrices; norms, position embedding and the biases
+    that are added to the residual stream are whole on every rank.
 
-    What a layer sends: `course_lib.facts.tensor_parallel_layer_bytes`.
+    `course_lib.facts.tensor_parallel_layer_bytes` gives the bytes that a layer sends.
 
-    Raises ValueError for heads that cannot be shared equally, and for a model that is parallel already.
+    Raises ValueError if heads cannot be shared equally, or if the model is parallel already.
     """
     if any(isinstance(module, Parallel) for module in model.modules()):
         raise ValueError("the model has parallel layers already: give the unsharded one, once")
@@ -72,10 +72,10 @@ def parallelize_gpt(model: Any, group: Group = None, sequence: Sequences = None)
 
 
 def parallelize_mlp(mlp: Any, group: Group = None, sequence: Sequences = None) -> ParallelMLP:
-    """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself stays as it is.
+    """The parallel version of an MLP that has gate (or None), up and down; `mlp` itself does not change.
 
-    In a model of which the MLPs alone are exchanged (`block.mlp = parallelize_mlp(block.mlp)`) everything
-    else must be the same on every rank: give all of them one seed, or load one state.
+    If you exchange only the MLPs of a model (`block.mlp = parallelize_mlp(block.mlp)`), all other parameters
+    must be the same on every rank: give all ranks one seed, or load one state.
     """
     activation = "gelu" if mlp.gate is None else "swiglu"
     return ParallelMLP(
@@ -98,7 +98,7 @@ def parallelize_attention(
 
 
 def _on_parts_of_the_sequence(model: Any, group: Group) -> None:
-    """Exchange what stands between the layers: norms, dropout, and the position embedding."""
+    """Exchange the modules between the layers: norms, dropout, and the position embedding."""
     model.norm = SequenceParallelNorm(model.norm, group)
     model.dropout = ShardDropout(model.dropout.p, group)
     if model.position_embedding is not None:
@@ -111,12 +111,12 @@ def _on_parts_of_the_sequence(model: Any, group: Group) -> None:
 
 @torch.no_grad()
 def _same_values(model: nn.Module, group: Group) -> None:
-    """What is not cut: the values of the group's first rank on all of them."""
+    """Give all ranks the first rank's values of the tensors that are not cut."""
     if place(group)[1] == 1:
         return
     first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
     for module in model.modules():
-        if not isinstance(module, Parallel):  # those have done so themselves
+        if not isinstance(module, Parallel):  # a Parallel layer has done so itself
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                 values = tensor.detach().contiguous()
                 dist.broadcast(values, first, group=group)

@@ -2,13 +2,13 @@
 
 y = x A, A (in, out). `nn.Linear` keeps weight = A transposed, (out, in): columns of A are rows of `weight`.
 
-    column-parallel    A = [A_0 | A_1]    y_r = x A_r          x whole, y cut along features, nothing to say
+    column-parallel    A = [A_0 | A_1]    y_r = x A_r          x whole, y cut along features, nothing sent
     row-parallel       A = [A_0 ; A_1]    y = sum of x_r A_r   x cut along features, terms to be added
 
-A column-parallel layer's output is what a row-parallel layer takes in, and what is elementwise in between
+A column-parallel layer's output is a row-parallel layer's input, and an elementwise operation in between
 (an activation function) works on parts as on the whole. So a pair of layers, column first and row second,
-talks once forward (the sum) and once backward (the gradient of x). Row first and column second must add up
-the wide tensor in the middle, before the activation function, and gather the result.
+communicates once in forward (the sum) and once in backward (the gradient of x). Row first and column second
+must add up the wide tensor in the middle, before the activation function, and gather the result.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the arguments are those of fairscale's
 `nn/model_parallel/layers.py`.
@@ -44,18 +44,18 @@ Sequences = Literal["keep", "regather"] | None
 class ColumnParallelLinear(Parallel):
     """`nn.Linear` whose output features are cut over the ranks.
 
-    in_features, out_features, bias: of the whole layer; any sizes: where the ranks do not divide
-        out_features, the first ones hold one feature more, as `torch.tensor_split` cuts.
+    in_features, out_features, bias: of the whole layer; any sizes: if the number of ranks does not divide
+        out_features, the first ranks hold one feature more, as `torch.tensor_split` cuts.
     gather_output: True returns the whole (..., out_features) on every rank, else the rank's part of it.
     sequence: None takes a whole x (..., seq, in_features); "keep" and "regather" take the rank's part of the
         sequence, (..., seq / n, in_features), gather it, and return all of the sequence. "keep" holds the
-        gathered input for backward, "regather" its part alone, and gathers again.
+        gathered input for backward; "regather" holds only the rank's part, and gathers again.
     linear: an nn.Linear to be cut, instead of a new one.
 
-    weight: (the rank's features, in_features); bias likewise. They are parts of what `nn.Linear` draws on
-    the group's first rank, so that a seed gives the weights that it gives in one process.
+    weight: (the rank's features, in_features); bias likewise. They are parts of the weights that `nn.Linear`
+    draws on the group's first rank, so that a seed gives the same weights as in one process.
 
-    M being the bytes of x (of the whole sequence), O those of the whole output, each rank sends
+    With M the bytes of x (of the whole sequence) and O those of the whole output, each rank sends
 
         sequence      forward                       backward
         None          0                             2 (n-1)/n M
@@ -63,7 +63,7 @@ class ColumnParallelLinear(Parallel):
         "regather"    (n-1)/n M                     2 (n-1)/n M
         gather_output (n-1)/n O more                0
 
-    Raises ValueError for another number of features, and for a sequence that cannot be cut.
+    Raises ValueError if x has another number of features, or if the sequence cannot be cut.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ColumnParallelLinear(Parallel):
         return all_gather_split(y, self.group, -1, self.out_features) if self.gather_output else y
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias that this rank multiplies with."""
+        """The weight and the bias with which this rank computes."""
         return self.weight, self.bias
 
     def extra_repr(self) -> str:
@@ -104,8 +104,8 @@ class RowParallelLinear(Parallel):
     """`nn.Linear` whose input features are cut over the ranks.
 
     in_features, out_features, bias: of the whole layer; any sizes, as in `ColumnParallelLinear`.
-    input_is_parallel: True takes the rank's features of x, as a column-parallel layer that does not gather
-        returns them; False takes the whole x and uses the rank's features.
+    input_is_parallel: True takes the rank's features of x, such as the output of a column-parallel layer that
+        does not gather; False takes the whole x and uses the rank's features.
     sequence: None returns the whole (..., seq, out_features) on every rank; "keep" and "regather" the rank's
         part of the sequence, (..., seq / n, out_features).
     linear: an nn.Linear to be cut, instead of a new one.
@@ -113,14 +113,14 @@ class RowParallelLinear(Parallel):
     weight: (out_features, the rank's features), drawn as in `ColumnParallelLinear`. bias: whole on every
     rank, and added once, after the sum; on parts of the sequence its gradient is summed over the ranks.
 
-    M being the bytes of the whole output, I those of the whole input, each rank sends
+    With M the bytes of the whole output and I those of the whole input, each rank sends
 
         sequence             forward             backward
         None                 2 (n-1)/n M         0
         "keep", "regather"   (n-1)/n M           (n-1)/n M, and 2 (n-1)/n of the bias's bytes
         not input_is_parallel                    (n-1)/n I more
 
-    Raises ValueError for another number of features, and for a sequence that cannot be cut.
+    Raises ValueError if x has another number of features, or if the sequence cannot be cut.
     """
 
     def __init__(
@@ -160,9 +160,10 @@ class RowParallelLinear(Parallel):
 
 
 def column_parallel(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> list[Tensor]:
-    """The rank's features of several column-parallel layers on the same input, which is entered once.
+    """The rank's features of several column-parallel layers on the same input.
 
-    Query, key and value share the gradient of x: one all-reduce (or gather, and reduce-scatter) for all.
+    Query, key and value share the gradient of x: one all-reduce (or one gather and one reduce-scatter) serves
+    all of them.
     """
     first = layers[0]
     check_features(first, x, first.in_features)
@@ -178,9 +179,9 @@ def column_parallel(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> list[T
 
 
 class _GatheredLinear(torch.autograd.Function):
-    """Linear layers on a sequence of which each rank holds a part, and keeps nothing else.
+    """Linear layers on a sequence of which each rank keeps only its part.
 
-    forward: gathers the sequence, multiplies.
+    forward: gathers the sequence and multiplies.
     backward: gathers it once more, for the weights' gradients; reduce-scatters the gradient of x.
     """
 
@@ -205,7 +206,7 @@ class _GatheredLinear(torch.autograd.Function):
                 grad
                 @ weight.to(
                     grad.dtype
-                )  # under autocast the weights are wider than what is computed
+                )  # under autocast the weights are wider than the products
                 for grad, weight in zip(grads, weights, strict=True)
             )
             for_x = reduce_scatter(total, ctx.group, -2)  # pyright: ignore[reportArgumentType]

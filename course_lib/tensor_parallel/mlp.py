@@ -3,8 +3,8 @@
     GELU:    down(gelu(up(x)))               two matrices, hidden usually 4 width
     SwiGLU:  down(silu(gate(x)) * up(x))     three, hidden usually 8/3 width
 
-Gate and up are cut at the same places, so that their product is each rank's own. Between the first
-matrix and the last nothing is sent.
+Gate and up are cut at the same places, so that each rank can multiply their outputs by itself. Between the
+first matrix and the last nothing is sent.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3, figure 3a; Shazeer, "GLU Variants Improve
 Transformer", 2020 (SwiGLU). GELU is the approximation by tanh, as in GPT-2.
@@ -30,8 +30,8 @@ class ParallelMLP(nn.Module):
     linears: nn.Linear by name ("gate", "up", "down") to be cut, instead of new ones. The layers here have
         these names, and are made in this order.
 
-    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M forward and as much backward; with
-    "regather" half as much again backward.
+    With M = batch * seq * width elements, each rank sends 2 (n-1)/n M in forward and as much in backward;
+    with "regather" half as much again in backward.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Parameters that every rank holds whole, used on what each rank has for itself.
+"""Replicated parameters, which each rank uses on its own part of the activations.
 
-A norm's weights on parts of the sequence; key and value weights of which there are fewer heads than ranks:
-each rank's gradient is what *its* tokens or heads contribute. Left alone the copies drift apart, step by
-step, and no rank notices. The conjugate function says what to do: where a whole value enters work that
-differs from rank to rank, its gradients are summed. It holds for parameters as it does for activations.
+Examples are a norm's weights on parts of the sequence, and the key and value weights if there are fewer heads
+than ranks. Each rank's gradient is the contribution of *its* tokens or heads. Without a sum the copies drift
+apart, step by step, and no rank notices. The conjugate function says what to do: if a whole value enters work
+that differs from rank to rank, its gradients are summed. That holds for parameters as for activations.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .conjugate import Group, all_reduce, own_part
 
 
 def sum_gradients(group: Group, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`identity_all_reduce` for several parameters at once; a None stays one.
+    """`identity_all_reduce` for several parameters at once; a None stays None.
 
     forward: the parameters themselves. backward: their gradients, summed over the ranks in one all-reduce:
-    2 (n-1)/n of their bytes sent, in every backward.
+    each rank sends 2 (n-1)/n of their bytes in every backward.
     """
     given = [one for one in parameters if one is not None]
     summed = iter(_SumGradients.apply(group, *given) if given else ())
@@ -47,9 +47,10 @@ class SequenceParallelNorm(nn.Module):
     """`norm` (LayerNorm or RMSNorm over the last dimension) on the rank's part of the sequence.
 
     A norm needs all features of a token, and nothing of other tokens: parts of the sequence are as good as
-    the whole. Values are norm's; the gradients of its weights are summed over the ranks of `group`.
+    the whole. The values are those of `norm`; the gradients of its weights are summed over the ranks of
+    `group`.
 
-    Raises TypeError for another module, ValueError for a norm over more than the features.
+    Raises TypeError for another module, ValueError for a norm over more dimensions than the features.
     """
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
@@ -70,14 +71,15 @@ class SequenceParallelNorm(nn.Module):
         weight, bias = sum_gradients(self.group, self.weight, self.bias)
         if self.of_root_mean_square:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        assert self.eps is not None  # it is for RMSNorm alone that None means the dtype's own
+        assert self.eps is not None  # only for RMSNorm does None mean the dtype's own eps
         return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 
 class SequenceParallelEmbedding(nn.Module):
-    """`embedding` of positions, looked up for the rank's part of the sequence only.
+    """`embedding` of positions, looked up only for the rank's part of the sequence.
 
-    forward takes all positions, (seq,) or (batch, seq), and returns the rank's, (..., seq / n, width).
+    forward takes all positions, (seq,) or (batch, seq), and returns the embeddings of the rank's part,
+    (..., seq / n, width).
     """
 
     def __init__(self, embedding: nn.Embedding, group: Group = None):

@@ -1,4 +1,4 @@
-"""How many bytes a forward pass keeps for backward: measured, to stand beside the formula."""
+"""Measure how many bytes a forward pass keeps for backward, to compare them with the formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 @dataclass
 class SavedBytes:
-    """`total`: bytes of all that was saved, each piece of memory once; `sizes`: of each piece."""
+    """`total`: bytes of all saved tensors, each piece of memory once; `sizes`: the bytes of each piece."""
 
     sizes: list[int] = field(default_factory=list)
 
@@ -23,15 +23,15 @@ class SavedBytes:
 
 @contextmanager
 def saved_for_backward(apart_from: Iterable[Tensor] = ()) -> Iterator[SavedBytes]:
-    """Count what operations inside keep for backward; nothing of it is changed.
+    """Count the tensors that operations inside keep for backward, without changing them.
 
-    apart_from: what is not counted though it is kept, such as the parameters, which are there anyway.
-    Two tensors in the same memory (a view, an input that two layers keep) count once. What a function keeps
-    on its context by itself is not seen.
+    apart_from: tensors that do not count though they are kept, such as the parameters, which are there
+    anyway. Two tensors in the same memory (a view, an input that two layers keep) count once. A tensor that a
+    function keeps as an attribute of its context is not counted.
     """
     counted = SavedBytes()
     known = {one.untyped_storage().data_ptr() for one in apart_from}
-    alive = []  # else freed memory would be given to another tensor, and counted as the same
+    alive = []  # else freed memory could go to another tensor, which would count as the same
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -1,12 +1,12 @@
 """The two ends of a language model over many ranks: the embedding, and the loss.
 
-The vocabulary is the largest dimension of all. A micro-batch of 4 x 2,048 tokens and 50,257 of them makes
-412 million logits, 1.6 GB in float32, and as much for their gradient; to gather them is to send most of it.
-A rank that holds the logits of its part of the vocabulary needs three numbers from the others for each token:
-the largest logit, the sum of exponentials, and the logit of the target.
+The vocabulary is the largest dimension of all. A microbatch of 4 x 2,048 tokens and a vocabulary of 50,257
+make 412 million logits, 1.6 GB in float32, and as much for their gradient; gathering them would send most of
+that. A rank that holds the logits of its part of the vocabulary needs three numbers from the others for each
+token: the largest logit, the sum of exponentials, and the logit of the target.
 
-Vocabularies have the size that they have. They are cut as `torch.tensor_split` does: where the ranks do not
-divide it, the first ones hold one token more, and nothing has to be padded.
+The number of ranks rarely divides the size of a vocabulary. It is cut as `torch.tensor_split` does: the first
+ranks hold one token more, and nothing has to be padded.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (both ends, and the fused loss).
 """
@@ -34,12 +34,12 @@ class VocabParallelEmbedding(Parallel):
         of the sequence, (batch, seq / n, embedding_dim).
     embedding: an nn.Embedding to be cut, instead of a new one.
 
-    A rank looks up the tokens that it has and has zeros for the others; the sum over the ranks is the
-    table's row. With M = tokens * embedding_dim elements each rank sends 2 (n-1)/n M forward and nothing
-    backward; with `sequence` (n-1)/n M each way.
+    A rank looks up the tokens that it has and takes zeros for the others; the sum over the ranks is the
+    table's row. With M = tokens * embedding_dim elements each rank sends 2 (n-1)/n M in forward and nothing
+    in backward; with `sequence` (n-1)/n M each way.
 
-    Raises ValueError, on the CPU, for a token outside the vocabulary. (On a GPU to look would be to wait for
-    it: such a token is a row of zeros there.)
+    Raises ValueError, on the CPU, for a token outside the vocabulary. (On a GPU this check would wait for the
+    GPU: such a token is a row of zeros there.)
     """
 
     def __init__(
@@ -85,17 +85,19 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """`F.cross_entropy` of logits that no rank holds in full.
 
-    logits: (..., the rank's part of the vocabulary), the parts cut as `torch.tensor_split` does.
-    target: (...), tokens of the whole vocabulary, the same on every rank; those of ignore_index do not count.
+    logits: (..., the rank's part of the vocabulary), cut as `torch.tensor_split` does.
+    target: (...), tokens of the whole vocabulary, the same on every rank; targets of ignore_index do not
+        count.
     vocab_size: of the whole vocabulary; None: all parts are equal.
     reduction: "mean" over the targets that count, "sum", or "none"; the same value on every rank.
 
-    Computed in float32 at least; the largest logit is taken off first, so that exponentials of 1,000 do not
-    overflow. Each rank sends, with T targets, 2 (n-1)/n of 3 T numbers forward (4 bytes each; 8 in float64)
-    in two all-reduces, and nothing backward. Kept for backward: the logits and a number for each target.
+    Computed in float32 at least; the largest logit is subtracted first, so that exponentials of 1,000 do not
+    overflow. Each rank sends, with T targets, 2 (n-1)/n of 3 T numbers in forward (4 bytes each; 8 in
+    float64) in two all-reduces, and nothing in backward. Kept for backward: the logits and a number for each
+    target.
 
-    Raises ValueError for shapes that do not fit, and, on the CPU, for a target outside the vocabulary (on a
-    GPU its loss is nan).
+    Raises ValueError if shapes do not fit, and, on the CPU, for a target outside the vocabulary (on a GPU its
+    loss is nan).
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is 'mean', 'sum' or 'none', not {reduction!r}")
@@ -162,7 +164,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _largest(logits: Tensor, group: Group) -> Tensor:
-    """The largest logit of each row over all ranks; any finite shift is right, so no gradient is due."""
+    """The largest logit of each row over all ranks. Any finite shift is right, so it needs no gradient."""
     none = logits.new_full((*logits.shape[:-1], 1), -torch.inf)  # of a rank without tokens
     largest = (logits if logits.shape[-1] else none).amax(-1)
     if place(group)[1] > 1 and largest.numel():
@@ -171,7 +173,7 @@ def _largest(logits: Tensor, group: Group) -> Tensor:
 
 
 def check_tokens(what: str, tokens: Tensor, vocab_size: int) -> None:
-    """ValueError for a token outside 0 .. vocab_size - 1, where looking costs nothing."""
+    """Raise ValueError for a token outside 0 .. vocab_size - 1, on the CPU: there the check costs nothing."""
     if tokens.device.type != "cpu" or not tokens.numel():
         return
     low, high = (int(one) for one in tokens.aminmax())
