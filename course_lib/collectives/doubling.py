@@ -88,7 +88,7 @@ def _halve_and_double(flat: Tensor, scratch: Tensor, rank: int, core: int, group
         return flat[start[first] : start[first + count]]
 
     distance = core // 2
-    while distance:  # this rank works on 2 * distance chunks, and keeps the half with its own number
+    while distance:  # work on 2 * distance chunks, and keep the half with chunk `rank`
         low, partner = rank - rank % distance, rank ^ distance
         keep, give = chunks(low, distance), chunks(low ^ distance, distance)
         arriving = scratch[: keep.numel()]

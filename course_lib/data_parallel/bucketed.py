@@ -37,7 +37,7 @@ from .replicas import (
     dense_gradient,
 )
 
-_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have a hook already
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have a hook
 
 
 class BucketedDataParallel(Replicas):

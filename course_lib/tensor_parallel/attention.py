@@ -72,7 +72,9 @@ class ParallelSelfAttention(nn.Module):
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, place(group)[1])
         if dropout and attend is not None:
-            raise ValueError("dropout is for attend=None: a function that you pass must drop by itself")
+            raise ValueError(
+                "dropout is for attend=None: a function that you pass must drop by itself"
+            )
         self.group, self.head_dim, self.dropout = group, width // heads, dropout
         self.attend, self.rotate = attend, rotate
         given = linears or {}

@@ -204,9 +204,7 @@ class _GatheredLinear(torch.autograd.Function):
         if needs_x:
             total = sum(
                 grad
-                @ weight.to(
-                    grad.dtype
-                )  # under autocast the weights are wider than the products
+                @ weight.to(grad.dtype)  # under autocast the weights are wider than the products
                 for grad, weight in zip(grads, weights, strict=True)
             )
             for_x = reduce_scatter(total, ctx.group, -2)  # pyright: ignore[reportArgumentType]
