@@ -1,9 +1,9 @@
-"""What the compressors of this package share.
+"""The helpers that the compressors of this package share.
 
 rank_and_size        where this process stands in the group
-mean_over_ranks      an all-reduce for what can be added on the way
-all_gather           for what cannot: packed elements, indices
-check_pair, keep     error feedback: what was not sent is kept for the next step
+mean_over_ranks      an all-reduce, for tensors that can be added on the way
+all_gather           for tensors that cannot be added: packed elements, indices
+check_pair, keep     error feedback: the part that was not sent is kept for the next step
 """
 
 from __future__ import annotations

@@ -2,19 +2,19 @@
 
     actions.py     Action and Pair: a schedule is, for each rank, the list of its actions in order
     text.py        to_text, from_text: schedules as rows that PyTorch's pipelining runtime reads as well
-    validate.py    violation, validate: what is wrong with a schedule, as a sentence
-    simulate.py    simulate: durations given, when does each action run, who waits, what bounds the time
-    memory.py      peak_activations, weight_versions: what the order alone says of a rank's memory
+    validate.py    violation, validate: the first mistake of a schedule, as a sentence
+    simulate.py    simulate: from durations, when each action runs, which ranks wait, what bounds the time
+    memory.py      peak_activations, weight_versions: a rank's memory, from the order of its actions alone
     stage.py       Stage, gpt_stages: a model cut into stages of equal work
     run.py         run_schedule: a schedule done on real ranks; plan.py, messages.py, halves.py and shared.py
-                   say in which order it sends, how, how a backward is split, and what stages share
+                   hold its order of messages, the messages, the split backward, and shared parameters
     stash.py       run_pipedream: an update after every backward, with a stash of weights or without
     generators/    naive, gpipe, one_f_one_b, ... to dualpipe_v: functions that write schedules
     gantt.py       gantt: a simulated schedule as a chart
     explorer.py    explorer: the same with sliders, in a notebook
 
-Everything here works on any schedule, also on one that you invent. The names that an exercise asks for are
-imported when they are first used: the others are there also while these are hidden. The figures need
+All functions work on any schedule, also on one that you invent. The names that an exercise asks for are
+imported when they are first used: so the others can be used while these are hidden. The figures need
 matplotlib and the course's colours, and are imported from their modules. All else can be copied out as it is.
 """
 
@@ -102,7 +102,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A name that an exercise asks for, from its module. It is not kept: the module may be hidden later."""
+    """A name that an exercise asks for, from its module. It is not cached: the module may be hidden later."""
     if name in _MODULES:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

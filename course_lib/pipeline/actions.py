@@ -2,7 +2,7 @@
 
 An action is one pass of one microbatch through one stage. Stages are counted along the model, from 0,
 whichever rank holds them: of four stages on two ranks, rank 0 may hold stages 0 and 2 (a loop) or
-0 and 3 (a V). What a schedule does not say is when: an action runs once its rank is done with the one
+0 and 3 (a V). A schedule does not contain times: an action runs once its rank is done with the action
 before and its input is there.
 
 The vocabulary is that of `torch.distributed.pipelining`; Qi et al. (Zero Bubble Pipeline Parallelism,
@@ -26,7 +26,7 @@ class Action(NamedTuple):
     """One pass of one microbatch through one stage: `Action(2, "F", 0)` is written 2F0.
 
     kind: "F" forward, "B" the whole backward, or its halves: "I" the gradient of the stage's input,
-    which the stage before waits for, and "W" the gradient of its weights, which nobody waits for.
+    for which the stage before waits, and "W" the gradient of its weights, for which no stage waits.
     """
 
     stage: int
@@ -38,8 +38,11 @@ class Action(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A forward and a backward of another microbatch, computed as one block that hides each one's
-    communication behind the other's computing (DeepSeek-V3 Technical Report, section 3.2.1)."""
+    """A forward and a backward of another microbatch, computed as one block.
+
+    The communication of each hides behind the computation of the other (DeepSeek-V3 Technical Report,
+    section 3.2.1).
+    """
 
     forward: Action
     backward: Action
@@ -52,35 +55,36 @@ Schedule: TypeAlias = Sequence[Sequence[Action | Pair]]
 
 
 def parts(action: Action | Pair) -> tuple[Action, ...]:
-    """The one action, or the two of a pair."""
+    """A tuple of the single action, or of a pair's two."""
     return tuple(action) if isinstance(action, Pair) else (action,)
 
 
 def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
-    """A rank's actions one by one, those of a pair with the forward first."""
+    """A rank's actions one by one; a pair's forward comes before its backward."""
     for action in row:
         yield from parts(action)
 
 
 def stage_ranks(schedule: Schedule) -> dict[int, int]:
-    """Which rank holds each stage, read from who acts on it; of a valid schedule."""
+    """The rank that holds each stage, which is the rank with its actions; the schedule must be valid."""
     return {one.stage: rank for rank, row in enumerate(schedule) for one in flat(row)}
 
 
 def chain_length(stages: int, copies: int) -> int:
-    """Stages of one copy of the model, where `copies` of them lie one after the other."""
+    """The number of stages of one copy of the model, if `copies` copies lie one after the other."""
     if copies < 1 or stages % copies:
         raise ValueError(
-            f"{stages} stages are no {copies} copies of one model: its number of stages must divide them"
+            f"{stages} stages cannot be {copies} copies of one model: the number of copies must be at least "
+            "1 and divide the number of stages"
         )
     return stages // copies
 
 
 def source(action: Action, length: int) -> Action | None:
-    """Whose output `action` needs from another stage, as a forward "F" or a backward "B".
+    """The action of another stage, a forward "F" or a backward "B", whose output `action` needs.
 
-    length: stages of one copy of the model: its first stage needs nobody's activations, its last nobody's
-    gradients. A backward is met by "B" or by "I".
+    length: stages of one copy of the model: its first stage needs no other stage's activations, its last no
+    other stage's gradients. Either "B" or "I" provides the output of a backward.
     """
     if action.kind == "F" and action.stage % length:
         return Action(action.stage - 1, "F", action.microbatch)

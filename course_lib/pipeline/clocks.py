@@ -1,4 +1,4 @@
-"""Moments: on the host's clock, on a GPU's stream, and on the clocks of several machines made one."""
+"""Times of moments: on the host's clock, on a GPU's stream, and on the aligned clocks of several machines."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .shared import Group
 
 Reading: TypeAlias = tuple[float, float]  # a rank's clock just before a barrier, and just after it
 
-BARRIERS = 8  # readings of a clock: each may only narrow what another one leaves open
+BARRIERS = 8  # readings of a clock: each can only narrow the bounds
 
 
 class Clock(Protocol):
-    """Something that marks moments, and afterwards says when they were."""
+    """A clock marks moments, and says afterwards when they were."""
 
     def mark(self) -> Any: ...
 
     def seconds(self, mark: Any) -> float:
-        """Of a mark, on this machine's `time.perf_counter`."""
+        """The time of a mark, on this machine's `time.perf_counter`."""
         ...
 
 
 class HostClock:
-    """A moment is when the program gets there; processes of one machine share this clock."""
+    """A mark's time is when the program reaches it; processes of one machine share this clock."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -37,11 +37,11 @@ class HostClock:
 
 
 class StreamClock:
-    """A moment is when the GPU's current stream gets there.
+    """A mark's time is when the GPU's current stream reaches it.
 
-    Marks are CUDA events, which change nothing in what is measured. To synchronize at each mark would: the
-    program could no longer run ahead of the GPU, and a receive that was posted for later would be waited
-    for, by a rank that has yet to do what its peer waits for.
+    Marks are CUDA events, which do not change the measured run. To synchronize at each mark would change it:
+    the program could no longer run ahead of the GPU, and a rank would wait for a receive that it had posted
+    for later, although its peer still waits for this rank.
     """
 
     def __init__(self, device: torch.device):
@@ -61,12 +61,12 @@ class StreamClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock of what runs on this device."""
+    """The clock for computations on this device."""
     return StreamClock(device) if device.type == "cuda" else HostClock()
 
 
 def readings(group: Group = None) -> list[Reading]:
-    """This rank's clock around a few barriers, for `ahead`. All ranks of the group must call."""
+    """This rank's clock around a few barriers, for `ahead`. All ranks of the group must call it."""
     found = []
     for _ in range(BARRIERS):
         before = time.perf_counter()
@@ -78,10 +78,10 @@ def readings(group: Group = None) -> list[Reading]:
 def ahead(mine: Sequence[Reading], reference: Sequence[Reading]) -> float:
     """By how many seconds a clock is ahead of the reference.
 
-    Nobody leaves a barrier before all have entered it, so that of each barrier there was a moment between
-    the two readings of both: the clocks cannot be further apart than that. Every barrier gives bounds; the
-    answer is the middle of what they leave, or 0 where they leave that: processes of one machine share a
-    clock, and what does not tell two clocks apart must not move what they say.
+    No rank leaves a barrier before all have entered it, so that for each barrier there was a moment between
+    the two readings on either clock: the clocks cannot be further apart than these readings. Every barrier
+    gives bounds. The answer is the middle of the interval that they leave, or 0 if 0 lies in it: processes of
+    one machine share a clock, and readings that cannot tell two clocks apart must not shift the times.
     """
     pairs = list(zip(mine, reference, strict=True))
     least = max(before - after for (before, _), (_, after) in pairs)

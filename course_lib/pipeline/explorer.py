@@ -2,8 +2,8 @@
 
     explorer({"gpipe": gpipe, "mine": my_schedule})
 
-In a notebook it is a box of ipywidgets whose chart the kernel draws anew; where widgets cannot be shown,
-the same output holds the chart of the first schedule.
+In a notebook it is a box of ipywidgets whose chart the kernel draws anew. If widgets cannot be shown, the
+same output shows the chart of the first schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from course_lib.pipeline.simulate import Durations, Simulation, simulate
 from course_lib.pipeline.validate import validate
 
 MOST_STAGES, MOST_MICROBATCHES, MOST_CHUNKS = 16, 64, 4
-STEPS = 100  # of the slider that goes through time
+STEPS = 100  # steps of the slider for time
 
 Generator = Callable[..., Schedule]
 
@@ -34,8 +34,8 @@ def explorer(
     """Show schedules of any generators.
 
     generators: by name, functions of (stages, microbatches) and, if they have that parameter, chunks.
-    copies: of the model, for those that have more than one: {"dualpipe": 2}.
-    stages, microbatches: to begin with.
+    copies: the number of copies of the model, for schedules with more than one: {"dualpipe": 2}.
+    stages, microbatches: the first settings of the sliders.
     """
     if not generators:
         raise ValueError("there is nothing to explore: give at least one generator, by its name")
@@ -43,7 +43,7 @@ def explorer(
 
 
 class Explorer:
-    """What `explorer` returns. `simulation(...)` holds the numbers, `chart(...)` is a figure."""
+    """The result of `explorer`. `simulation(...)` holds the numbers, `chart(...)` is a figure."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Explorer:
     def simulation(
         self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations
     ) -> Simulation:
-        """A schedule under the clock; `durations` are of all layers of a rank.
+        """Simulate a schedule; `durations` are those of all layers of a rank.
 
-        Raises ValueError with a sentence where there is no such schedule, or it is a wrong one.
+        Raises ValueError with a sentence if there is no such schedule, or if it is wrong.
         """
         generator, copies = self.generators[name], self.copies.get(name, 1)
         schedule = generator(stages, microbatches, *([chunks] if self.takes_chunks(name) else []))
@@ -78,17 +78,17 @@ class Explorer:
         self, name: str, stages: int, microbatches: int, chunks: int, durations: Durations,
         moment: int = STEPS, critical: bool = False,
     ) -> Picture:  # fmt: skip
-        """The chart, with time marked after `moment` of 100 steps; after the last nothing is left to come."""
+        """The chart, with time marked after `moment` of 100 steps; after the last step no mark is drawn."""
         found = self.simulation(name, stages, microbatches, chunks, durations)
         now = None if moment >= STEPS else found.total * moment / STEPS
         title = f"{name}: {stages} ranks, {microbatches} microbatches"
         return gantt(found, title, now, critical)
 
     def widget(self) -> Any:
-        """The ipywidgets box: sliders above the chart, and a sentence in its place where there is none.
+        """The ipywidgets box: sliders above the chart, or above a sentence if there is no chart.
 
-        A slider without effect, that of chunks for most schedules, is greyed. The square beside the play
-        button goes back to the beginning, where all is still to come; played at its end, time begins anew.
+        A slider without effect is greyed, such as the chunks for most schedules. The square beside the play
+        button goes back to the beginning, before the first action; played at its end, time begins anew.
         """
         import ipywidgets as widgets
 
@@ -108,7 +108,7 @@ class Explorer:
                 )  # fmt: skip
             except ValueError as error:
                 sentence.value = str(error)
-                image.layout.visibility = "hidden"  # of other settings; its place is kept
+                image.layout.visibility = "hidden"  # it shows other settings; its place is kept
                 return
             sentence.value = ""
             image.layout.visibility = "visible"
@@ -126,7 +126,7 @@ class Explorer:
         )
 
     def _controls(self, widgets: Any) -> dict[str, Any]:
-        """What can be set, by name; the last two are the moment and the frames."""
+        """The controls, by name; the last two are the moment and the frames."""
 
         wide = {"description_width": "90px"}  # "microbatches" fits
 
@@ -158,7 +158,7 @@ class Explorer:
         }
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The widget for those who can show it, the first schedule's chart for the others."""
+        """The widget for front ends that can show it, the first schedule's chart for others."""
         first = self.chart(
             next(iter(self.generators)), self.stages, self.microbatches, 2, Durations()
         )

@@ -1,8 +1,8 @@
 """A schedule as a chart, simulated or measured: ranks are rows from the top, time runs right.
 
-Forward is blue, backward (whole, or its input half) orange, the weight half green, idle white; of several
-chunks of a rank every second is paler. The number in a cell is the microbatch. An overlapped pair is one
-cell, its forward above its backward.
+Forward is blue, backward (whole, or its input half) orange, the weight half green, idle white; if a rank has
+several chunks, every second one is paler. The number in a cell is the microbatch. An overlapped pair is one
+cell, with its forward above its backward.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from course_lib.pipeline.memory import peak_activations
 from course_lib.pipeline.simulate import Simulation, Timed, Times
 
 WIDTH, ROW, ABOVE, BELOW = 9.6, 0.34, 0.62, 0.5  # inches
-LEFT, RIGHT = 0.07, 0.99  # of the width: where the rows begin and end
+LEFT, RIGHT = 0.07, 0.99  # begin and end of the rows, as shares of the width
 LEAST_NUMBER = 0.11  # inches: a narrower cell has no number
-EDGE, EDGE_SHARE = 0.6, 0.12  # of a cell: points, and at most this share of its width
+EDGE, EDGE_SHARE = 0.6, 0.12  # a cell's edge: points, and at most this share of the cell's width
 COLOURS = {
     "F": colours.FORWARD,
     "B": colours.BACKWARD,
@@ -44,9 +44,9 @@ def gantt(
 ) -> colours.Picture:
     """Draw a schedule, as `simulate` or `timeline.measure` returns it.
 
-    now: a moment to mark; what has not begun by then is drawn as an outline.
-    critical: frame the actions that bound the total time, of a simulation.
-    seconds: times are seconds, and told as milliseconds; else they have no unit.
+    now: a moment to mark; actions that have not begun by then are drawn as outlines.
+    critical: frame the actions that bound the total time; only for a simulation.
+    seconds: times are seconds, and shown as milliseconds; else they have no unit.
     """
     figure = colours.picture(WIDTH, _height(times))
     ax = _axes(figure, times, 0, float(times.total), title, seconds)
@@ -54,7 +54,7 @@ def gantt(
     if critical:
         if not isinstance(times, Simulation):
             raise ValueError(
-                "only a simulation knows its critical path: draw this without critical"
+                "only a simulation knows its critical path: draw these times without critical"
             )
         path = [_box(one, 0, 1) for one in times.critical_path]
         _draw(ax, path, "critical", facecolors="none", edgecolors=colours.INK, lw=1.4, zorder=5)
@@ -64,7 +64,7 @@ def gantt(
 
 
 def gantts(charts: Mapping[str, Times], seconds: bool = False) -> colours.Picture:
-    """Draw several, one below the other, under one scale of time: {title: times}."""
+    """Draw several charts, one below the other, with one scale of time: {title: times}."""
     if not charts:
         raise ValueError("there is nothing to draw: give at least one chart, by its title")
     until = max(float(times.total) for times in charts.values())
@@ -148,7 +148,7 @@ def _chunks(row: Sequence[Action | Pair]) -> list[int]:
 
 
 def _box(event: Timed, above: float, below: float) -> Corners:
-    """The corners of a cell, or of its part from `above` to `below`, 0 being its top and 1 its bottom."""
+    """The corners of a cell, or of its part from `above` to `below`: 0 is its top and 1 its bottom."""
     left, right = float(event.start), float(event.end)
     top, bottom = event.rank - 0.42 + 0.84 * above, event.rank - 0.42 + 0.84 * below
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
@@ -167,12 +167,12 @@ def _draw(ax: Axes, boxes: list[Corners], gid: str, **style) -> None:
     if not boxes:
         return
     cells = ax.add_collection(PolyCollection(boxes, gid=gid, **style), autolim=False)
-    if style["facecolors"] == "none":  # a frame at the chart's edge is to be seen whole
+    if style["facecolors"] == "none":  # show a frame at the chart's edge as a whole
         cells.set_clip_on(False)
 
 
 def _say(ax: Axes, times: Times, title: str | None, seconds: bool) -> None:
-    """The title, the line of figures below, and the colours that occur."""
+    """Write the title, the line of figures below, and the legend of the colours that occur."""
     ax.annotate(title or "", (0, 1), (0, 24), "axes fraction", "offset points", fontsize=10.5)
     ax.annotate(
         summary(times, seconds), (1, 0), (0, -21), "axes fraction", "offset points", ha="right", va="top",

@@ -1,19 +1,20 @@
 """A backward in two halves: the gradient of the input now, those of the weights later.
 
-Nearly all weights stand in linear layers. y = x w^T has two products in its backward, for x and for w, and
-they need nothing of each other:
+Nearly all weights are in linear layers. y = x w^T has two products in its backward, for x and for w, and
+neither needs the other:
 
-    dx = dy w        needed by the layer before: at once, in I
-    dw = dy^T x      needed by nobody before the optimizer: in W
+    dx = dy w        the layer before needs it at once: in I
+    dw = dy^T x      only the optimizer needs it: in W
 
-So while the forward of such a microbatch runs, each `F.linear` is taken over by a function whose backward
-computes dx and puts (w, x, dy) aside. The rest, biases, norms and embeddings, costs next to nothing and
-gets its gradients in I; so do linear layers whose input needs no gradient. What I keeps for W is x and dy of
-each linear layer; all else is freed.
+So while the forward of such a microbatch runs, each `F.linear` is replaced by a function whose backward
+computes dx and puts (w, x, dy) aside. All other parameters (biases, norms, embeddings) cost next to nothing
+and get their gradients in I; so do linear layers whose input needs no gradient. For W, the action I keeps x
+and dy of each linear layer; it frees all else.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1 (its code calls it
-WeightGradStore). Any model does that calls `F.linear`, as `nn.Linear` does; a linear layer that computes
-otherwise has its whole backward in I, which is slower and as right. So it is under autocast.
+WeightGradStore). This works for any model that calls `F.linear`, as `nn.Linear` does. A linear layer that
+computes in another way has its whole backward in I, which is slower but as right; so has any linear layer
+under autocast.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class LaterWeights(TorchFunctionMode):
 
     with LaterWeights() as later:
         y = module(x)
-    y.backward(dy)      # I: x.grad is there, those of linear weights are not
+    y.backward(dy)      # I: x.grad is there, the gradients of linear weights are not
     later.finish()      # W: they are added
 
-    around: what every `finish` is done within, for whoever measures it.
+    around: a context in which every `finish` runs, for a stopwatch.
     """
 
     around: ClassVar[AbstractContextManager[object]] = nullcontext()
@@ -55,7 +56,7 @@ class LaterWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def finish(self) -> None:
-        """Add the gradients of the weights, and keep nothing. Hooks of the weights run as in any backward."""
+        """Add the weights' gradients and free the tensors. Hooks of the weights run as in any backward."""
         with LaterWeights.around:
             for weight, x, dy in self.kept:
                 dw = dy.flatten(0, -2).t() @ x.flatten(0, -2)
@@ -72,8 +73,8 @@ class LaterWeights(TorchFunctionMode):
 class _Linear(torch.autograd.Function):
     """forward: x w^T + bias. backward: dx and the bias's gradient; w, x and dy are put aside.
 
-    `aside`: the weight and where to put it. In a tuple, as autograd must not see the weight: it would tell
-    the weight's hooks in I that its gradient is there.
+    `aside`: the weight and the list for it. It is a tuple, as autograd must not see the weight: it would call
+    the weight's hooks in I, before the gradient is there.
     """
 
     @staticmethod

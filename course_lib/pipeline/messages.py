@@ -1,4 +1,4 @@
-"""Activations and gradients on their way from stage to stage."""
+"""Messages: activations and gradients on their way from stage to stage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ AT_ONCE = 2  # messages of a kind that a stage has under way before it waits for
 
 
 class Messages:
-    """What this rank's actions leave for others, and what others leave for it, by the action that made it.
+    """The outputs that this rank's actions send, and those that it receives, by the action that made them.
 
-    Posting never waits; `take` waits for the one message that is needed now. With gloo a send is done when
-    the receiver has the message, and so long its tensor must live: a few at a time, not all of a step.
+    Posting never waits; `take` waits only for the message that is needed now. With gloo a send is done when
+    the receiver has the message, and until then its tensor must be kept: so only a few messages of a step are
+    under way at a time.
     """
 
     def __init__(self, group: Group, empty: Callable[[Action], Tensor]):
@@ -29,18 +30,18 @@ class Messages:
         self._sent: dict[tuple[int, str], deque[tuple[Tensor, dist.Work]]] = defaultdict(deque)
 
     def put(self, action: Action, output: Tensor) -> None:
-        """What `action` made: for a later stage of this rank to take, or to be sent by `post`."""
+        """Keep the output of `action`, until a later stage of this rank takes it or `post` sends it."""
         self._here[action] = output, None
 
     def take(self, action: Action) -> Tensor:
-        """What `action` made, here or elsewhere; once."""
+        """The output of `action`, made on this rank or another; it can be taken once."""
         output, work = self._here.pop(action)
         if work is not None:
             work.wait()
         return output
 
     def post(self, steps: Sequence[Step]) -> None:
-        """Begin to send and receive what the steps name, all in one batch."""
+        """Begin the sends and receives of these steps, all in one batch."""
         tensors, operations = [], []
         for what, action, peer in steps:
             sends = what == "send"
@@ -49,7 +50,7 @@ class Messages:
             call = dist.isend if sends else dist.irecv
             operations.append(dist.P2POp(call, tensor, group=self._group, group_peer=peer))
         works = dist.batch_isend_irecv(operations)
-        if len(works) < len(steps):  # NCCL has one for all of them
+        if len(works) < len(steps):  # NCCL returns one handle for all of them
             works = works * len(steps)
         for (what, action, _), tensor, work in zip(steps, tensors, works, strict=True):
             if what == "receive":

@@ -1,15 +1,15 @@
-"""What a rank does, its messages included: where among its actions it sends and receives.
+"""A rank's plan: its actions, and between them its sends and receives.
 
 A schedule says in which order a rank computes. Messages can still block each other: with gloo a send is not
-done before its receive is there, and NCCL does what is posted between ranks one after the other, so that two
-ranks that both send first wait for ever. What helps is one order for all of them. Run the schedule against a
-clock, and list everything that happens, each action followed by its message, by the time when the action
-starts. Each rank takes from this list what it is part of, its own actions, its sends and its receives, and
-does it in this order. Of all that is not yet done, the first in the list then has nothing before it on either
-of its ranks: it can always go on, whoever blocks whom, and so can the rest after it.
+done before its receive is there, and NCCL runs the messages between two ranks one after the other, so that
+two ranks that both send first wait for ever. A common order for all ranks prevents that. Run the schedule
+against a clock, and list all actions, each followed by its message, by the time when the action starts. Each
+rank takes its own actions, sends and receives from this list and does them in this order. The first entry
+that is not yet done then has nothing before it on either of its ranks: it can always go on, whatever blocks
+the others, and so can the rest after it.
 
-By the start of the action, and not by its end: so a rank has posted its receive before it begins what it
-computes meanwhile, and the message travels behind that.
+The list is ordered by the start of the action, and not by its end: so a rank has posted its receive before it
+begins its next action, and the message travels while it computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .simulate import simulate
 
 
 class Step(NamedTuple):
-    """One thing that a rank does: compute `action`, or "send" its output to, or "receive" it from `peer`."""
+    """One step of a rank: "compute" `action`, or "send" its output to `peer`, or "receive" it from `peer`."""
 
     what: str
     action: Action
@@ -31,9 +31,9 @@ class Step(NamedTuple):
 
 
 def plan(schedule: Schedule, rank: int, copies: int = 1) -> list[list[Step]]:
-    """The steps of `rank` in order, an action alone, and messages that follow each other together.
+    """The steps of `rank` in order: each action alone, and messages that follow each other in one list.
 
-    schedule: a valid one. Messages that stand together are posted as one: none needs the other's result.
+    schedule: a valid schedule. Messages in one list are posted together: none needs the other's result.
     Cost: that of a simulation.
     """
     steps = _steps(schedule, rank, copies)
@@ -42,7 +42,7 @@ def plan(schedule: Schedule, rank: int, copies: int = 1) -> list[list[Step]]:
 
 
 def receiver(action: Action, length: int) -> int | None:
-    """The stage that needs the output of `action`, if any does; `length`: stages of one copy of the model."""
+    """The stage that needs the output of `action`, or None; `length`: stages of one copy of the model."""
     if action.kind == "F" and (action.stage + 1) % length:
         return action.stage + 1
     if action.kind in ("B", "I") and action.stage % length:
@@ -51,7 +51,7 @@ def receiver(action: Action, length: int) -> int | None:
 
 
 def made(action: Action) -> Action:
-    """By what an action's output is called: a gradient is a backward's, whether whole or in halves."""
+    """The name of an action's output: a gradient belongs to B, also if the backward is in halves."""
     return action._replace(kind="B") if action.kind == "I" else action
 
 
@@ -72,6 +72,6 @@ def _steps(schedule: Schedule, rank: int, copies: int) -> Iterator[Step]:
 
 
 def _batch(numbered: tuple[int, Step]) -> int:
-    """Equal for messages that follow each other: -1; for every action another number."""
+    """A key for groupby: -1 for messages, which are grouped; another number for every action."""
     number, step = numbered
     return number if step.what == "compute" else -1

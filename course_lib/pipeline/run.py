@@ -1,11 +1,11 @@
 """A schedule, done: `run_schedule` on the ranks of a pipeline.
 
-Each rank goes through its `plan`: it computes the action that is next, and posts the messages that stand
-before and after it, without waiting for them. It waits only for the one that an action needs.
+Each rank goes through its `plan`: it computes the next action, and posts the messages before and after it,
+without waiting for them. It waits only for the message that an action needs.
 
-    F   input there? the module's forward; the output goes to the next stage; the graph is kept
-    B   gradient there? backward through the graph, which is freed; the input's gradient goes back
-    I   the same, the weights' half put aside (`halves.py`)
+    F   wait for the input; the module's forward; the output goes to the next stage; the graph is kept
+    B   wait for the gradient; backward through the graph, which is freed; the input's gradient goes back
+    I   the same, with the weights' half put aside (`halves.py`)
     W   the weights' half
     a pair: the forward's output travels while the backward computes
 
@@ -13,8 +13,8 @@ The loss is a mean over all targets of the batch, of all microbatches. So the la
 each microbatch by the number of targets of the whole batch: the mean of the microbatches' means is another
 number as soon as they differ in size.
 
-What is kept of a microbatch between its F and its B is what autograd saved, and the way into its graph:
-the output itself, once it is sent, is nobody's any more.
+Between the F and the B of a microbatch, the rank keeps the tensors that autograd saved, and the way into its
+graph. It does not keep the output, once that is sent.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ def run_schedule(
 ) -> dict[int, Tensor]:
     """One step of training without the optimizer: forward and backward of all microbatches.
 
-    stage: the stages of this rank, or the one; see `gpt_stages`.
+    stage: the stage of this rank, or the list of its stages; see `gpt_stages`.
     actions: the schedule, the same on all ranks: for each rank of `group` the list of its actions.
-    microbatches: inputs and targets of each, the same on all ranks, where the stages are; of any sizes.
-        (Of inputs that it does not compute with a rank needs the shape, of targets which of them count.)
+    microbatches: pairs of inputs and targets, the same on all ranks, on the stages' device; of any sizes.
+        (A rank without the first stage needs only the inputs' shapes; a rank without the last stage needs
+        only to know which targets count.)
 
-    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches, as
-    one process would that ran the model on all of them, and the same on all ranks that share a parameter.
+    Adds to the parameters' `grad` the gradient of the mean loss over the targets of all microbatches: the
+    same as in one process that runs the model on all of them, and equal on all ranks that share a parameter.
     Returns each microbatch's part of this loss, on the rank of its last stage: their sum over all ranks is
     the loss.
 
     Sends: the output of each F to the rank of the next stage, and a gradient of the same size back for each
-    B or I; nothing between stages of one rank. What is shared: its gradient, once, to every other holder.
-    Under NCCL all ranks must have been in a collective call before.
+    B or I; nothing between stages of one rank. For a shared parameter: its gradient, once, to every other
+    holder. Under NCCL all ranks must have been in a collective call before.
 
-    Raises ScheduleError, with the first thing that is wrong, for a schedule that cannot be done, and
-    ValueError for stages, ranks or microbatches that are not the schedule's. Both before anything is sent.
+    Raises ScheduleError, with the first mistake, if the schedule cannot be done, and ValueError if stages,
+    ranks or microbatches do not fit the schedule. Both are raised before anything is sent.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     rank = dist.get_rank(group)
@@ -76,7 +77,7 @@ def run_schedule(
 
 
 class _Kept(NamedTuple):
-    """Of a microbatch between its F and its B: its input, the way into its graph, the half that can wait."""
+    """A microbatch between its F and its B: its input, the way into its graph, the weights' half."""
 
     x: Tensor
     edge: GradientEdge
@@ -84,7 +85,7 @@ class _Kept(NamedTuple):
 
 
 class Run:
-    """The state of a rank: what is kept of each microbatch in each of its stages."""
+    """The state of a rank: the kept tensors of each microbatch in each of its stages."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class Run:
         self.later.pop((action.stage, action.microbatch)).finish()
 
     def _empty(self, action: Action) -> Tensor:
-        """For what `action` of another rank makes: all stages pass on tensors of one shape."""
+        """A tensor for the output of another rank's `action`: all stages pass on tensors of one shape."""
         stage = next(iter(self.stages.values()))
         inputs = self.microbatches[action.microbatch][0]
         return torch.empty(tuple(stage.shape(inputs)), dtype=stage.dtype, device=inputs.device)
@@ -164,7 +165,7 @@ def check(
     rank: int,
     world_size: int,
 ) -> None:
-    """Raise what `run_schedule` says."""
+    """Raise the errors of `run_schedule`."""
     if not stages:
         raise ValueError(f"rank {rank} was given no stage: every rank of the pipeline holds one")
     if not microbatches:

@@ -1,8 +1,9 @@
 """Parameters that stages on several ranks hold: one value at the start, one gradient at the end.
 
 An embedding that is tied to the head is used at both ends of the model: its gradient has two terms, and each
-end computes one. Likewise of two copies of a stage each sees half of the microbatches. The terms are added
-up, once, when all backwards are done; with equal gradients the optimizers keep the values equal.
+end computes one. If a stage has two copies, each sees half of the microbatches and computes one term, too.
+The terms are added up, once, when all backwards are done; with equal gradients the optimizers keep the values
+equal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Shared(NamedTuple):
 
 @torch.no_grad()
 def same_values(stages: Sequence[dict[str, Shared]], rank: int, group: Group = None) -> None:
-    """Give what is shared the values of its first holder, which sends P to every other. All must call."""
+    """Give shared parameters the values of their first holder, which sends P to every other.
+
+    All holders must call it.
+    """
     operations, received = [], []
     for _, (param, ranks) in _once(stages):
         if rank == ranks[0]:
@@ -42,7 +46,7 @@ def same_values(stages: Sequence[dict[str, Shared]], rank: int, group: Group = N
 
 
 def take_gradients(stages: Sequence[dict[str, Shared]]) -> dict[str, Tensor | None]:
-    """The gradients there are from before, taken off: they have been added up already."""
+    """Take away the gradients that are there from before: they have been added up already."""
     earlier = {}
     for name, (param, _) in _once(stages):
         earlier[name], param.grad = param.grad, None
@@ -56,9 +60,9 @@ def add_gradients(
     rank: int,
     group: Group = None,
 ) -> None:
-    """Add up the terms of all holders, and what `take_gradients` took off.
+    """Add up the terms of all holders, and the gradients that `take_gradients` took away.
 
-    All holders must call. Each sends its term to every other, P bytes; there are two of them, as a rule.
+    All holders must call it. Each sends its term to every other, P bytes; as a rule there are two holders.
     """
     operations, terms = [], {}
     for name, (param, ranks) in _once(stages):
@@ -77,7 +81,7 @@ def add_gradients(
 
 
 def _once(stages: Sequence[dict[str, Shared]]) -> list[tuple[str, Shared]]:
-    """What is shared, in an order that all ranks have; two stages of one rank share one parameter."""
+    """The shared parameters, each once, in the same order on all ranks."""
     return sorted({name: one for shared in stages for name, one in shared.items()}.items())
 
 
@@ -86,6 +90,6 @@ def _operation(what, tensor: Tensor, rank: int, group: Group) -> dist.P2POp:
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:
-    """Do all of them at once: neither the order nor the backend can make them wait for each other."""
+    """Run all operations at once: neither the order nor the backend can make them wait for each other."""
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()

@@ -35,7 +35,7 @@ class Durations:
     communication: float = 0
 
     def split(self, chunks: int) -> Durations:
-        """Of one of the stages that a rank's layers make in this many chunks; messages stay as long."""
+        """The durations of one stage if a rank's layers make this many; messages take as long as before."""
         whole = (self.forward, self.input, self.weight, self.backward, self.overlapped)
         parts = [None if one is None else one / chunks for one in whole]
         return Durations(*parts, communication=self.communication)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ class Durations:
 
 
 class Timed(NamedTuple):
-    """An action that ran: where and when."""
+    """An action that ran, with its rank and its times."""
 
     rank: int
     action: Action | Pair
@@ -79,15 +79,15 @@ class Times:
 
     @property
     def bubble(self) -> list[float]:
-        """Seconds of the whole in which each rank does nothing."""
+        """Seconds of the total in which each rank does nothing."""
         return [self.total - busy for busy in self.busy]
 
     @property
     def spans(self) -> list[float]:
         """Seconds from each rank's own first action to its last.
 
-        What a step costs where steps follow one another without a barrier between them, so that a rank
-        that begins later also ends later (Qi et al. 2024, section 4).
+        The longest is the cost of a step if steps follow one another without a barrier between them, so that
+        a rank that begins later also ends later (Qi et al. 2024, section 4).
         """
         return [ends[-1] - starts[0] if ends else 0 for starts, ends in self._times]
 
@@ -124,9 +124,9 @@ class Times:
 
 @dataclass(frozen=True)
 class Simulation(Times):
-    """What `simulate` found: beside the times, what each action waited for.
+    """The result of `simulate`: the times, and for each action the one that it waited for.
 
-    causes: the action whose end, or whose message's arrival, let this one start; None at time 0.
+    causes: for each action the one whose end, or whose message's arrival, let it start; None at time 0.
     """
 
     causes: list[list[Where | None]]
@@ -155,11 +155,11 @@ def simulate(
 ) -> Simulation:
     """Run a schedule against the clock. Cost: a few microseconds an action.
 
-    durations: of the actions, the same for all stages, or by stage where they differ: then a message takes
-        what its sender's say, and an overlapped pair what its forward's say. By default each of F, I and W
-        takes 1 and B takes 2.
-    copies: of the model, as for `violation`.
-    checked: the caller has validated the schedule; of a wrong one the numbers would mean nothing.
+    durations: the same for all stages, or by stage if they differ: then `communication` is that of the
+        message's sender, and `overlapped` that of the pair's forward. By default each of F, I and W takes 1
+        and B takes 2.
+    copies: the number of copies of the model, as for `violation`.
+    checked: the caller has validated the schedule; the numbers of a wrong schedule would mean nothing.
     Raises ScheduleError with the first violation.
     """
     if not checked:
@@ -186,7 +186,7 @@ def _by_stage(
 
 
 class _Clock:
-    """Each rank goes on until it needs what nobody has done yet; who does that wakes it."""
+    """Each rank goes on until it needs an output that is not there yet; the rank that makes it wakes it."""
 
     def __init__(self, schedule: Schedule, durations: list[Durations], length: int):
         self.schedule, self.length, self.durations = schedule, length, durations
@@ -207,7 +207,7 @@ class _Clock:
         return not self.waiting
 
     def _go_on(self, rank: int) -> None:
-        """Do what can be done of a rank's list."""
+        """Do the actions of a rank's list until one has to wait."""
         row, starts, ends = self.schedule[rank], self.starts[rank], self.ends[rank]
         free = ends[-1] if ends else 0
         for index in range(len(ends), len(row)):
@@ -241,14 +241,14 @@ class _Clock:
                         self.ready.append(self.waiting.pop(output))
 
     def _overlapped(self, pair: Pair) -> float:
-        """How long a pair takes: its two may be of stages with different durations."""
+        """The seconds of a pair, whose actions may be of stages with different durations."""
         seconds = self.durations[pair.forward.stage].overlapped
         if seconds is not None:
             return seconds
         return sum(self.seconds[one.stage][one.kind] for one in pair)
 
     def _needed(self, stage: int, kind: str, microbatch: int) -> tuple[int, str, int] | None:
-        """What `actions.source` says, without the cost of an Action."""
+        """The same as `actions.source`, without the cost of an Action."""
         if kind == "F":
             return (stage - 1, "F", microbatch) if stage % self.length else None
         if kind == "W" or (stage + 1) % self.length == 0:

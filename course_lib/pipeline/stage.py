@@ -4,9 +4,9 @@ The cut should give every stage the same work, as the slowest one sets the pace 
 and the head counts by its multiplications: with a large vocabulary it weighs several blocks, so that the last
 stage gets fewer. The embedding looks up rows, which costs next to nothing.
 
-What several stages hold must stay the same in all of them: the tied embedding of the first stage and the
-head of the last, and everything where the schedule has two copies of the model (DualPipe). A stage says what
-it shares, and with which ranks; `shared.py` adds up the gradients.
+Parameters that several stages hold must stay equal in all of them: the tied embedding of the first stage and
+the head of the last, and all parameters if the schedule has two copies of the model (DualPipe). A stage lists
+the parameters that it shares, and with which ranks; `shared.py` adds up the gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def counted(targets: Tensor) -> Tensor:
-    """How many targets count."""
+    """The number of targets that count."""
     return (targets != -100).sum()
 
 
@@ -40,11 +40,12 @@ class Stage:
     index: its number in the schedule.
     length, copies: how many stages a copy of the model has, and how many copies there are, 2 for DualPipe:
         `index % length` is the stage's place in its copy.
-    module: takes what the stage before returns, the first one the microbatch's inputs; one tensor, and
-        returns one. The last one returns what `loss` takes.
-    shape: of what goes from stage to stage, computed from the inputs of a microbatch; its dtype is that
-        of the module's parameters.
-    loss, count: of output and targets, the sum of the losses, and of targets, how many terms it has.
+    module: takes one tensor, the output of the stage before or, in the first stage, the microbatch's inputs;
+        returns one tensor, from the last stage the output that `loss` takes.
+    shape: a function of a microbatch's inputs: the shape of the tensors that go from stage to stage. Their
+        dtype is that of the module's parameters.
+    loss, count: the sum of the losses, a function of output and targets, and the number of its terms, a
+        function of the targets.
     shared: the parameters that other stages hold too, by a name that all of them use.
     """
 
@@ -76,12 +77,12 @@ def gpt_stages(
     """The stages of a GPT that the schedule puts on `rank`, in their order.
 
     model: as in `course_lib.models`: token_embedding, position_embedding (or None), dropout, blocks, norm,
-        head. All ranks of `group` call it, each with a model of the same configuration; what stages
-        share gets the values of the first one that holds it. The rest of the model is not kept: what no
-        stage of the rank refers to is freed with `model`.
-    rank: in the group. copies: of the model, 2 for DualPipe.
-    Sends: what is shared, from its first holder to every other.
-    Raises ValueError where there are not enough blocks.
+        head. All ranks of `group` must call the function, each with a model of the same configuration;
+        shared parameters get the values of the first stage that holds them. The rest of the model is not
+        kept: parameters that no stage of the rank refers to are freed with `model`.
+    rank: the rank in the group. copies: the number of copies of the model, 2 for DualPipe.
+    Sends: shared parameters, from their first holder to every other.
+    Raises ValueError if there are not enough blocks.
     """
     ranks = stage_ranks(schedule)
     length = chain_length(len(ranks), copies)
@@ -108,11 +109,12 @@ def gpt_stages(
 
 
 def balanced(blocks: int, stages: int, head: float) -> list[range]:
-    """Which blocks each stage gets, so that the slowest has as little as can be; `head`: its work in blocks.
+    """The blocks of each stage, cut so that the slowest stage has the least work.
 
-    Every stage has a block, except that the last may have none. Where the choice is free, stages differ
-    least, and the first have more.
-    Raises ValueError where there are not enough blocks.
+    head: the work of the head, in blocks.
+    Every stage has a block, except that the last may have none. If several cuts are as good, the stages
+    differ least, and the first ones have more.
+    Raises ValueError if there are not enough blocks.
     """
     if stages > blocks + 1:
         raise ValueError(
@@ -141,7 +143,7 @@ def head_share(model: Any) -> float:
 class GPTStage(nn.Module):
     """Some blocks of a GPT, with the embedding in front or the head behind; names are the model's own.
 
-    forward: tokens (batch, seq) or x (batch, seq, width), to x, or from the last stage the logits.
+    forward: from tokens (batch, seq) or x (batch, seq, width) to x, or in the last stage to the logits.
     """
 
     def __init__(self, model: Any, blocks: range, first: bool, last: bool):

@@ -3,8 +3,8 @@
 Between a microbatch's forward and its backward other microbatches end, and each of them changes the weights.
 A backward through the new ones would give the gradient of no function: activations are of one version,
 weights of another. So a stage stashes the version that a forward saw until its backward has used it; the
-gradient it then gets is that of this version, and it is stepped into the newest. It is still stale, by
-p - 1 - i updates on stage i of p. What it costs: p - i versions (`weight_versions`).
+gradient it then gets is that of this version, and the optimizer applies it to the newest. It is still stale,
+by p - 1 - i updates on stage i of p. The price is p - i versions (`weight_versions`).
 
 Source: Narayanan et al., PipeDream, SOSP 2019, section 3.3.
 """
@@ -36,11 +36,11 @@ def run_pipedream(
 ) -> dict[int, Tensor]:
     """Train on a stream of microbatches, each a batch of its own, without a flush between them.
 
-    stage: the one of this rank, whose parameters are updated. optimizer: makes one for them, such as
-        `lambda params: torch.optim.SGD(params, lr=0.1)`.
-    stash: False overwrites the weights while microbatches are under way: the mistake, to be looked at.
-    actions, microbatches, group, what is returned and sent: as for `run_schedule`. Each part of the loss
-    is the mean over its own microbatch.
+    stage: the stage of this rank, whose parameters are updated. optimizer: makes an optimizer for them, such
+        as `lambda params: torch.optim.SGD(params, lr=0.1)`.
+    stash: False overwrites the weights while microbatches are under way: the mistake, to look at.
+    actions, microbatches, group, the result and the messages are those of `run_schedule`. Each part of the
+    loss is the mean over its own microbatch.
 
     Holds up to p - i copies of the weights of stage i of p; one more is made in each update.
     Raises ValueError for a schedule with halved backwards, and for a stage that shares parameters: they
@@ -65,7 +65,7 @@ def run_pipedream(
 
 
 class Versioned(nn.Module):
-    """A module whose forwards see the newest version of its weights, and whose backwards theirs.
+    """A module whose forward sees the newest weights, and whose backward those that its forward saw.
 
     stash: False is the mistake: weights are overwritten while microbatches are under way.
     """
@@ -74,7 +74,7 @@ class Versioned(nn.Module):
         super().__init__()
         self.module, self.optimizer, self.stash = module, optimizer, stash
         self.newest = self._version()
-        # the version that each microbatch saw which is still under way, and which one is coming now
+        # the version that each microbatch under way saw, and the microbatch that comes now
         self.seen: dict[int, dict[str, Tensor]] = {}
         self.microbatch = 0
 
@@ -104,7 +104,7 @@ class Versioned(nn.Module):
 
 
 class _Stream(Run):
-    """As `Run`, but that each microbatch is a batch of its own, with an update at its end."""
+    """A `Run` in which each microbatch is a batch of its own, with an update at its end."""
 
     def compute(self, action: Action) -> None:
         stage = self.stages[action.stage]

@@ -1,9 +1,9 @@
-"""A stopwatch for the passes of a pipeline, whoever runs its stages.
+"""A stopwatch for the passes of a pipeline, with any executor.
 
-The executor is not asked: the stage is. A forward begins and ends where its module does, on the last stage
-where the loss does. Its output passes through a function that changes nothing, and whose backward runs
-first of all of that microbatch: there the backward begins, and it ends where autograd has nothing left to
-do. The weights' halves are seen where `halves.LaterWeights` does them, as in `run.py`.
+It watches the stage and not the executor. A forward begins and ends with its module's; on the last stage it
+ends with the loss. Its output passes through a function that changes nothing. The backward of this function
+runs before the rest of the microbatch's backward, which therefore begins there; it ends when autograd has
+nothing left to do. The weights' halves are seen if `halves.LaterWeights` does them, as in `run.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .stage import Stage
 
 
 class Pass(NamedTuple):
-    """What one rank did, and when, on its own clock."""
+    """One pass of a rank, with its times on the rank's own clock."""
 
     action: Action
     start: float
@@ -33,8 +33,8 @@ class Pass(NamedTuple):
 class Stopwatch:
     """Marks the passes of a rank's stages while it is entered; `passes` then says when they were.
 
-    row: what the rank does, in order. A stage's k-th forward is that of the k-th microbatch in it; one within
-        a backward is recomputing, and part of that.
+    row: the rank's actions, in order. A stage's k-th forward is that of the row's k-th microbatch in this
+        stage; a forward within a backward recomputes, and is part of the backward.
     """
 
     def __init__(self, stages: Sequence[Stage], row: Sequence[Action | Pair]):
@@ -66,13 +66,13 @@ class Stopwatch:
         self._undo.close()
 
     def passes(self) -> list[Pass]:
-        """All of them, by their start; on a GPU it waits until they are done."""
+        """All passes, by their start; on a GPU it waits until they are done."""
         at = self._clock.seconds
         found = [Pass(one, at(self._began[one]), at(self._ended[one])) for one in self._ended]
         return sorted(found, key=lambda one: one.start)
 
     def _all(self, kind: str, stage: int | None = None) -> list[Action]:
-        """What the row has of a kind, of one stage or of all, the last one first, to be taken off."""
+        """The row's actions of a kind, of one stage or of all; the last comes first, for `pop`."""
         found = [one for one in self._row if one.kind == kind and stage in (None, one.stage)]
         return found[::-1]
 
@@ -138,7 +138,7 @@ class Stopwatch:
 
 
 class _WeightsHalf:
-    """What a `LaterWeights.finish` runs within; they come in the order of the row."""
+    """The context in which each `LaterWeights.finish` runs; they come in the order of the row."""
 
     def __init__(self, watch: Stopwatch):
         self.watch = watch
@@ -151,7 +151,7 @@ class _WeightsHalf:
 
 
 class _Edge(torch.autograd.Function):
-    """The identity; its backward is the first thing that happens in that of a microbatch."""
+    """The identity; its backward is the first step in the backward of a microbatch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, watch: Stopwatch, forward: Action) -> Tensor:

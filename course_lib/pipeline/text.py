@@ -24,10 +24,10 @@ def to_text(schedule: Schedule) -> str:
 
 
 def from_text(text: str) -> list[list[Action | Pair]]:
-    """The schedule that the rows say. An empty cell, a pause in PyTorch's files, is left out.
+    """The schedule of these rows. An empty cell, a pause in PyTorch's files, is left out.
 
-    Every line is a rank, an empty one a rank that does nothing.
-    Raises ValueError on a cell that is no action, with the row and what a cell may be.
+    Every line is a rank; an empty line is a rank that does nothing.
+    Raises ValueError on a cell that is not an action, with the row and the form of a cell.
     """
     return [
         [_parse(cell.strip(), rank) for cell in row.split(",") if cell.strip()]
@@ -46,8 +46,8 @@ def _single(text: str, cell: str, rank: int) -> Action:
     found = _ACTION.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"row {rank}: {cell!r} is no action. Write stage, one of F B I W, and microbatch, such as 2F0, "
-            "or a pair such as (0F3;7B1)OVERLAP_F_B; sends and receives are not written down"
+            f"row {rank}: {cell!r} is not an action. Write stage, one of F B I W, and microbatch, such as "
+            "2F0, or a pair such as (0F3;7B1)OVERLAP_F_B; sends and receives are not written down"
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))

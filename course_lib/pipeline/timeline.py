@@ -1,11 +1,11 @@
-"""What really happened: the passes of all ranks with their times, whoever runs the stages.
+"""The measured run of a schedule: the passes of all ranks with their times, with any executor.
 
     (stage,) = gpt_stages(model, schedule, dist.get_rank())
     measured = measure(lambda: run_schedule(stage, schedule, batch), stage, schedule)
     predicted = simulate(schedule, measured.durations)
     gantts({"measured": measured, "simulated": predicted}, seconds=True)
 
-`stopwatch.py` says how an executor is measured that knows nothing of it.
+`stopwatch.py` explains how to measure an executor that does not know that it is measured.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .stopwatch import Pass, Stopwatch
 
 @dataclass(frozen=True)
 class Timeline(Times):
-    """What `measure` returns: times in seconds, the first action's start being 0, and what follows from them.
+    """The result of `measure`: times in seconds from the first action's start, and figures made from them.
 
-    schedule: what was done, for each rank in the order in which it was; equal to the schedule that was meant
-        if the executor kept to it, pairs taken apart.
+    schedule: the actions that ran, for each rank in their real order; equal to the intended schedule if the
+        executor kept to it, with pairs taken apart.
     length: stages of one copy of the model.
     """
 
@@ -40,9 +40,10 @@ class Timeline(Times):
 
     @property
     def durations(self) -> dict[int, Durations]:
-        """For `simulate`: of each stage the medians over its microbatches, and `delay` for every message.
+        """For `simulate`: for each stage the medians over its microbatches, and `delay` for every message.
 
-        What no microbatch did is not a number: simulated, a schedule that has it takes nan seconds.
+        An action that no microbatch did has the duration nan: a schedule that has it takes nan seconds when
+        it is simulated.
         """
         taken = defaultdict(list)
         for _, (action, start, end) in self._passes():
@@ -61,10 +62,10 @@ class Timeline(Times):
 
     @property
     def delay(self) -> float:
-        """What a message costs a rank that has nothing else to do: the way, and what executors do about it.
+        """The seconds of a message for a rank that has nothing else to do: its way, and the executors' work.
 
-        The median of the seconds from the end of an action to the start of the one on another rank that
-        waited for its output; 0 where none did.
+        It is the median of the seconds from the end of an action to the start of an action on another rank
+        that waited for its output; 0 if none waited.
         """
         ended = {
             action._replace(kind="B") if action.kind == "I" else action: (rank, end)
@@ -93,16 +94,16 @@ def measure(
     group: Group = None,
     steps: int = 5,
 ) -> Timeline:
-    """Time each pass of each microbatch while `step` does the schedule. All ranks of the group must call.
+    """Time each pass of each microbatch while `step` does the schedule. All ranks of the group must call it.
 
     step: does the schedule once, such as `lambda: run_schedule(stage, actions, batch)`, by any executor that
         calls the stages' modules and, for the last one, `stage.loss`, which is replaced meanwhile.
-    stage: the stages of this rank, or the one. actions: the schedule; says which microbatch comes when.
-    steps: how often to measure, after one step that makes what later ones find. Gradients of all of them
-        add up.
+    stage: the stage of this rank, or the list of its stages. actions: the schedule; it gives the order of the
+        microbatches.
+    steps: how often to measure, after one step to warm up. Gradients of all steps add up.
     Returns, on all ranks, the step of median length. Sends: barriers, and the times of all ranks to all.
-    On a GPU marks are events on its stream, and nothing waits for it.
-    Raises ValueError where a module is run more often than the schedule says, or never.
+    On a GPU marks are events on its stream, and no rank waits for the GPU.
+    Raises ValueError if a module runs more often than the schedule says, or never.
     """
     if steps < 1:
         raise ValueError(f"steps={steps}: measure at least one")

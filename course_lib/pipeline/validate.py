@@ -1,9 +1,9 @@
-"""What is wrong with a schedule, as a sentence.
+"""The first mistake of a schedule, as a sentence.
 
 Every stage lives on one rank. Every microbatch goes through every stage forward once and backward once,
 whole (B) or in halves (I, then W). A forward needs the forward of the stage before, a backward that of
-the stage after. Since a rank does its actions in order, what it waits for must not wait for it: that
-would be a cycle, and nobody would ever go on.
+the stage after. A rank does its actions in order, so ranks must not wait for each other in a cycle: none of
+them would ever go on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Where = tuple[int, int]  # a rank, and the place in its list, from 0
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be done, or would not do what a step of training is."""
+    """A schedule that cannot be done, or that would not be a step of training."""
 
 
 def validate(
@@ -32,12 +32,12 @@ def validate(
 def violation(
     schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
 ) -> str | None:
-    """The first violation, or None where a schedule is good.
+    """The first violation, or None if the schedule is good.
 
-    stages, microbatches: how many there must be of each; None takes the schedule's word for it.
-    copies: of the model. With two, as in DualPipe, the first half of the stages is one copy and does the
-    first half of the microbatches, the second half the rest.
-    First means: in the lists, rank by rank; then what is missing; then who waits for whom.
+    stages, microbatches: how many there must be of each; None: as many as the schedule names.
+    copies: the number of copies of the model. With two, as in DualPipe, the first half of the stages is one
+    copy and does the first half of the microbatches, the second half the rest.
+    First means: in the lists, rank by rank; then missing actions; then ranks that wait for each other.
     """
     if not schedule or not any(schedule):
         return "the schedule is empty: no rank does anything"
@@ -55,10 +55,10 @@ def violation(
 
 
 def _malformed(schedule: Schedule) -> str | None:
-    """Entries that are no actions."""
+    """Entries that are not actions."""
     for rank, row in enumerate(schedule):
         if not isinstance(row, list | tuple):
-            return f"rank {rank}: {row!r} is no list of actions"
+            return f"rank {rank}: {row!r} is not a list of actions"
         if not row:
             return f"rank {rank} does nothing: its list is empty, and it holds no stage"
         for index, entry in enumerate(row):
@@ -67,9 +67,7 @@ def _malformed(schedule: Schedule) -> str | None:
                 return f"{where}: {entry!r} is neither an Action nor a Pair"
             for one in parts(entry):
                 if not isinstance(one, Action) or one.kind not in list(KINDS):
-                    return (
-                        f"{where}: {one!r} is no action: its kind must be one of {', '.join(KINDS)}"
-                    )
+                    return f"{where}: {one!r} is not an action: its kind must be one of {', '.join(KINDS)}"
                 for name, number in (("stage", one.stage), ("microbatch", one.microbatch)):
                     if not isinstance(number, int) or number < 0:
                         return f"{where}: {name} {number!r} of {one!r} must be a whole number from 0 on"
@@ -94,7 +92,7 @@ def _misplaced(schedule: Schedule) -> str | None:
 
 
 def _disorder(schedule: Schedule) -> str | None:
-    """Something done twice, or before what its own rank has to do first."""
+    """An action that is done twice, or before another that its rank has to do first."""
     done: dict[Action, int] = {}
     later = _places(schedule)
     for rank, index, one in _walk(schedule):
@@ -119,7 +117,7 @@ def _disorder(schedule: Schedule) -> str | None:
 def _foreign(
     places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
 ) -> str | None:
-    """Stages and microbatches that there are not, or a microbatch in the wrong copy of the model."""
+    """Stages and microbatches out of range, or a microbatch in the wrong copy of the model."""
     for one, (rank, index) in places.items():
         where = f"rank {rank}, action {index} ({one})"
         if one.stage >= stages:
@@ -138,13 +136,13 @@ def _foreign(
 def _missing(
     places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
 ) -> str | None:
-    """Passes that nobody does, and who waits for them."""
+    """Passes that no rank does, and the rank that waits for them."""
     ranks = {one.stage: rank for one, (rank, _) in places.items()}
     for microbatch, place in product(range(microbatches), range(length)):
         stage = microbatch // share * length + place
         if stage not in ranks:
             return (
-                f"nobody does stage {stage}: there are {stages} stages, and each lives on one rank"
+                f"no rank does stage {stage}: there are {stages} stages, and each lives on one rank"
             )
         gone = _gone(stage, microbatch, places)
         if gone is None:
@@ -170,7 +168,7 @@ def _gone(stage: int, microbatch: int, places: dict[Action, Where]) -> Action | 
 
 
 def _deadlock(schedule: Schedule, places: dict[Action, Where], length: int) -> str | None:
-    """Do every action once its input is there; who is left over waits in a cycle."""
+    """Do every action once its input is there; ranks that are left over wait in a cycle."""
     done: set[Action] = set()
     heads = [0] * len(schedule)
     moved = True
@@ -192,7 +190,7 @@ def _cycle(
     schedule: Schedule, places: dict[Action, Where], length: int, heads: Sequence[int],
     done: set[Action], rank: int,
 ) -> str:  # fmt: skip
-    """Follow who waits for whom from `rank` until a rank comes again."""
+    """Go from `rank` to the rank that it waits for, and so on, until a rank comes again."""
     waits: dict[int, str] = {}
     while rank not in waits:
         entry = schedule[rank][heads[rank]]
@@ -211,7 +209,7 @@ def _cycle(
 
 
 def _wants(entry: Action | Pair, length: int, done: set[Action]) -> Action | None:
-    """What an action still waits for, if anything."""
+    """The output that an action still waits for, or None."""
     for one in parts(entry):
         needed = source(one, length)
         if needed is not None and needed not in done:

@@ -669,7 +669,7 @@ def test_wrong_schedules_stages_and_batches_are_refused_before_anything_is_sent(
         (ScheduleError, "there is no stage 2, only 0 to 1"),
         (ValueError, "there are no microbatches"),
         (ScheduleError, "the schedule is empty"),
-        (ScheduleError, "rank 0: 5 is no list of actions"),
+        (ScheduleError, "rank 0: 5 is not a list of actions"),
         (ValueError, "was given no stage"),
         (ValueError, "was given stages [0], but in this schedule it holds [1]"),
     ]

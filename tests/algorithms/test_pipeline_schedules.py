@@ -171,7 +171,7 @@ def test_pauses_and_blanks_are_left_out_and_other_cells_refused():
     assert from_text("( 0F3 ; 7B1 )OVERLAP_F_B") == [[pair]]
     assert str(pair) == "(0F3;7B1)OVERLAP_F_B"
     for cell in ("0SEND_F1", "0X1", "F0", "0F", "(0F1)OVERLAP_F_B", "(0F1;1B0)"):
-        with pytest.raises(ValueError, match=r"row 1: .* is no action\. Write stage"):
+        with pytest.raises(ValueError, match=r"row 1: .* is not an action\. Write stage"):
             from_text(f"0F0\n{cell}\n")
 
 
@@ -263,10 +263,10 @@ def test_the_first_violation_is_a_sentence(text, sentence):
     ("schedule", "sentence"),
     [
         ([["0F0"]], "rank 0, action 0: '0F0' is neither an Action nor a Pair"),
-        ([[Action(0, "F", 0)], 3], "rank 1: 3 is no list of actions"),
-        ([[Action(0, [], 0)]], "is no action: its kind must be one of F, B, I, W"),
+        ([[Action(0, "F", 0)], 3], "rank 1: 3 is not a list of actions"),
+        ([[Action(0, [], 0)]], "is not an action: its kind must be one of F, B, I, W"),
         ([[None]], "rank 0, action 0: None is neither an Action nor a Pair"),
-        ([[Action(0, "X", 0)]], "is no action: its kind must be one of F, B, I, W"),
+        ([[Action(0, "X", 0)]], "is not an action: its kind must be one of F, B, I, W"),
         ([[Action(-1, "F", 0)]], "stage -1 of .* must be a whole number from 0 on"),
         ([[Action(0, "F", 0.5)]], "microbatch 0.5 of .* must be a whole number from 0 on"),
     ],
@@ -280,7 +280,7 @@ def test_sizes_are_held_when_they_are_given():
     schedule = one_f_one_b(3, 4)
     assert violation(schedule, 3, 4) is None
     assert violation(schedule, 4, 4) == (
-        "nobody does stage 3: there are 4 stages, and each lives on one rank"
+        "no rank does stage 3: there are 4 stages, and each lives on one rank"
     )
     assert violation(schedule, 2, 4) == ("rank 2, action 0 (2F0): there is no stage 2, only 0 to 1")
     assert violation(schedule, 3, 3) == (
@@ -312,7 +312,7 @@ def test_any_lost_action_is_found(name, seed):
     gone = damaged[rank].pop(lost)
     found = violation(damaged, stages, sizes[1], copies(name))
     assert found is not None, (sizes, str(gone))
-    assert f"rank {rank}" in found or "nobody does stage" in found
+    assert f"rank {rank}" in found or "no rank does stage" in found
 
 
 def with_warm_up(stages: int, microbatches: int, rank: int, warm_up: int) -> list:

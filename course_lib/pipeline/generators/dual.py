@@ -14,11 +14,11 @@ def dualpipe(stages: int, microbatches: int) -> list[list[Action | Pair]]:
     """DualPipe: two copies of the model, in opposite directions; half of the microbatches enter at each end.
 
     Rank i holds stage i of one copy and stage p-1-i of the other, numbered p + (p-1-i); the first m/2
-    microbatches go through stages 0 to p-1, the others through p to 2p-1. `copies=2` says so to `validate`
-    and `simulate`. Each rank idles (p/2-1)(F&B + B - 3W), F&B the time of a pair computed as one block, B
-    that of a whole backward; holds up to p+1 activations, and the weights twice.
-    The formula needs F = I >= W; where a pair takes less than F + B, the ranks of the middle idle so long
-    and the others less. Needs an even p, and an even m of at least 2p.
+    microbatches go through stages 0 to p-1, the others through p to 2p-1. Pass `copies=2` to `validate` and
+    `simulate`. Each rank idles (p/2-1)(F&B + B - 3W): F&B is the time of a pair computed as one block, B
+    that of a whole backward. It holds up to p+1 activations, and the weights twice.
+    The formula needs F = I >= W; if a pair takes less than F + B, the ranks of the middle idle so long and
+    the others less. Needs an even p, and an even m of at least 2p.
     """
     if stages % 2:
         raise ValueError(
@@ -41,7 +41,7 @@ def dualpipe_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
 
     Rank i holds stages i and 2p-1-i of one copy, as in ZB-V, and does what rank i of DualPipe on 2p ranks
     does. Each rank idles (p-1)(F&B + B - 3W), in times of one stage, and holds up to 2p+1 activations of
-    one stage. Needs m >= 2p; the formula, as above.
+    one stage. Needs m >= 2p; the formula has DualPipe's conditions.
     """
     counted(stages, microbatches, least=2 * stages)
     rows = []
@@ -54,20 +54,23 @@ def dualpipe_v(stages: int, microbatches: int) -> list[list[Action | Pair]]:
 
 
 def _dual(row: Row, near: int, far: int, half: int, place: int, microbatches: int) -> None:
-    """The eight phases. `near` is the stage whose end of the pipeline is `place` ranks away; the other
-    direction comes from `far`, over the middle, where rank `half` - 1 is."""
+    """The eight phases.
+
+    `near` is the stage whose end of the pipeline is `place` ranks away; `far` is that of the other direction,
+    which comes over the middle, where rank `half` - 1 is.
+    """
     below = half - 1 - place
     for _ in range(2 * below):  # fill from the near end
         row.do("F", near)
     for _ in range(place + 1):  # both directions go forward
         row.do("F", near, far)
-    for _ in range(below):  # the first of the far direction come back
+    for _ in range(below):  # the first microbatches of the far direction come back
         row.do("I", far)
         row.weight()
         row.do("F", far)
     for k in range(microbatches - 2 * half + place + 1):  # the steady state: always a pair
         if k == 0 and below == 0:
-            row.do("F", near)  # in the middle the first two apart: the backward must not wait
+            row.do("F", near)  # in the middle the first two are no pair: the backward must not wait
             row.do("B", far)
         else:
             row.pair(near, far)
@@ -75,7 +78,7 @@ def _dual(row: Row, near: int, far: int, half: int, place: int, microbatches: in
     for _ in range(below):  # the near end has no forwards left
         row.do("B", far)
         row.pair(far, near)
-    for k in range(2 * (place + 1)):  # nor the far one: from the middle on W is kept for the end
+    for k in range(2 * (place + 1)):  # nor has the far end: from halfway on, W is kept for the end
         kind = "I" if k > place else "B"
         row.do(kind, near if k % 2 else far)
     for _ in range(below):

@@ -10,8 +10,8 @@ from ..actions import Action, Pair
 class Row:
     """Counts microbatches: each stage's passes of a kind take them in order.
 
-    microbatches: those of each stage of the rank, in order. What would come after the last is left out,
-    so that a schedule made for many microbatches serves for few.
+    microbatches: those of each stage of the rank, in order. A pass after the last of them is left out, so
+    that a schedule for many microbatches serves for few.
     """
 
     def __init__(self, microbatches: dict[int, range]):
@@ -21,22 +21,22 @@ class Row:
         self._awaiting_weight: deque[Action] = deque()
 
     def do(self, kind: str, *stages: int) -> None:
-        """One action of this kind on each of the stages, in this order."""
+        """Add one action of this kind on each of the stages, in this order."""
         for stage in stages:
             self.actions += self._take(stage, kind)
 
     def pair(self, forward: int, backward: int) -> None:
-        """A forward of one stage overlapped with a backward of another."""
+        """Add a forward of one stage overlapped with a backward of another."""
         both = [*self._take(forward, "F"), *self._take(backward, "B")]
         self.actions += [Pair(*both)] if len(both) == 2 else both
 
     def weight(self) -> None:
-        """The oldest W that is still to be done."""
+        """Add the oldest W that is still to be done."""
         if self._awaiting_weight:
             self.actions.append(self._awaiting_weight.popleft())
 
     def weights(self) -> None:
-        """Every W that is still to be done."""
+        """Add every W that is still to be done."""
         while self._awaiting_weight:
             self.weight()
 

@@ -28,7 +28,7 @@ def gpipe(stages: int, microbatches: int) -> list[Row]:
     """All forwards, then all backwards.
 
     Each rank idles (p-1)(F+B), if all stages take the same time: (p-1)/m of the ideal time, and
-    (p-1)/(m+p-1) of the total. Holds the activations of all m microbatches.
+    (p-1)/(m+p-1) of the total. It holds the activations of all m microbatches.
     Source: Huang et al., GPipe, NeurIPS 2019, section 2.3.
     """
     counted(stages, microbatches)
@@ -40,7 +40,7 @@ def one_f_one_b(stages: int, microbatches: int) -> list[Row]:
     """A backward as soon as there is one: warm up with forwards, then one forward, one backward.
 
     The last stage can go backward at once; each stage before it runs one forward more ahead. The bubble is
-    GPipe's, (p-1)(F+B) a rank: what it saves is memory, min(m, p-i) microbatches on stage i, and not m.
+    GPipe's, (p-1)(F+B) a rank, but it takes less memory: stage i holds min(m, p-i) microbatches, and not m.
     Also called PipeDream-Flush. Source: Narayanan et al., Efficient Large-Scale Language Model Training
     on GPU Clusters Using Megatron-LM, SC 2021, section 2.2.1.
     """
@@ -57,7 +57,7 @@ def interleaved_one_f_one_b(stages: int, microbatches: int, chunks: int = 2) -> 
     """1F1B on a loop: rank i holds stages i, p+i, 2p+i, ..., each 1/v of its layers.
 
     A microbatch passes each rank v times; the pipeline fills in steps of F/v, so each rank idles
-    (p-1)(F+B)/v. Paid for with v times the messages and with memory: rank i holds up to
+    (p-1)(F+B)/v. The price is v times the messages, and memory: rank i holds up to
     min(mv, 2(p-1-i) + (v-1)p + 1) activations of 1/v of a rank's layers.
     Microbatches go round in groups of p, so m must be a multiple of p.
     Source: Narayanan et al. 2021, section 2.2.2; the length of the warm-up is Megatron-LM's.

@@ -99,7 +99,7 @@ def interleaved_one_f_one_b(stages, microbatches, chunks=2):
 
 
 # %% wrong: always two chunks
-# says: nobody does stage 6
+# says: no rank does stage 6
 from course_lib.pipeline import Action
 
 
