@@ -1,8 +1,8 @@
 """The three criteria by which every strategy of the course is judged, measured in the ranks.
 
-Lecture 003 asks of a way to distribute training that it has little *redundant computation*, a small
-*peak memory* and little *communication*. `costs` counts the first two in a rank while a job runs
-there, the ledger has counted the third, and `scorecard` puts them side by side:
+A good way to distribute training has little *redundant computation*, a small *peak memory* and little
+*communication* (lecture 003). `costs` counts the first two in a rank while a job runs there, the ledger
+has counted the third, and `scorecard` puts them side by side:
 
     def job():
         mine = torch.ones(1_000_000)
@@ -13,8 +13,8 @@ there, the ledger has counted the third, and `scorecard` puts them side by side:
     scorecard({"ring_shift": launch(job, world_size=4)}, unit=4_000_000)
 
 Both counts are exact and the same in every run: they come from the operations that PyTorch
-dispatches, not from clocks or the operating system. What a backend allocates inside itself is not
-seen.
+dispatches, not from clocks or the operating system. They do not include memory that a backend allocates
+inside itself.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ REDUCTIONS = {"sum", "mean", "amax", "amin"}  # one for each element that goes i
 
 @dataclass
 class Costs:
-    """What one rank spent: floating-point operations, and bytes of tensors alive at the worst time."""
+    """The costs of one rank: floating-point operations, and bytes of tensors alive at the worst time."""
 
     flops: int = 0
     peak_bytes: int = 0
 
 
 class JobRun(Protocol):
-    """What `launch` returns: the ranks' results and the ledger."""
+    """The result of `launch`: the ranks' results and the ledger."""
 
     ledger: Ledger
 
@@ -58,7 +58,7 @@ class JobRun(Protocol):
 
 @contextlib.contextmanager
 def costs(*resident: torch.Tensor) -> Iterator[Costs]:
-    """In a rank: count what the block computes and how many bytes of tensors are alive at once.
+    """In a rank: count the operations of the block, and the bytes of tensors that are alive at once.
 
     resident: tensors that exist already and belong to the job, such as its input. The counts are
     in the yielded `Costs`, during and after the block.
@@ -189,11 +189,11 @@ class Scorecard:
 
 
 def scorecard(runs: Mapping[str, JobRun], *, unit: float, flops_alone: float = 0) -> Scorecard:
-    """Lecture 003's three criteria for several runs whose ranks each returned their `costs`.
+    """The three criteria for several runs whose ranks each returned their `costs`.
 
-    runs: by the strategy's name, what `launch` returned. unit: bytes of the job's tensor, called M.
-    flops_alone: FLOPs that one process needs for the same job; 0 where the job computes nothing.
-    ValueError where a rank returned something else.
+    runs: by the strategy's name, the result of `launch`. unit: bytes of the job's tensor, called M.
+    flops_alone: FLOPs that one process needs for the same job; 0 if the job computes nothing.
+    ValueError if a rank returned something else.
     """
     return Scorecard([_row(name, run) for name, run in runs.items()], unit, flops_alone)
 

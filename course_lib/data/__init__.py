@@ -1,9 +1,9 @@
-"""What the course's models learn from: real text that every machine has, and batches of it.
+"""The training text of the course's models: real text that every machine has, and batches of it.
 
     text.py       the sources of Python's standard library, as bytes: library_text, decode
-    batches.py    which part of it a rank sees in a step: batch
+    batches.py    batch: the part of it that a rank sees in a step
 
-Nothing is downloaded and nothing written. A token is a byte, the vocabulary 256.
+Nothing is downloaded and nothing written. A token is a byte; the vocabulary has 256 tokens.
 """
 
 from course_lib.data.batches import batch

@@ -1,11 +1,11 @@
 """Batches that depend on the seed and the step alone, however many ranks share them.
 
-Every rank draws where all rows of the batch begin, and cuts out its own: the batches of N ranks, put
+Every rank draws where all rows of the batch begin, and cuts out its own rows: the batches of N ranks, put
 together in the order of the ranks, are the batch of one. Nothing is sent and nothing is remembered, so
 a run that stopped goes on at any step with the batches that it would have seen.
 
-Rows begin anywhere, drawn with replacement: there are no epochs, as one does in pretraining on more text
-than is ever seen. (`course_lib.data_parallel.shard_indices` deals out a data set that has an end.)
+Rows begin anywhere, drawn with replacement: there are no epochs, as in pretraining on more text than the
+model ever sees. (`course_lib.data_parallel.shard_indices` deals out a data set that has an end.)
 
 This file imports torch only.
 """
@@ -31,11 +31,11 @@ def batch(
     """`rank`'s inputs and targets in `step`: two int64 tensors (batch_size / world_size, length).
 
     targets[i, j] is the token after inputs[i, j]. text: tokens, one after the other, on the CPU.
-    batch_size: rows of all ranks together. seed: the same on all ranks; another one has other batches
+    batch_size: rows of all ranks together. seed: the same on all ranks; another seed gives other batches
     in every step.
 
-    Raises ValueError where the rows cannot be shared equally, where the text is no longer than `length`,
-    and for a rank outside 0 .. world_size - 1.
+    Raises ValueError if the rows cannot be shared equally, if the text is not longer than `length`, or if
+    the rank is outside 0 .. world_size - 1.
     """
     _check(len(text), batch_size, length, rank, world_size)
     # torch's generator keeps 32 bits of a seed; from a string Python's mixes all of seed and step.

@@ -1,15 +1,15 @@
 """The sources of Python's standard library as a training text: 7 MB of code and English.
 
 Every machine that runs the course has them, so nothing is downloaded. MODULES are those that all of
-Python 3.11 to 3.14 have, wherever they come from; tests, tables and what distributions patch or leave out
-are not among them. In alphabetical order they are the same text on every machine with the same Python.
+Python 3.11 to 3.14 have, wherever they come from; tests, tables and modules that distributions patch or leave
+out are not among them. In alphabetical order they are the same text on every machine with the same Python.
 
 Between versions the text differs as the library does: of their lines 3.11.2 and 3.11.7 have 99 % in common,
-3.11.7 and 3.12.1 97 %, 3.11.7 and 3.13.0 92 %. The same batch then begins elsewhere, so that losses are to
-be compared, step by step, between machines with the same version only.
+3.11.7 and 3.12.1 97 %, 3.11.7 and 3.13.0 92 %. The same batch then begins elsewhere, so compare losses, step
+by step, only between machines with the same version.
 
 VALIDATION names the modules that are held back, a tenth of the text: whole modules, so that no model
-has seen the beginning of what it is tested on.
+has seen the beginning of a text on which it is tested.
 
 This file imports torch only.
 """
@@ -45,11 +45,11 @@ SPLITS = ("train", "validation")
 
 @functools.cache
 def library_text(split: str = "train") -> Tensor:
-    """The bytes of one of SPLITS, a uint8 tensor on the CPU, which all callers share: not to be written to.
+    """The bytes of one of SPLITS, a uint8 tensor on the CPU. All callers share it: do not write to it.
 
     Read once in each process, in some tens of milliseconds. Line ends are those of Unix.
 
-    Raises ValueError for another split, FileNotFoundError where Python came without its sources.
+    Raises ValueError for another split, FileNotFoundError if Python came without its sources.
     """
     if split not in SPLITS:
         raise ValueError(f"split is {' or '.join(SPLITS)}, not {split!r}")
@@ -60,12 +60,12 @@ def library_text(split: str = "train") -> Tensor:
 
 
 def decode(tokens: Tensor) -> str:
-    """The text that a one-dimensional tensor of bytes spells; what is no UTF-8 becomes U+FFFD."""
+    """The text that a one-dimensional tensor of bytes spells; bytes that are not UTF-8 become U+FFFD."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")
 
 
 def _files(library: Path, name: str) -> list[Path]:
-    """The sources of a module, or of a package and what it holds, without its tests."""
+    """The sources of a module, or of a package with its modules, without its tests."""
     if (library / f"{name}.py").is_file():
         return [library / f"{name}.py"]
     inside = [path.relative_to(library) for path in (library / name).rglob("*.py")]

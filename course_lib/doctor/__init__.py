@@ -1,7 +1,7 @@
 """What can this machine do, and what is wrong with it? `python -m course_lib.doctor`
 
 Every check gives one line, marked "ok", "note" (works, but good to know) or "problem" (something in
-the course will fail), and says what to do about it. The exit code is 0 when there is no problem. In
+the course will fail), and says what to do about it. The exit code is 0 if there is no problem. In
 a notebook: `from course_lib import doctor; doctor.report()`.
 """
 
@@ -64,7 +64,7 @@ def summary(found: list[Finding]) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in order; on another system than Linux only what can be said there."""
+    """All findings, in order; on a system other than Linux only the findings that are possible there."""
     yield system()
     yield python()
     yield pytorch()

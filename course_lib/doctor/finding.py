@@ -12,7 +12,7 @@ INDENT = 27
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `advice` says what to do; it is empty when there is nothing to do."""
+    """One line of the report. `advice` says what to do; it is empty if there is nothing to do."""
 
     status: Literal["ok", "note", "problem"]
     subject: str

@@ -1,4 +1,4 @@
-"""What the machine, or the container, gives: memory, cores, files."""
+"""The resources of the machine, or of the container: memory, cores, files."""
 
 from __future__ import annotations
 

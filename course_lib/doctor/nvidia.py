@@ -1,4 +1,4 @@
-"""GPUs, what joins them, NCCL, and the backend that follows from these."""
+"""GPUs, the links between them, NCCL, and the backend that follows from these."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def nccl() -> Finding:
 
 
 def ask_nvidia(*arguments: str) -> str:
-    """What nvidia-smi prints; "" where it is missing or fails."""
+    """The output of nvidia-smi; "" if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

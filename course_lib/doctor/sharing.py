@@ -2,7 +2,7 @@
 
 The course needs four ranks, and NCCL used to take a GPU for each. From 2.30 on ranks may share one
 (NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE, "experimental"). PyTorch's wheels bring an older NCCL, as a
-package of its own that can be replaced. Nothing is installed here: two lines say how.
+package of its own that can be replaced. The doctor installs nothing: its report has the two lines for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WHEEL = "2.30.7"
 
 
 def shared_gpus() -> Finding:
-    """Whether ranks can share this machine's GPUs, tried with two on one of them."""
+    """Whether ranks can share this machine's GPUs, from a trial with two ranks on one GPU."""
     machine = gpus.gpu_count()
     if not machine or not dist.is_nccl_available():
         return Finding(
@@ -64,7 +64,7 @@ def add_up() -> float:
 
 
 def ranks_for(machine: int) -> int:
-    """Ranks on each of these GPUs with which a session has enough."""
+    """The number of ranks on each of these GPUs that is enough for a session."""
     return max(2, -(-ENOUGH // machine))
 
 

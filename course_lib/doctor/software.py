@@ -1,4 +1,4 @@
-"""The operating system, Python and PyTorch, and what they give and hold back."""
+"""The operating system, Python and PyTorch, and the features that they have and lack."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pytorch(version: str = torch.__version__) -> Finding:
 
 
 def compiled(file: str = str(torch.__file__)) -> Finding | None:
-    """A note if Python cannot keep what it compiles of PyTorch; this process has just imported it.
+    """A note if Python cannot keep its compiled files of PyTorch, which this process has just imported.
 
     Measured with PyTorch 2.13 on two cores: a first launch of 7 s instead of 2 s.
     """

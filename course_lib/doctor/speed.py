@@ -1,7 +1,7 @@
 """How fast are two ranks? A ping-pong, and the two numbers that every cost formula needs.
 
-A message of n bytes takes about `alpha + n * beta` seconds: alpha is the latency, what a message
-costs before its first byte arrives, and beta is the time of one byte, the inverse of the bandwidth
+A message of n bytes takes about `alpha + n * beta` seconds: alpha is the latency, the time of a message
+before its first byte arrives, and beta is the time of one byte, the inverse of the bandwidth
 (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). Both are measured here on the ranks
 that the course itself uses, its record of every message included, because that is what the
 student's own collectives will meet.
@@ -41,7 +41,7 @@ class Link:
         return 1 / self.beta
 
     def seconds(self, nbytes: float) -> float:
-        """What the two numbers predict for one message of `nbytes`."""
+        """The prediction of the two numbers for one message of `nbytes`."""
         return self.alpha + self.beta * nbytes
 
     def __str__(self) -> str:
@@ -87,9 +87,9 @@ def fit(table: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(alpha, beta) with the least sum of squared *relative* errors of alpha + beta * bytes.
 
     Relative, so that the small messages count as much as the large ones: a plain least-squares fit
-    would let the noise of the largest message decide the latency. Where noise makes one of them
-    negative, it is taken to be a hundredth of what the largest (beta) or smallest (alpha) message
-    took, and the other is fitted to that.
+    would let the noise of the largest message decide the latency. If noise makes one of them negative,
+    it becomes a hundredth of the time of the largest (beta) or smallest (alpha) message, and the other
+    is fitted to that.
 
     table: pairs of bytes and seconds, of at least two different sizes; ValueError otherwise.
     """

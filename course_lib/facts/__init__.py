@@ -1,6 +1,6 @@
 """Every constant and closed form that the course uses, with its source beside it.
 
-    costs.py      what a collective costs: bytes, rounds, seconds, as functions of N and M
+    costs.py      costs of collectives: bytes, rounds, seconds, as functions of N and M
     exact.py      the same to the byte, for one rank and a size that N need not divide
     hardware.py   links: how many bytes a second they carry each way
     data_parallel.py  a step of replicas: bytes, exposed time, scaling efficiency
@@ -8,7 +8,7 @@
     zero.py       ZeRO: bytes that a rank keeps and sends, by stage
     tensor_parallel.py  a layer over n ranks: bytes sent, bytes kept for backward, when it pays
     transformer.py  a transformer: parameters, and FLOPs of training it
-    pipeline.py   a pipeline: what its ranks idle and hold, by schedule
+    pipeline.py   a pipeline: its bubble, and the memory of its ranks, by schedule
     context_parallel.py  attention over a spread sequence: bytes, idling ranks, when it hides, what fits
 
 A later topic adds a module here and its names below.

@@ -1,6 +1,6 @@
-"""What compressed averages of gradients send, to the byte, by each rank of n.
+"""Bytes that each of n ranks sends for a compressed average of gradients, exactly.
 
-Written from the description of each algorithm, not from its code: the tests hold the ledger against it.
+The formulas follow the description of each algorithm, not its code: the tests hold the ledger against them.
 Built-in collectives count as the ledger books them: an all-reduce of M bytes 2 (n-1)/n M, an all-gather or
 all-to-all of M bytes in all (n-1)/n M. numel: elements of the tensor. Scales have 4 bytes.
 """
@@ -34,7 +34,7 @@ def topk_bytes(n: int, numel: int, fraction: float, itemsize: int = 4, index: in
 
 
 def topk_break_even(fraction: float, itemsize: int = 4, index: int = 4) -> float:
-    """The number of ranks from which on top-k sends no less than the uncompressed all-reduce.
+    """The number of ranks from which on top-k sends as much as the uncompressed all-reduce, or more.
 
     (n-1) fraction (itemsize + index) = 2 (n-1)/n itemsize. 1 %, 4-byte indices and values: 100.
     """
@@ -54,7 +54,7 @@ def int8_bytes(n: int, numel: int, block: int = 256) -> int:
 def int8_gather_bytes(n: int, numel: int, block: int = 256) -> int:
     """The alternative, an all-gather of all ranks' int8 tensors: (n-1) (numel + scales).
 
-    From 8 ranks on no less than float32's 2 (n-1)/n x 4 numel.
+    From 8 ranks on, this is as much as float32's 2 (n-1)/n x 4 numel, or more.
     """
     return (n - 1) * (numel + SCALE_BYTES * math.ceil(numel / block))
 
@@ -89,7 +89,7 @@ def sign_bytes(n: int, numels: Iterable[int]) -> int:
 def one_bit_adam_ratio(warmup: float, bits: int = 16) -> float:
     """How many times less 1-bit Adam sends in a whole run, of which the share `warmup` is uncompressed.
 
-    bits: of an element of the uncompressed gradient. A warm-up of 15 %, against 16 bits: 4.9 times, the
+    bits: those of an element of the uncompressed gradient. A warm-up of 15 %, against 16 bits: 4.9 times, the
     "up to 5 times" of Tang et al., 1-bit Adam, ICML 2021; against 32 bits 5.7.
     """
     return 1 / (warmup + (1 - warmup) / bits)

@@ -1,4 +1,4 @@
-"""Context parallelism: what attention over a spread sequence sends, who idles, when it hides, what fits.
+"""Context parallelism: bytes that attention over a spread sequence sends, idle ranks, overlap, memory.
 
 n ranks hold tokens / n each; tokens = batch * seq of the whole. width = heads * head_dim, of q and of the
 output; kv_width = kv_heads * head_dim, of k and of v. Layouts are those of `course_lib.context_parallel`.
@@ -25,8 +25,8 @@ def ring_attention_bytes(
     """Bytes that each rank sends in one attention.
 
     forward: its keys and values, and those that come by, n - 1 times. backward: the same, and n times their
-    gradients, in float32 at least: the last time brings them home. (n - 1 times would do where a rank keeps
-    the share of its own queries until the rest is home; PyTorch and ring-flash-attention send n times too.)
+    gradients, in float32 at least: the last time brings them home. (n - 1 times would do if a rank kept the
+    share of its own queries until the rest is home; PyTorch and ring-flash-attention send n times too.)
 
     131,072 tokens, 8 ranks, 8 key heads of 128, bf16: 470 MB forward, 1.54 GB backward.
     """
@@ -47,8 +47,8 @@ def ring_attention_messages(n: int, direction: str = "forward") -> int:
 def ulysses_bytes(n: int, tokens: float, width: int, kv_width: int, itemsize: int = 2) -> float:
     """Bytes that each rank sends in one attention, forward as backward.
 
-    (n-1)/n of the rank's q, k, v and output, by all-to-alls. What each rank sends falls with n; in a ring it
-    does not. As many ranks as heads of keys can take part.
+    (n-1)/n of the rank's q, k, v and output, by all-to-alls. These bytes fall with n; those of a ring do not.
+    At most as many ranks as heads of keys can take part.
     """
     return (n - 1) / n * tokens / n * (2 * width + 2 * kv_width) * itemsize
 
@@ -67,7 +67,7 @@ def ulysses_ring_bytes(
     return inside, ring_attention_bytes(r, tokens, kv_width, itemsize, direction) / u
 
 
-# ---- who idles under a causal mask
+# ---- idle ranks under a causal mask
 
 
 def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
@@ -75,7 +75,7 @@ def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
 
     layout: "contiguous", "striped" or "zigzag"; its parts (zigzag: 2n of them) must be equal.
     With c = seq / n tokens a rank: contiguous c^2 or nothing after the first step, in which all have the
-    diagonal, c(c+1)/2. striped: c(c+1)/2 where the keys' owner does not come after the rank, else c(c-1)/2.
+    diagonal, c(c+1)/2. striped: c(c+1)/2 if the keys' owner does not come after the rank, else c(c-1)/2.
     zigzag: two squares of c/2 in every step, and in the first a diagonal more.
     """
     parts = 2 * n if layout == "zigzag" else n
@@ -134,9 +134,9 @@ def hiding_block(
     """Tokens that each rank must hold for a step's messages to take no longer than its computing.
 
     forward: 4 c^2 width FLOPs take as long as 2 c kv_width itemsize bytes; with as many heads of keys as of
-    queries in 16 bits at c = FLOP/s over bytes/s, the paper's block. backward: 10 c^2 width, and gradients in
-    float32 are sent too: 1.2 times as many tokens in 16 bits. causal: half of the scores, as zigzag has them
-    in every step. kv_width None: width. alpha: seconds a message; then width matters too.
+    queries in 16 bits at c = FLOP/s over bytes/s, the paper's block. backward: 10 c^2 width, and the rank
+    also sends gradients in float32: 1.2 times as many tokens in 16 bits. causal: half of the scores, as
+    zigzag has them in every step. kv_width None: width. alpha: seconds a message; then width matters too.
 
     A100, 312 TFLOP/s: 1,040 tokens on NVLink (300 GB/s each way), 24,960 on 100 Gb/s.
     """
@@ -185,8 +185,8 @@ def attention_saved_bytes(
 ) -> float:
     """Bytes that tiled attention keeps for backward on each of n ranks: q, k, v, out, and lse in float32.
 
-    A ring's are the same: keys and values that came by are not kept, but sent again. 131,072 tokens, 32 heads
-    and 8 of keys of 128, bf16, 8 ranks: 338 MB; the scores alone would have 137 GB.
+    A ring keeps the same: keys and values that came by are not kept, but sent again. 131,072 tokens, 32 heads
+    and 8 of keys of 128, bf16, 8 ranks: 338 MB; the scores alone would take 137 GB.
     """
     return (
         tokens / n * ((2 * heads + 2 * kv_heads) * head_dim * itemsize + heads * max(4, itemsize))

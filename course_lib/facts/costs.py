@@ -1,12 +1,12 @@
-"""What a collective costs on n ranks: bytes, rounds, seconds.
+"""The costs of a collective on n ranks: bytes, rounds, seconds.
 
-An algorithm has the name of its function in `course_lib.collectives`; two that nobody should use are here
-for comparison, `naive_broadcast` (the root serves one rank after another) and `naive_all_reduce` (all send
+An algorithm has the name of its function in `course_lib.collectives`. Two bad algorithms are here for
+comparison, `naive_broadcast` (the root serves one rank after another) and `naive_all_reduce` (all send
 to one rank, which sends the sum back).
 
 The alpha-beta model: a message of B bytes takes alpha + beta B seconds, and a rank can send one and
 receive one at the same time (Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2",
-Parallel Computing 20, 1994; used so by Thakur, Rabenseifner and Gropp 2005).
+Parallel Computing 20, 1994; Thakur, Rabenseifner and Gropp 2005 use it so).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DISSEMINATION = (
 )
 COUNTING = "by counting the messages of the algorithm"
 
-TREE_BLOCKS = 4  # blocks of each half in double_binary_tree_all_reduce, unless it is told otherwise
+TREE_BLOCKS = 4  # blocks of each half in double_binary_tree_all_reduce, by default
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm costs on n > 1 ranks. Bytes are in units of M, the full tensor."""
+    """The costs of an algorithm on n > 1 ranks. Bytes are in units of M, the full tensor."""
 
     sent: Callable[[int], float]  # by the rank that sends most
     rounds: Callable[[int], int]  # messages that must follow one another
@@ -48,7 +48,7 @@ class Cost:
     serial: Callable[[int], float] | None = None  # one after another; None: the busier direction
 
     def busiest(self, n: int) -> float:
-        """Sent or received, whichever is more, by the rank that has most to do."""
+        """The bytes sent or received, whichever is more, by the rank that has most to do."""
         return max(self.sent(n), self.received(n) if self.received else 0)
 
 
@@ -63,7 +63,7 @@ def log2_down(n: int) -> int:
 
 
 def extra(n: int) -> int:
-    """1 when n is no power of two: then the ranks beyond the last one need a round in and a round out."""
+    """1 if n is not a power of two: then the ranks beyond the last one need a round in and a round out."""
     return int(n & (n - 1) != 0)
 
 
@@ -132,8 +132,8 @@ def rounds(algorithm: str, n: int) -> int:
 def seconds(algorithm: str, n: int, nbytes: float, alpha: float, beta: float) -> float:
     """rounds x alpha + bytes x beta, with the bytes that the busiest rank sends or receives.
 
-    That is the least that it can take. Where one rank's phases wait for each other it takes longer:
-    `serial_bytes` in place of the bytes.
+    This is the least time that it can take. If one rank's phases wait for each other, it takes longer: then
+    put `serial_bytes` in the place of the bytes.
     """
     cost = _cost(algorithm, n)
     return cost.rounds(n) * alpha + cost.busiest(n) * nbytes * beta if n > 1 else 0.0
@@ -143,7 +143,7 @@ def serial_bytes(algorithm: str, n: int, nbytes: float) -> float:
     """Bytes that pass one after another: the largest message of each round, added up.
 
     It differs from the busiest rank's bytes for naive_all_reduce (twice as much: first all come in,
-    then all go out) and where extra ranks are folded in and out (one M more). Of the double binary
+    then all go out) and if extra ranks are folded in and out (one M more). For the double binary
     tree it is the limit of many blocks, 2 M.
     """
     cost = _cost(algorithm, n)
@@ -155,7 +155,7 @@ def serial_bytes(algorithm: str, n: int, nbytes: float) -> float:
 def crossover_bytes(a: str, b: str, n: int, alpha: float, beta: float) -> float:
     """The size from which the one of a and b that moves fewer bytes is the faster, in bytes of M.
 
-    0.0 when it has no more rounds either, and so is never slower; math.inf when both move the same.
+    0.0 if it does not have more rounds either, and so is never slower; math.inf if both move the same.
     8 ranks, alpha 10 us, 10 GB/s: recursive doubling is faster than a ring below 880 KB.
     """
     first, second = _cost(a, n), _cost(b, n)
@@ -169,7 +169,7 @@ def crossover_bytes(a: str, b: str, n: int, alpha: float, beta: float) -> float:
 def least_bytes(n: int, nbytes: float) -> float:
     """The least that the busiest rank can send in an all-reduce: 2 (n-1)/n M (Patarasuk and Yuan 2009).
 
-    Each element's sum needs n - 1 messages to be made and n - 1 to be handed out: 2 (n-1) M in all.
+    For each element, n - 1 messages make the sum and n - 1 hand it out: 2 (n-1) M in all.
     """
     return 2 * share(n) * nbytes
 
@@ -210,7 +210,7 @@ def hierarchical_seconds(
     )
 
 
-# ---- built-in collectives: what the ledger books, and what nccl-tests prints
+# ---- built-in collectives: the bytes that the ledger books, and the figures of nccl-tests
 
 BUILT_INS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * share(n),
@@ -226,7 +226,7 @@ BUILT_INS: dict[str, Callable[[int], float]] = {
 
 
 def logical_bytes(op: str, n: int, nbytes: float) -> float:
-    """Bytes that the busiest rank of the built-in `op` is booked at: the bandwidth-optimal volume.
+    """Bytes booked for the busiest rank of the built-in `op`: the bandwidth-optimal volume.
 
     The backend may send more: gloo's reduce-scatter is an all-reduce on the wire, NCCL's tree sends 2 M.
     Source: nccl-tests, doc/PERFORMANCE.md, whose factors these are for the collectives that it lists.
@@ -237,9 +237,9 @@ def logical_bytes(op: str, n: int, nbytes: float) -> float:
 
 
 def bus_bandwidth(op: str, n: int, nbytes: float, time: float) -> float:
-    """nccl-tests' "busbw", bytes a second: nbytes / time, times what each rank must at least move of it.
+    """nccl-tests' "busbw", bytes a second: nbytes / time, times the share that each rank must at least move.
 
-    It can be held against a link's speed for any n. Source: nccl-tests, doc/PERFORMANCE.md.
+    You can compare it with a link's speed for any n. Source: nccl-tests, doc/PERFORMANCE.md.
     8 ranks all-reduce 4 GB in 0.1 s: 70 GB/s.
     """
     factors = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")

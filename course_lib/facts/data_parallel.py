@@ -1,7 +1,7 @@
-"""Data parallelism: what a step sends, how much of that time is exposed, and how well it scales.
+"""Data parallelism: the bytes of a step, the share of their time that is exposed, and the scaling.
 
-n ranks, one bucket or several of equal size; alpha seconds a message, beta seconds a byte. Backward is
-taken to make gradients at an even pace, and buckets to travel one at a time.
+n ranks, one bucket or several of equal size; alpha seconds a message, beta seconds a byte. The model:
+backward makes gradients at an even pace, and buckets travel one at a time.
 
 Source, unless another is named: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training, Proceedings of the VLDB Endowment 13 (2020), section 3.2, for the scheme; the formulas by
@@ -24,9 +24,10 @@ def data_parallel_bytes(
 ) -> float:
     """Bytes that each rank sends in a step: 2 (n-1)/n of the gradients', as booked for an all-reduce.
 
-    synchronisations: 1 with no_sync(), whatever is accumulated; K where K microbatches are each sent.
-    counted: samples are counted over the ranks: 8 bytes more to all-reduce.
-    parameters: their number where unused ones are asked for: a byte each.
+    synchronisations: 1 with no_sync(), however many microbatches are accumulated; K if gradients are sent
+    after each of K microbatches.
+    counted: True if the ranks count their samples together: 8 bytes more to all-reduce.
+    parameters: their number, if the ranks look for unused ones: a byte each.
 
     Source: Patarasuk and Yuan 2009 (see `least_bytes`). 7B parameters, bf16, 8 ranks: 24.5 GB.
     """

@@ -1,6 +1,6 @@
-"""What each rank of a collective sends, to the byte, also when n does not divide the size.
+"""Bytes that each rank of a collective sends, exactly, also if n does not divide the size.
 
-Written from the description of each algorithm, not from its code: the tests hold the ledger against it.
+The formulas follow the description of each algorithm, not its code: the tests hold the ledger against them.
 Messages of no bytes are not sent, and cost nothing here either.
 """
 
@@ -29,7 +29,7 @@ def exact_bytes(
     """Bytes that `rank` sends in `algorithm` of `course_lib.collectives` on n ranks.
 
     numel: elements of the full tensor (all shards or pieces together), of `itemsize` bytes each.
-    rank, root: ranks in the group; root (src or dst) counts for rooted algorithms alone.
+    rank, root: ranks in the group; root (src or dst) matters only for rooted algorithms.
     per_node: for `hierarchical_all_reduce`, whose nodes hold that many consecutive ranks.
     barrier: one byte a round, whatever numel is.
     """
@@ -57,7 +57,7 @@ def _naive_broadcast(n: int, numel: int, place: int) -> int:
 
 
 def _broadcast(n: int, numel: int, place: int) -> int:
-    """It has the tensor after round log2(place), and then serves place + 2^k while that exists."""
+    """The rank has the tensor after round log2(place), and then serves place + 2^k while that exists."""
     return numel * sum(place < 1 << k and place + (1 << k) < n for k in range(log2_up(n)))
 
 
@@ -88,7 +88,7 @@ def _ring_all_reduce(n: int, numel: int, r: int) -> int:
 
 
 def _recursive_doubling(n: int, numel: int, r: int) -> int:
-    """Every core rank in every round; an extra rank once, and its core rank once more."""
+    """Every core rank sends in every round; an extra rank sends once, and its core rank once more."""
     if r >= core(n):
         return numel
     return (log2_down(n) + (r + core(n) < n)) * numel
@@ -118,11 +118,11 @@ def _tree_links(place: int, n: int) -> int:
     lowest = place & -place
     if lowest == 1:
         return 1
-    return 2 + (place + 1 < n)  # anything to its right in its range gives it a second child
+    return 2 + (place + 1 < n)  # a rank to its right in its range gives it a second child
 
 
 def _hierarchical(n: int, numel: int, rank: int, per_node: int) -> int:
-    """Inside as two phases of a ring, across a ring on the chunk that the rank completed."""
+    """Inside the node the two phases of a ring; across nodes a ring on the chunk that the rank completed."""
     node, place = divmod(rank, per_node)
     inside = _ring_all_reduce(per_node, numel, place)
     return inside + _ring_all_reduce(
@@ -136,7 +136,9 @@ def _naive_all_reduce(n: int, numel: int, place: int) -> int:
 
 def _piece(n: int, numel: int) -> int:
     if numel % n:
-        raise ValueError(f"{numel} elements are no {n} equal pieces, which this algorithm needs")
+        raise ValueError(
+            f"{numel} elements cannot be cut into {n} equal pieces, which this algorithm needs"
+        )
     return numel // n
 
 

@@ -2,9 +2,9 @@
 
 Makers quote links in three ways that differ by up to 16: both directions together (NVLink), one direction
 (PCIe, usually), and bits (networks). Here every link is in bytes a second that one device sends while it
-receives as many; `quoted` is what the data sheet says. FLOP/s are those of dense products of matrices: data
-sheets print twice as many, which holds where half of the numbers are zeros ("with sparsity"). These are
-peaks: measured ones are lower.
+receives as many; `quoted` is the number on the data sheet. FLOP/s are those of dense products of matrices:
+data sheets print twice as many, which holds if half of the numbers are zeros ("with sparsity"). These are
+peaks: measured speeds are lower.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LINKS: tuple[Link, ...] = (
 
 
 def link(name: str) -> Link:
-    """The link of that name; the beginning of it is enough when it is the only one."""
+    """The link of that name; the beginning of the name is enough if no other link begins so."""
     found = [one for one in LINKS if one.name == name] or [
         one for one in LINKS if one.name.lower().startswith(name.lower())
     ]
@@ -77,7 +77,7 @@ NETWORK_ALPHA = 14e-6
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name; the beginning of it is enough."""
+    """The GPU of that name; the beginning of the name is enough."""
     found = [one for one in GPUS if one.name.lower().startswith(name.lower())]
     if len(found) != 1:
         raise ValueError(f"{name!r} is not one of the GPUs: {', '.join(o.name for o in GPUS)}")

@@ -1,9 +1,9 @@
-"""Pipelines: what a rank idles and what it holds, in closed form, for each schedule of the course.
+"""Pipelines: the idle time and the memory of a rank, in closed form, for each schedule of the course.
 
 p ranks (`stages`), m microbatches, v chunks a rank; F, I, W (`forward`, `input`, `weight`): seconds of one
-microbatch on all the layers of one rank, B = I + W; communication hidden or free. A bubble of one rank is
-the same on all ranks, where nothing else is said. Its fraction has two denominators, and the literature
-uses both: of the ideal time m (F + B), so that GPipe's is (p-1)/m, and of the total, (p-1)/(m+p-1).
+microbatch on all the layers of one rank, B = I + W; communication hidden or free. The bubble is the same on
+all ranks, unless a docstring says otherwise. Its fraction has two denominators, and the literature uses both:
+the ideal time m (F + B), so that GPipe's is (p-1)/m, and the total, (p-1)/(m+p-1).
 
 Sources: Huang et al., GPipe, NeurIPS 2019, section 2.3. Narayanan et al., PipeDream, SOSP 2019, section 3.3.
 Narayanan et al., Megatron-LM, SC 2021, section 2.2. Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024,
@@ -40,9 +40,9 @@ def pipeline_bubble(
 
     zero_bubble_h2 and zero_bubble_v: between a rank's own first action and its last, on the rank that idles
     most; ranks begin and end at different times, and the next step must follow without a barrier.
-    dualpipe and dualpipe_v: of the rank that idles most; of every rank where nothing is gained by
-    overlapping. overlapped: of a forward and a backward as one block, F + B if not given.
-    Raises ValueError where the formula does not hold.
+    dualpipe and dualpipe_v: of the rank that idles most; of every rank if overlapping saves no time.
+    overlapped: of a forward and a backward as one block, F + B if not given.
+    Raises ValueError if the formula does not hold.
     """
     _check(schedule, stages, microbatches)
     _check_durations(schedule, forward, input, weight)
@@ -100,8 +100,8 @@ def pipeline_activations(
     """The most activations, each of one stage and microbatch, that a rank holds for B or I to come.
 
     A stage is all layers of a rank; 1/v of them for interleaved_one_f_one_b, a half for zero_bubble_v and
-    dualpipe_v. What W still needs after I comes on top: up to i more on rank i for zero_bubble_h1, 2i for
-    zero_bubble_h2.
+    dualpipe_v. The tensors that W still needs after I come on top: up to i more on rank i for zero_bubble_h1,
+    2i for zero_bubble_h2.
     """
     _check(schedule, stages, microbatches)
     if not 0 <= rank < stages:
@@ -126,9 +126,10 @@ def pipeline_bytes_sent(
 ) -> float:
     """Bytes that a rank sends in a step: activations to the next stage, their gradients to the one before.
 
-    nbytes: of one microbatch's activation between two stages, and so of its gradient. chunks: stages of a
-    rank, which lie on the ranks in a loop: behind each of the last rank's but the model's last comes one of
-    the first rank's. The same for every schedule on such stages; what ranks share (a tied head) comes on top.
+    nbytes: of one microbatch's activation between two stages, and so of its gradient. chunks: the number of
+    stages of a rank. Stages lie on the ranks in a loop: each stage of the last rank but the model's last is
+    followed by one of the first rank. The result is the same for every schedule on such stages; shared
+    parameters (a tied head) come on top.
     """
     if not 0 <= rank < stages:
         raise ValueError(f"rank {rank} must lie in 0 .. {stages - 1}")
@@ -167,7 +168,7 @@ def _check(schedule: str, stages: int, microbatches: int) -> None:
 
 
 def _check_durations(schedule: str, forward: float, input: float, weight: float) -> None:
-    """Raise ValueError where the schedule waits for more than its formula knows of."""
+    """Raise ValueError if the schedule has waits that its formula does not contain."""
     if schedule == "zero_bubble_v" and not forward == input == weight:
         raise ValueError(
             "zero_bubble_v has no bubble only where forward, input and weight are equal"

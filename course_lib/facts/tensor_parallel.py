@@ -1,7 +1,7 @@
-"""Tensor and sequence parallelism: what a layer sends, what it keeps for backward, and when it pays.
+"""Tensor and sequence parallelism: bytes that a layer sends and keeps for backward, and when it pays.
 
-n ranks share every layer; tokens = batch * seq, of whole sequences, which all n ranks work on. A *region* is
-what stands between a column-parallel and a row-parallel layer, both included: an MLP, or an attention.
+n ranks share every layer; tokens = batch * seq, of whole sequences, which all n ranks work on. A *region*
+reaches from a column-parallel layer to a row-parallel layer, both included: an MLP, or an attention.
 `sequence` as in `course_lib.tensor_parallel`: None, whole sequences between the regions; "keep", parts of the
 sequence, and each region's gathered input is kept for backward; "regather", it is gathered again.
 
@@ -29,7 +29,7 @@ def tensor_parallel_bytes(
     """Bytes that each rank sends for one region, an MLP or an attention, in one direction.
 
     2 (n-1)/n of M = tokens * width * itemsize: an all-reduce, or a gather and a reduce-scatter. "regather"
-    gathers once more backward: 3 (n-1)/n M. Per element, whatever the hidden width: what is sent is x and y.
+    gathers once more backward: 3 (n-1)/n M. The hidden width does not matter: the ranks send only x and y.
 
     A micro-batch of 1 x 4,096 tokens, width 8,192, bf16, 8 ranks: 117 MB each way.
     """
@@ -46,11 +46,12 @@ def tensor_parallel_layer_bytes(
     direction: str = "forward",
     sequence: str | None = None,
 ) -> float:
-    """Bytes that each rank sends for one block: two regions, and the gradients of what is whole on all ranks.
+    """Bytes that each rank sends for one block: two regions, and the gradients of replicated parameters.
 
-    The latter backward: with `sequence` the weights of both norms and the two biases that are added to the
-    stream (each rank sees its tokens alone), and key and value weights of which there are fewer heads than
-    ranks (each copy sees its queries alone). Without either it is 4 (n-1)/n M a direction.
+    These gradients are sent backward. Replicated are, with `sequence`, the weights of both norms and the two
+    biases that are added to the stream (each rank sees only its tokens), and the key and value weights if
+    there are fewer of their heads than ranks (each copy sees only its queries). Without either the bytes are
+    4 (n-1)/n M a direction.
     """
     sent = 2 * tensor_parallel_bytes(n, tokens, shape.width, itemsize, direction, sequence)
     if direction == "forward":
@@ -73,8 +74,8 @@ def row_then_column_bytes(
     """Bytes that each rank sends for an MLP in the wrong order: row-parallel first, column-parallel second.
 
     forward: an all-reduce of the hidden features, since no activation function can be applied to terms of a
-    sum, and a gather of the output. backward: the same of their gradients. With hidden = 4 width 9 halves of
-    an all-reduce of M each way, where column and then row takes 2. The lectures draw both orders.
+    sum, and a gather of the output. backward: the same for their gradients. With hidden = 4 width it takes 9
+    halves of an all-reduce of M each way; column first and then row takes 2. The lectures draw both orders.
     """
     _check(direction, None)
     return least_bytes(n, tokens * hidden * itemsize) + _half(n, tokens * width * itemsize)
@@ -100,7 +101,7 @@ def vocab_parallel_loss_bytes(
 ) -> float:
     """Bytes that each rank sends: forward an all-reduce of three numbers a token, backward nothing.
 
-    itemsize: of the numbers: 4, float32, for logits of up to 32 bits. It does not depend on the vocabulary.
+    itemsize: of the numbers: 4, float32, for logits of up to 32 bits. The vocabulary does not matter.
     8,192 tokens, 8 ranks: 172 kB.
     """
     _check(direction, None)
@@ -108,14 +109,14 @@ def vocab_parallel_loss_bytes(
 
 
 def gathered_logits_bytes(n: int, tokens: int, vocab_size: int, itemsize: int = 2) -> float:
-    """Bytes that each rank sends where the logits are gathered instead (parts padded to the longest).
+    """Bytes that each rank sends if the logits are gathered instead (parts padded to the longest).
 
     8,192 tokens, vocabulary 50,257, bf16, 8 ranks: 721 MB, 4,000 times as much.
     """
     return _half(n, tokens * n * -(-vocab_size // n) * itemsize)
 
 
-# ---- what is kept for backward
+# ---- memory kept for backward
 
 
 def korthikanti_activations(
@@ -216,8 +217,8 @@ def tensor_parallel_seconds(
     """Seconds of computing and of communicating, of `regions` regions in one direction on each of n ranks.
 
     flops: of all ranks together. nbytes: M, the bytes of one whole activation (tokens * width * itemsize),
-    all-reduced by a ring after each region: 2 (n-1) alpha + 2 (n-1)/n M beta. What is sent cannot be hidden
-    behind the same layer, which waits for it: the sum of the two is the time.
+    all-reduced by a ring after each region: 2 (n-1) alpha + 2 (n-1)/n M beta. Communication cannot hide
+    behind the same layer, which waits for it: the time is the sum of the two.
     """
     return flops / n / flops_per_second, regions * seconds(
         "ring_all_reduce", n, nbytes, alpha, beta

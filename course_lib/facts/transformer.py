@@ -1,10 +1,10 @@
 """A transformer that predicts the next token: its parameters, and the FLOPs of training it.
 
-A FLOP is a multiplication or an addition, so that a matrix of P parameters costs 2P a token; what is not a
-product of matrices (norms, softmax, activation functions, embedding look-ups) is not counted. Backward
-computes two products for each of forward's, one for the gradient of each factor.
+A FLOP is a multiplication or an addition, so that a matrix of P parameters costs 2P a token; only products
+of matrices are counted (no norms, softmax, activation functions, embedding look-ups). Backward computes two
+products for each of forward's, one for the gradient of each factor.
 
-`Shape` says which sizes are asked for; `course_lib.models.GPTConfig` has them.
+`Shape` lists the sizes that the functions need; `course_lib.models.GPTConfig` has them.
 
 Sources: Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1 and table 1 (2N forward, 6N
 with backward, N without embeddings). Chowdhery et al., PaLM, 2022, appendix B (6N + 12 L H Q T a token: the
@@ -49,7 +49,7 @@ class Shape(Protocol):
 
 
 def attention_parameters(shape: Shape) -> int:
-    """Of one layer's query, key, value and output projections: 4 h^2 + 4 h where all heads have their own."""
+    """Of one layer's query, key, value and output projections: 4 h^2 + 4 h if every head has its own k, v."""
     queries = shape.heads * shape.head_dim
     keys = shape.key_value_heads * shape.head_dim
     weights = shape.width * (2 * queries + 2 * keys)
@@ -84,8 +84,8 @@ def transformer_parameters(shape: Shape) -> int:
 def matmul_parameters(shape: Shape) -> int:
     """N in 6ND: the elements of all matrices that a token is multiplied by.
 
-    The head is one of them, also where it is tied; embeddings (looked up), biases and norms are not.
-    (Kaplan et al. leave the head out too, which matters where the model is small: a third of GPT-2 small.)
+    The head is one of them, also if it is tied; embeddings (looked up), biases and norms are not.
+    (Kaplan et al. leave the head out too, which matters if the model is small: a third of GPT-2 small.)
     """
     queries = shape.heads * shape.head_dim
     keys = shape.key_value_heads * shape.head_dim
@@ -97,7 +97,7 @@ def attention_flops(shape: Shape, batch: int, seq: int, causal: bool = False) ->
     """Forward, all layers: queries times keys, and the weights times the values; 4 b s^2 h a layer.
 
     causal: of the s x s scores only the s (s + 1) / 2 that are not masked, which a kernel that skips masked
-    blocks tends to. Grouped queries save bytes of keys and values, and none of these.
+    blocks tends to. Grouped queries save bytes of keys and values, but none of these FLOPs.
     """
     scores = seq * (seq + 1) // 2 if causal else seq * seq
     return 4 * batch * scores * shape.heads * shape.head_dim * shape.layers
@@ -121,8 +121,8 @@ def transformer_flops(
     "selective": the two products of attention alone run once more, 4 b s^2 h a layer (Korthikanti et al.,
     2022, section 5): 72 b s L h^2 (1 + 2s / 9h + V / 12 L h), for GPT-3 not a percent more.
 
-    What FlashAttention's backward computes again, the scores, is not counted: it is no useful work. A counter
-    of what is executed finds 2.5 times forward's attention there instead of 2.
+    FlashAttention's backward computes the scores again; they are not counted, since this work is not useful.
+    A counter of executed FLOPs finds 2.5 times forward's attention there instead of 2.
     """
     tokens = batch * seq
     head = 2 * tokens * shape.width * shape.vocab_size
@@ -144,6 +144,6 @@ def six_n_d(params: float, tokens: float) -> float:
     """FLOPs of training by the rule of thumb: for each parameter and token 2 forward and 4 backward.
 
     Low by attention's share, s / (6h) of N's with GPT-2's parts (2,048 tokens at h = 12,288: 3 %), so it
-    holds while sequences are short against 6h; half of that where masked scores are skipped.
+    holds while sequences are short against 6h; half of that if masked scores are skipped.
     """
     return 6 * params * tokens

@@ -26,7 +26,7 @@ def zero_memory(
 ) -> float:
     """Bytes of model states on the device of each of n ranks, between steps.
 
-    offload: what the optimizer's step works on is in host memory: its states, from stage 2 on the gradient
+    offload: the tensors of the optimizer's step are in host memory: its states, from stage 2 on the gradient
     shard too, in stage 3 the parameter shard too.
     """
     _check(stage)
@@ -38,7 +38,7 @@ def zero_memory(
 
 
 def zero_volume(stage: int, microbatches: int = 1, no_sync: bool = False) -> int:
-    """What a rank sends in a step, in units of (n-1)/n of the bytes of all parameters.
+    """The volume that a rank sends in a step, in units of (n-1)/n of the bytes of all parameters.
 
     no_sync: gradients of all microbatches but the last stay where they are, whole (stages 0 and 3).
     Stage 1 reduces in the step, however many microbatches there were; stage 2 after each of them.

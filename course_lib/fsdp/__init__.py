@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: how ZeRO-3 is made fast, and what training needs around it.
+"""Fully sharded data parallelism: how ZeRO-3 is made fast, and the functions that training needs around it.
 
 clip.py   clip_grad_norm_: the norm of a gradient that no rank holds as a whole; all pieces scaled alike
 """

@@ -20,7 +20,7 @@ HATCHES = {FORWARD: "", BACKWARD: "///", WEIGHT_GRADIENT: "...", COMMUNICATION: 
 INK = "#222222"  # text and arrows
 FAINT = "#D9D9D9"  # lines that guide the eye
 QUIET = "#6E6E6E"  # text that comes second
-ALARM = "#D55E00"  # vermilion: nobody at the other end
+ALARM = "#D55E00"  # vermilion: no rank at the other end
 
 # Whose contribution: one colour for each rank. Neighbours differ in lightness too; from the ninth
 # rank on the colours come again, hatched.
@@ -39,7 +39,7 @@ PARTIAL, COMPLETE = "#B8B8B8", "#5F5F5F"  # a sum, no matter whose contributions
 
 
 def tint(colour: str) -> str:
-    """The same hue, much lighter: the ground that a mark of the colour itself stands on."""
+    """The same hue, much lighter: the background of a mark in the colour itself."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - 0.35 * (255 - part)):02X}" for part in parts)
 

@@ -29,7 +29,7 @@ def timeline(
     title: str | None = None,
     after: str | None = None,
 ) -> colours.Picture:
-    """Draw a run. `window`: seconds since the first operation or, with `after`, since that."""
+    """Draw a run. `window`: seconds since the first operation or, with `after`, since that call."""
     rows = ledger.world_size
     height = ABOVE + ROW * rows + BELOW
     figure = colours.picture(WIDTH, height)
@@ -74,10 +74,10 @@ def _origin(ledger: Record, after: str | None) -> float:
 
 
 def _end(ledger: Record, origin: float) -> float:
-    """Where the picture ends, in seconds since `origin`.
+    """The end of the picture, in seconds since `origin`.
 
-    Where ranks waited in vain until somebody ended the run, most of that is left out: it would press
-    all that happened into a corner.
+    If ranks waited in vain until the run was ended, most of the waiting is left out: it would press all
+    other events into a corner.
     """
     whole = max(ledger.ended - origin, 1e-6)
     waiting = [one for one in ledger.operations() if one.completed is None and one.blocked > 0]

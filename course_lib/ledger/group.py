@@ -1,7 +1,7 @@
 """The process group that records: every method of the real one, with a row in the ledger.
 
-The real one is no attribute of it, and writing a row is no method: what `torch.distributed` hands out is all
-that a program which is recorded comes by.
+The recorded program gets only this object, from `torch.distributed`. Therefore the real group is not an
+attribute of it, and writing a row is not a method.
 
 PyTorch calls these methods from Python (`torch.distributed.*`) and from C++ (DDP's reducer, functional
 collectives). Their names changed over the releases (2.13 renames `_allgather_base` to
@@ -48,15 +48,15 @@ class RecordingGroup(ProcessGroup):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             fast = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), rank, size, options)
-            # now, by all members: else the first message would make the communicator, and a rank
-            # that has no part in that message would be waited for
+            # All members make the communicator now: else the first message would make it, and would
+            # wait for ranks that have no part in that message.
             if hasattr(fast, "eager_connect_single_device"):
                 fast.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
             inner._register_backend(torch.device("cuda"), kinds.NCCL, fast)
             self._register_backend(torch.device("cuda"), kinds.NCCL, fast)
         self._register_backend(torch.device("cpu"), kinds.CUSTOM, gloo)
         self.my_rank, self.my_size = rank, size
-        self.first_together: int | None = None  # the row with which what is begun together begins
+        self.first_together: int | None = None  # the first row of those that are begun together
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class RecordingGroup(ProcessGroup):
         return self.group_name
 
     def channel(self, op: str, rank: int, peer: int, tag: int) -> tuple:
-        """What numbers an operation: the group for collectives, the two ends and the tag for messages."""
+        """The counter of an operation: the group for collectives, the two ends and the tag for messages."""
         if op == "send":
             return (self.label, rank, peer, tag)
         if op == "recv":
@@ -123,7 +123,7 @@ class RecordingGroup(ProcessGroup):
         call = _method_of(self, "recv_anysource", tensors, tag)
         return _record(self, "recv", call, tensors, size(tensors), -1, tag)
 
-    # ---- collectives: what is compared between the ranks, and M, the bytes of the full tensor
+    # ---- collectives: the words that the ranks compare, and M, the bytes of the full tensor
 
     def allreduce(self, x, *args, **kwargs):
         call = _method_of(self, "allreduce", x, *args, **kwargs)
@@ -178,14 +178,14 @@ class RecordingGroup(ProcessGroup):
 
     def exchanging(self, method: str, out, x, *args, **kwargs):
         call = _method_of(self, method, out, x, *args, **kwargs)
-        # nothing to agree on: what each rank sends may differ
+        # nothing to agree on: each rank may send another tensor
         return _record(self, "all_to_all", call, [], size(x), everything=[out, x])
 
     def name_root(self, word: str, root: int) -> str:
         return f"{word}={self.ranks[root]}"
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """NCCL begins what comes now together, at `_end_coalescing`."""
+        """NCCL begins the following operations together, at `_end_coalescing`."""
         self.first_together = recording.recorder().state.rows
         _method_of(self, "_start_coalescing", device)()
 
@@ -210,7 +210,7 @@ class RecordingGroup(ProcessGroup):
 # ---- the one way in
 
 _real: weakref.WeakKeyDictionary[RecordingGroup, Any] = weakref.WeakKeyDictionary()
-# As they were before a program could put others in their place.
+# The methods as they were before a program could put others in their place.
 _METHODS = {name: one for name, one in vars(ProcessGroup).items() if callable(one)}
 
 
@@ -253,8 +253,8 @@ def _record(
     with recorder.marking_refused():
         row = recorder.add(op, listed, nbytes, group, peer, tag, agree)
         if on_device and group.first_together is not None:
-            # Nothing is begun before `_end_coalescing`, which has the handle: from PyTorch 2.8 on there is
-            # none here, which is not to be taken for a call that has waited.
+            # Nothing is begun before `_end_coalescing`, which has the handle. From PyTorch 2.8 on there is
+            # no handle here, but this call has not waited.
             call()
             return None
         before = recorder.pending.mark() if on_device else None
@@ -289,13 +289,13 @@ for _kind, _names in FAMILIES.items():
 
 
 def size(tensors: Any) -> int:
-    """Bytes, as PyTorch's own class has them: a subclass may say of itself that it has others."""
+    """Bytes by PyTorch's own methods: a subclass may override them and report another size."""
     with _as_base():
         return sum(_numel(t) * _element_size(t) for t in flatten(tensors))
 
 
 def count(tensors: Any) -> int:
-    """How many tensors a collective has; of sparse ones, how many elements are there."""
+    """How many tensors a collective has; if they are sparse, how many elements they store."""
     listed = flatten(tensors)
     if not any(tensor.layout == torch.sparse_coo for tensor in listed):
         return len(listed)

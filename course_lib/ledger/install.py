@@ -45,7 +45,7 @@ def install(recorder: Recorder, nccl: bool) -> None:
             c10d._world.pg_map[group] = (
                 real_name,
                 store,
-            )  # so that get_backend() tells the real one
+            )  # so that get_backend() returns the real one
         return group, store
 
     c10d._new_process_group_helper = make_recorded
@@ -82,7 +82,7 @@ def together(batch_isend_irecv: Callable) -> Callable:
     """PyTorch joins a batch into one NCCL launch only for its own `ProcessGroup` type.
 
     Launched one by one, sends and receives of a ring wait for each other on the GPU's stream. On either
-    backend the ledger says what was one batch.
+    backend the ledger marks the operations of one batch.
     """
 
     @functools.wraps(batch_isend_irecv)

@@ -1,4 +1,4 @@
-"""What the ranks of one run told each other, and what it looks like: a table and figures."""
+"""The communication between the ranks of one run, with a table and figures of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ledger(Record):
     operations: one list for each rank, in order of issue.
     backend: "gloo" or "nccl".
     ended: when the run ended, in seconds since it began; None takes the last time in `operations`.
-    damaged: ranks that overwrote their record: what is here of them is not all.
+    damaged: ranks that overwrote their record: their operations here are incomplete.
 
     For a built-in collective `bytes_sent` is the volume of the bandwidth-optimal algorithm, the
     convention of nccl-tests: with M bytes in the full tensor and N ranks 2 (N-1)/N M for an
@@ -31,7 +31,7 @@ class Ledger(Record):
     def table(self, times: bool = True, rank: int | None = None) -> Table:
         """One row for each operation of each line of code; ranks that agree share a row.
 
-        times: False leaves out what differs from run to run.
+        times: False leaves out the columns that differ from run to run.
         """
         return Table(self, times, None if rank is None else self._check_rank(rank))
 
@@ -45,7 +45,7 @@ class Ledger(Record):
 
         window: seconds since the first operation, from and to; None shows the whole run.
         after: name of a built-in, such as "barrier": time 0 is when the first rank left its first
-            call, and what came before (gloo connecting, most of all) is not shown.
+            call, and the time before (mostly gloo connecting) is not shown.
         """
         from course_lib.ledger.figures import timeline  # matplotlib takes half a second to import
 

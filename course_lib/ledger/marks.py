@@ -1,4 +1,4 @@
-"""What a timeline is drawn with: blocked spans, bands of collectives, arrows of messages."""
+"""The marks of a timeline: blocked spans, bands of collectives, arrows of messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def blocked(ax: Axes, ledger: Record, clock: Clock) -> bool:
 def _shares(
     spans: Sequence[Sequence[tuple[float, float]]], clock: Clock
 ) -> tuple[list[list[tuple[float, float]]], list[tuple[float, float, float]]]:
-    """Columns of the time axis, the greyer the larger the share of it that the rank was blocked."""
+    """Columns of the time axis: the greyer, the larger the share for which the rank was blocked."""
     edges = np.linspace(*clock.limits, BINS + 1)
     full, white = np.array(to_rgb(colours.COMMUNICATION)), np.ones(3)
     boxes, shades = [], []
@@ -133,7 +133,7 @@ def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) 
 
 
 def _labels(ax: Axes, labels: Sequence[tuple[str, int, tuple[float, float]]], clock: Clock) -> None:
-    """Names above the boxes on the topmost rank: the longest calls first, and none upon another."""
+    """Names above the boxes on the topmost rank: the longest calls first, and no name upon another."""
     low, high = clock.limits
     taken: list[tuple[int, float, float]] = []
     for label, rank, (first, last) in sorted(labels, key=lambda one: one[2][0] - one[2][1]):
@@ -170,7 +170,7 @@ def message_segment(message: Message, clock: Clock) -> Segment:
 
 
 def arrows(ax: Axes, messages: Sequence[Message], clock: Clock) -> list[str]:
-    """Draw the messages; returns what the figure has to say about what it does not show."""
+    """Draw the messages; returns the figure's notes on messages that it does not show."""
     segments = [message_segment(message, clock) for message in messages]
     segments = [s for s in segments if not clock.outside(*sorted((s[0], s[2])))]
     if len(segments) > MANY:

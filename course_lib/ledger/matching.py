@@ -43,7 +43,7 @@ class Message:
 class Collective:
     """The calls of a group's members that make up one built-in collective, by global rank.
 
-    Members are missing when the run ended before they called.
+    Members are missing if the run ended before they called.
     """
 
     op: str
@@ -59,8 +59,8 @@ def pair(operations: Sequence[Sequence[Operation]]) -> tuple[list[Message], list
     """Pair sends with receives, first in, first out, per (src, dst, tag, group).
 
     Returns the messages, ordered by sender and its order of issue, and the sends and receives
-    without a partner. A receive from any source takes what the receives with a source have left,
-    the earliest issued send first (here alone times are looked at).
+    without a partner. A receive from any source takes a send that the receives with a source have left,
+    the earliest issued send first (only here times are looked at).
     """
     sends: dict[tuple, deque[Operation]] = defaultdict(deque)
     for send in _flat(operations, "send"):

@@ -1,4 +1,4 @@
-"""What a run over gloo did that NCCL would not do, in sentences."""
+"""Sentences on the operations of a run over gloo that NCCL would not carry out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAGS = (
 class Remark:
     """One thing that NCCL would do otherwise.
 
-    said: what was seen; general: the same without naming operations; advice: what to do. places: the lines
+    said: the observation; general: the same without naming operations; advice: the remedy. places: the lines
     of code that did it.
     """
 
@@ -41,7 +41,7 @@ class Remark:
 
 
 def remarks(ledger: Ledger) -> Iterator[Remark]:
-    """What NCCL would do otherwise in a run that went well over gloo, the worst first."""
+    """All that NCCL would do otherwise in a run that went well over gloo, the worst first."""
     each = MOST // ledger.world_size
     operations = [ledger.operations(rank)[:each] for rank in range(ledger.world_size)]
     messages = [one for rank in operations for one in rank if one.op in POINT_TO_POINT]
@@ -82,7 +82,7 @@ def hang(circle: Sequence[Held]) -> Remark:
 
 
 def stopped(circle: Sequence[Held]) -> Remark:
-    """The same of a run on NCCL that has come to a stop there."""
+    """The same for a run on NCCL that has come to a stop there."""
     begun = all(one.then.index >= 0 for one in circle)
     general = f"Both ends were begun, but {IN_TURN}" if begun else IN_TURN
     said = f"{general}: {described(circle)}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one rank did in one communication operation.
+    """One rank's part in one communication operation.
 
     Times are in seconds since the run began, on a clock that all ranks of a machine share.
     Sizes are in bytes.
@@ -22,9 +22,9 @@ class Operation:
     dtype: str  # "float32"
     shape: tuple[int, ...]
     nbytes: int  # of the message, or of the full tensor of a collective
-    bytes_sent: float  # what this rank sends; for built-ins, the bandwidth-optimal volume
+    bytes_sent: float  # by this rank; for built-ins, the bandwidth-optimal volume
     issued: float
-    blocked: float  # for which it held up the program: the host, or the stream of its GPU
+    blocked: float  # seconds for which it held up the program: the host, or the stream of its GPU
     completed: float | None  # when the rank knew that it was complete; None: it never asked
     waited: bool
     line: str  # "Cell In[5], line 3" or "train.py, line 3"

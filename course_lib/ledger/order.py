@@ -1,7 +1,7 @@
-"""What NCCL makes of the order in which ranks begin their operations.
+"""How NCCL runs the operations of all ranks, from the order in which each rank begins its own.
 
-gloo does everything that was begun side by side. NCCL does not, so what runs on gloo can hang there. The
-model is of NCCL as this course and `init_process_group(..., device_id=...)` set it up:
+gloo runs all operations side by side. NCCL does not, so a program that runs on gloo can hang there. This is a
+model of NCCL as this course and `init_process_group(..., device_id=...)` set it up:
 
 * A group has one communicator, its *lane*: collectives and messages are done one after the other, in the
   order in which the rank begins them. (PyTorch, ProcessGroupNCCL.cpp, `pointToPoint`: in eager initialization
@@ -10,12 +10,12 @@ model is of NCCL as this course and `init_process_group(..., device_id=...)` set
   own: a swap still hangs, a circle of three does not.)
 * The messages of a batch are one operation: they are done side by side (NCCL user guide, "Point-to-point
   communication": calls that need to progress concurrently must be merged into one group).
-* A message is done when both ends have come to it, a collective when those members have whose data it needs.
-  (NCCL may take in a small message before its receive has begun, but promises nothing of the kind. And a
-  send that it reports as done proves nothing: on an H100, NCCL 2.30, a swap of 16 bytes, each rank's send
-  before its receive, left both sends done and both receives waiting for ever.)
-* `wait()` makes the rank's CUDA stream wait, not its program: what is begun after it, in any group, starts
-  when that operation is done. A synchronous call is begun and waited for.
+* A message is done when both ends have come to it, a collective when the members whose data it needs have
+  come. (NCCL may take in a small message before its receive has begun, but does not promise it. And a send
+  that it reports as done proves nothing: on an H100, NCCL 2.30, in a swap of 16 bytes, each rank's send
+  before its receive, both sends were done and both receives waited for ever.)
+* `wait()` makes the rank's CUDA stream wait, not its program: an operation that is begun after it, in any
+  group, starts when the awaited one is done. A synchronous call begins its operation and waits for it.
 * There are no tags: the k-th send to a rank in a group meets that rank's k-th receive.
 
 Lanes of different groups run side by side. (NCCL asks for one order over communicators as well, in case a GPU
@@ -33,7 +33,7 @@ from course_lib.ledger.operation import Operation
 from course_lib.ledger.rounds import events
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-Lane = Hashable  # of a rank: the group's name and its members
+Lane = Hashable  # of a rank: the name and the members of the group
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Exchange:
 
 @dataclass(eq=False)
 class Part:
-    """One rank's part of an exchange. needs: ranks that must come to theirs before this one is done."""
+    """One rank's part of an exchange. needs: ranks that must come to their parts before it is done."""
 
     operation: Operation
     exchange: Exchange
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(eq=False)
 class Step:
-    """What a rank begins at once: a single operation, or the messages of a batch.
+    """The operations that a rank begins at once: a single one, or the messages of a batch.
 
     issued: the rank's stream has reached it; begun: so has its lane; ended: every part is done, too.
     """
@@ -78,8 +78,8 @@ class Step:
 class Held:
     """A rank in a circle: it is at `first`, which waits for another rank, and does `then` only after it.
 
-    in_lane: since something of the rank's waits in a lane behind `first`; else since it waits for `first`
-    itself before it issues `then`. The index of what it has not issued yet is -1.
+    in_lane: True if an operation of the rank waits in a lane behind `first`; False if the rank waits for
+    `first` itself before it issues `then`. An operation that it has not issued yet has the index -1.
     """
 
     first: Operation
@@ -91,9 +91,9 @@ class Order:
     """How far the ranks get if each lane does one step after the other.
 
     operations: of each rank, in the order in which it issued them.
-    done: whether an operation is known to be over. taken_in: whether to believe this of a send whose receive
-    is not over. blocked: the index of the operation in which a rank waits
-    now. going_on: ranks that may issue anything more, once they have got through all of this.
+    done: whether an operation is known to be over. taken_in: whether to believe `done` for a send whose
+    receive is not over. blocked: by rank, the index of the operation in which it waits now. going_on: ranks
+    that may issue more operations after all of these.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Order:
         step: Step | None = None
         for operation in issued:
             lane = (operation.group_name, operation.group)
-            if operation.op == "new_group":  # the host does it, whatever the stream waits for
+            if operation.op == "new_group":  # the host makes it, whatever the stream waits for
                 lane = "new_group"
             if step is None or not operation.joined or step.lane != lane:
                 step = Step(rank, lane, issued=operation.op == "new_group")
@@ -202,7 +202,7 @@ class Order:
                 self.to_look_at.append((part.step.rank, part.step.lane))
 
     def over(self, step: Step) -> None:
-        """The step is known to have ended, and with it what was before it in the lane."""
+        """The step is known to have ended, and with it all steps before it in the lane."""
         while not step.ended:
             first = self.lanes[step.rank, step.lane].popleft()
             self.begin(first)
@@ -215,7 +215,7 @@ class Order:
     def held_by(self, step: Step) -> tuple[Step, bool]:
         """The step of this rank that must end before `step` can: itself, once it has begun.
 
-        And whether it holds up in its lane what comes behind it.
+        The second value says whether it holds up the steps behind it in its lane.
         """
         in_lane = False
         while not step.begun:
@@ -230,9 +230,9 @@ class Order:
         return set() if step.ended else set.union(*(p.needs for p in self.held_by(step)[0].parts))
 
     def circle(self, in_lanes: bool = True) -> list[Held]:
-        """Ranks each of which does later what another one waits for; [] if there are none.
+        """Ranks that wait for each other in a circle; [] if there are none.
 
-        in_lanes: of circles in which lanes have no part nothing is said.
+        in_lanes: leave out circles in which no rank waits in a lane.
         """
         known = set[Step]()
         for queue in list(self.lanes.values()):
@@ -242,7 +242,7 @@ class Order:
         return []
 
     def circle_from(self, step: Step, known: set[Step]) -> list[Held]:
-        """known: steps from which no other circle can be reached than those that were found."""
+        """known: steps from which only circles can be reached that were found before."""
         path: dict[Step, Held | None] = {}  # each with why the step before it waits for its rank
         held = None
         while step not in path:
@@ -259,7 +259,7 @@ class Order:
         return sorted((one for one in inside if one), key=lambda one: one.first.rank)
 
     def next_of(self, step: Step) -> tuple[Step, Held | None]:
-        """The step at which the rank stands for which this one waits; None where it may still come."""
+        """The step at which the awaited rank stands, and why; None if that rank may still come."""
         part = step.waiting
         rank = min(part.needs)
         other = part.exchange.parts.get(rank)
@@ -274,13 +274,13 @@ class Order:
 
 
 def ends(operation: Operation) -> tuple[int, int]:
-    """From which rank to which a message goes; -1: from any."""
+    """The sender and the receiver of a message; -1: any sender."""
     peer = -1 if operation.peer is None else operation.peer
     return (operation.rank, peer) if operation.op == "send" else (peer, operation.rank)
 
 
 def received(part: Part, done: Callable[[Operation], bool]) -> bool:
-    """Whether the message has arrived of which this is the send; anything else has no such question."""
+    """Whether the message of this send has arrived; True for every other part."""
     if part.operation.op != "send":
         return True
     other = part.exchange.parts.get(-1 if part.operation.peer is None else part.operation.peer)
@@ -288,7 +288,7 @@ def received(part: Part, done: Callable[[Operation], bool]) -> bool:
 
 
 def counterpart(part: Part, rank: int) -> Operation:
-    """What `rank` has not issued, and this part waits for."""
+    """The operation for which this part waits, and which `rank` has not issued."""
     mine = part.operation
     op = {"send": "recv", "recv": "send"}.get(mine.op, mine.op)
     peer = mine.rank if op in POINT_TO_POINT else mine.peer

@@ -115,7 +115,7 @@ class Paper:
         )  # fmt: skip
 
     def contents(self, counts: np.ndarray, box: Box, style: Style) -> None:
-        """Whose contributions a cell holds, and a number when one is there more than once."""
+        """The ranks whose contributions a cell holds, and a number if one is there more than once."""
         self.fill(box, "white")
         if style == "gauge":
             self._gauge(counts, box)
@@ -138,7 +138,7 @@ class Paper:
             self.fill(stripe, colours.rank_colour(rank), colours.rank_hatch(rank))
 
     def chip(self, parcel: Parcel, left: float, y: float, height: float, style: Style) -> float:
-        """What a message carries: a number and a cell for each run of elements that hold the same.
+        """The load of a message: a number and a cell for each run of elements that hold the same.
 
         Returns where it ends on the right.
         """

@@ -2,9 +2,9 @@
 
 With NCCL, `wait()` only tells the stream to wait; the host hangs later, in `.item()` or
 `torch.cuda.synchronize()`, far from the operation that never ends. So each wait leaves an event on the
-stream behind it. A thread asks whether the events have passed, and books when they did; whoever explains a
-hang looks for the oldest operation that a stream waits for and that is not booked. The thread itself may
-be held up, too: a kernel that is loaded when it is first used waits for the stream, with the driver locked.
+stream behind it. A thread asks whether the events have passed, and books when they did. To explain a hang,
+look for the oldest operation for which a stream waits and that is not booked. The thread itself may be held
+up, too: a kernel that is loaded when it is first used waits for the stream, with the driver locked.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Mark(Protocol):
     def passed(self) -> bool: ...
 
     def moment(self) -> float:
-        """When it was passed, by `time.monotonic`; may be asked afterwards."""
+        """When the stream passed it, by `time.monotonic`; call it afterwards."""
         ...
 
 
 class EventMark:
-    """A CUDA event on the current stream: it holds no tensor, and tells its time to the microsecond."""
+    """A CUDA event on the current stream: it holds no tensor, and has its time to the microsecond."""
 
     def __init__(self, clock: DeviceClock):
         self.clock, self.event = clock, torch.cuda.Event(enable_timing=True)
@@ -73,7 +73,7 @@ class DeviceClock:
 class Open:
     row: int
     mark: Mark  # behind the operation
-    before: Mark | None  # where the stream was when it began to wait
+    before: Mark | None  # the place of the stream when it began to wait
 
 
 class Pending:
@@ -96,9 +96,9 @@ class Pending:
         return EventMark(self.clock)
 
     def add(self, row: int, before: Mark | None, work: Work | None = None) -> None:
-        """The current stream waits for this operation now, and did not yet `before`.
+        """The current stream waits for this operation now, and did not yet wait at `before`.
 
-        With `work` no stream of this program waits: somebody else may ask for the handle's future.
+        With `work` no stream of this program waits: other code may ask for the handle's future.
         """
         self.open.append(Open(row, self.mark(work), before))
         if self.thread is None:  # started here, since a process with threads must not be forked

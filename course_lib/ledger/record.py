@@ -1,7 +1,7 @@
-"""What the ranks of one run told each other, as numbers: bytes, messages, what belongs together.
+"""The communication between the ranks of one run in numbers: bytes, messages, collectives, rounds.
 
 A `Record` is made from the operations that the recorder wrote down, rank by rank, in order of issue. Counts
-and bytes are the same in every run of the same program; times are not. `Ledger` adds how it looks.
+and bytes are the same in every run of the same program; times are not. `Ledger` adds a table and figures.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Record:
         return [one for r in ranks for one in self._operations[r] if op is None or one.op == op]
 
     def bytes_sent(self, rank: int) -> int | float:
-        """Bytes that this rank sent; an int whenever it is whole, which it is for messages."""
+        """Bytes that this rank sent; an int if the number is whole, as it always is for messages."""
         total = math.fsum(one.bytes_sent for one in self.operations(rank))
         return _whole(total)
 
@@ -68,8 +68,8 @@ class Record:
     def matrix(self) -> np.ndarray:
         """Bytes sent from rank to rank: numpy, (world_size, world_size), [src][dst].
 
-        int64 when every entry is whole, else float64. Messages stand where they went. Built-in
-        collectives stand where the algorithm that they are booked as sends: to the next rank of the
+        int64 if every entry is whole, else float64. A message counts in the column of its receiver. A
+        built-in collective counts where the algorithm that is booked for it sends: to the next rank of the
         group (rings and chains), spread over the group (all-to-all, scatter), to the root (gather).
         """
         sent = np.zeros((self.world_size, self.world_size))
@@ -87,7 +87,7 @@ class Record:
         return list(self._pairing[0])
 
     def unmatched(self) -> list[Operation]:
-        """Sends that nobody received and receives that nobody sent to, by rank."""
+        """Sends without a receive and receives without a send, by rank."""
         return list(self._pairing[1])
 
     def collectives(self) -> list[Collective]:
@@ -124,7 +124,7 @@ class Record:
 
 
 def _receivers(one: Operation) -> list[int]:
-    """Where an operation's bytes are booked as going."""
+    """The ranks to which an operation's bytes are booked."""
     others = [rank for rank in one.group if rank != one.rank]
     if one.op in (*POINT_TO_POINT, "gather"):
         return others if one.peer is None else [one.peer]

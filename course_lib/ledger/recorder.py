@@ -1,9 +1,9 @@
-"""What a rank sends, written down while it sends it.
+"""The operations of a rank, written down while it begins them.
 
 `RecordingGroup` is a `torch.distributed.ProcessGroup` around the real one. Everything that
 communicates ends in its methods: `dist.*`, `batch_isend_irecv`, functional collectives, DDP's C++
 reducer, FSDP2, DTensor and pipelining. Each call becomes one row of the ledger and one entry on the
-rank's board (see `rows`), and is checked for what the backends do not check:
+rank's board (see `rows`). The recorder checks some rules that the backends do not check:
 
 * tensors are contiguous (gloo's all-reduce of a strided view is silently wrong);
 * both ends of a message have the same size and dtype (gloo aborts the process, or delivers garbage);
@@ -70,9 +70,9 @@ class Recorder:
         self.state = rows.RankState(0, rows.IDLE, 0, 0, 0, time.monotonic(), -1, 0)
         self.turns: dict[int | tuple, int] = {}
         self.observers: list[Observer] = []
-        self.batched = -1  # operations of the batch that is being begun; -1: there is none
-        # Of messages that nobody has waited for yet. gloo may never send one whose handle is gone: the other
-        # end would wait for ever, and nobody could tell the sender's rank what it forgot.
+        self.batched = -1  # operations of the batch that is being begun; -1: there is no batch
+        # The handles of messages without a wait until now. gloo may never send a message whose handle is
+        # gone: the other end would wait for ever, and no error would tell the sender what it forgot.
         self.handles: dict[int, Work] = {}
         self.pending = Pending(self.completed_on_device)
         self.publish()
@@ -83,7 +83,7 @@ class Recorder:
         self.board.write(self.rank, self.state)
 
     def begin_task(self, task: int) -> None:
-        """An empty log for a new task: ranks that are kept from call to call start afresh."""
+        """Empty the log for a new task: ranks that are kept from call to call start afresh."""
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()
         self.handles.clear()
@@ -93,7 +93,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Within, what is begun is begun together."""
+        """Within this context, all operations are begun together."""
         self.batched = 0
         try:
             yield
@@ -118,7 +118,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def calling(self, row: int) -> Iterator[None]:
-        """Within, a backend is called that may hold up the host before there is a handle to wait for.
+        """Within this context, a backend call may hold up the host before there is a handle to wait for.
 
         NCCL connects two ranks in the call in which they first meet, and each waits there for the other.
         """
@@ -161,9 +161,9 @@ class Recorder:
         log[at + rows.FLAGS_AT] |= rows.DONE
 
     def waited_in_backend(self, row: int, before: Mark | None) -> None:
-        """The backend was asked to wait, and has handed back nothing.
+        """The backend has waited in the call, and has returned no handle.
 
-        before: where the GPU's stream was before the call, if that is what waits now.
+        before: the place of the GPU's stream before the call, if the stream waits now.
         """
         line, _ = students_line()
         at, log = row * rows.ROW.size, self.log.rows.map
@@ -179,7 +179,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def marking_refused(self) -> Iterator[None]:
-        """Within, a collective is written down and begun. If it raises, the row says so."""
+        """Within this context, write down and begin a collective. If it raises, the row is marked."""
         row = self.state.rows
         try:
             yield

@@ -4,7 +4,7 @@ A message belongs to round 1 + r, where r is the latest round that its sender ha
 began to send or its receiver before it began to receive. Messages that are under way together are
 in one round; a rank that sends three messages, each after the last, needs three. So a ring
 all-reduce over N ranks has 2 (N-1) rounds, a binomial tree ceil(log2 N), and collecting N - 1 messages
-one by one N - 1. "Finished" is what the program waited for: a handle that was never waited for delays
+one by one N - 1. A message is "finished" when the program has waited for it: a handle without a wait delays
 nothing, and on a GPU, whose stream waits, the next message counts as later although the host runs ahead.
 
 A built-in collective is a round of its own for its members. A barrier holds them together and moves
@@ -25,7 +25,7 @@ Exchange = Message | Collective
 
 @dataclass
 class Round:
-    """What happened in one round: messages, in the order of their senders, and collectives."""
+    """One round: its messages, in the order of their senders, and its collectives."""
 
     number: int
     messages: list[Message] = field(default_factory=list)
@@ -134,7 +134,7 @@ class _Depths:
         return True
 
     def release(self) -> None:
-        """Every rank stands before a completion whose other end has not issued yet.
+        """Go on when every rank stands before a completion whose other end has not issued yet.
 
         That happens when a send completes from a buffer and its receive is posted after a later
         message has come: the earliest completion goes ahead with the depth known so far.

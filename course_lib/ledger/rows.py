@@ -3,8 +3,8 @@
 Two things are written here, by the same code, for every communication operation:
 
 * a *row* in the rank's log: the ledger is read from it after the run, also when the rank was killed;
-* the rank's *board*: what it does at this moment, read by whoever explains a hang, and the
-  signatures of its latest operations, read by the other ranks to notice a mismatch before the
+* the rank's *board*: its present operation, from which the watching process explains a hang, and the
+  signatures of its latest operations, in which the other ranks notice a mismatch before the
   backend sees it.
 
 All of it lives in anonymous memory files (`memfd_create`), whose descriptors are inherited: there is
@@ -43,7 +43,7 @@ MOST_NUMBERS = 64  # dimensions of a tensor, members of a group
 
 
 class Most(NamedTuple):
-    """What is read of one rank's log: operations in one launch, and bytes of texts."""
+    """The most that is read of one rank's log: operations in one launch, and bytes of texts."""
 
     rows: int
     text: int
@@ -75,9 +75,10 @@ class Row(NamedTuple):
 
 
 def anonymous_file(name: str, size: int = 0) -> int:
-    """A file descriptor of memory without a name; an unlinked temporary file where there is no memfd.
+    """A file descriptor of memory without a name; an unlinked temporary file if there is no memfd.
 
-    With a `size`, the memory has it for good: a rank that cut it would end whoever maps it (SIGBUS).
+    With a `size`, the memory keeps it for good: a rank that cut it would end every process that maps it
+    (SIGBUS).
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -122,7 +123,7 @@ REGION = SLOTS_AT + SLOTS * SLOT_SIZE
 
 @dataclass(slots=True)
 class RankState:
-    """What a rank does, as it stands on its board."""
+    """The state of a rank, as it stands on its board."""
 
     task: int
     state: int
@@ -159,7 +160,7 @@ class Board:
 
     def post(self, rank: int, key: int, nbytes: int, signature: str) -> None:
         at = slot_at(rank, key)
-        KEY.pack_into(self.map, at, 0)  # nobody may find the key while the rest is half written
+        KEY.pack_into(self.map, at, 0)  # no rank may find the key while the rest is half written
         BODY.pack_into(self.map, at + KEY.size, nbytes, signature.encode()[:112])
         KEY.pack_into(self.map, at, key)
 
@@ -175,18 +176,21 @@ class Board:
 
 
 def channel_key(task: int, channel: tuple, turn: int) -> int:
-    """A number that both ends of a message, or all members of a collective, compute alike. Never 0."""
+    """A number that both ends of a message, or all members of a collective, compute alike; never 0."""
     return zlib.crc32(repr((task, channel)).encode()) << 32 | turn << 1 | 1
 
 
 def slot_at(rank: int, key: int) -> int:
-    """Where on the board: the operations of a channel one behind the other, so that a sender that is ahead
-    of its receiver overwrites nothing which the receiver has still to look up."""
+    """The place on the board.
+
+    The operations of a channel stand one behind the other, so that a sender that is ahead of its receiver
+    does not overwrite an entry that the receiver has still to look up.
+    """
     return rank * REGION + SLOTS_AT + ((key >> 32) + (key >> 1)) % SLOTS * SLOT_SIZE
 
 
 class Log:
-    """A rank's own rows and texts: written by the rank, read by whoever holds the descriptors."""
+    """A rank's own rows and texts: the rank writes them, every holder of the descriptors can read them."""
 
     def __init__(self, rows_fd: int, texts_fd: int):
         self.rows, self.texts = GrowingFile(rows_fd), GrowingFile(texts_fd)
@@ -211,7 +215,7 @@ class Log:
 
 
 class Reading(NamedTuple):
-    """What a rank's log holds. `damaged`: from some point on, nothing that the recorder wrote."""
+    """The contents of a rank's log. `damaged`: from some point on, the recorder did not write it."""
 
     rows: list[Row]
     texts: dict[int, str]
@@ -223,8 +227,8 @@ def read_log(
 ) -> Reading:
     """The log that belongs to `state`, also when its writer is dead.
 
-    The memory is the rank's, and a rank can write anything there: it is believed no further than it
-    makes sense, and what follows a row that makes none is left out.
+    The memory is the rank's, and a rank can write anything there. The log is read as long as its rows make
+    sense; all that follows a row without sense is left out.
     """
     raw = os.pread(rows_fd, min(state.rows, most.rows) * ROW.size, 0)
     texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, most.text), 0))

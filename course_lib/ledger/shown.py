@@ -1,4 +1,4 @@
-"""What a notebook shows of a picture that can be moved: widgets, a still picture, and a line of text.
+"""The forms of a picture with controls in a notebook: widgets, a still picture, and a line of text.
 
 Jupyter asks an object for all its forms at once and shows the richest that it can.
 """

@@ -32,14 +32,14 @@ def stepper(
 ) -> Stepper:
     """Show a run round by round.
 
-    states: the ranks' films in order (a `Run` whose function returned its film is that), or counts of
+    states: the ranks' films in order (such as a `Run` whose function returned its film), or counts of
         your own (see `steps`), or None.
     """
     return Stepper(steps(ledger, states), title)
 
 
 class Stepper:
-    """What `stepper` returns. `film` holds the data, `still()` and `frame(k)` are figures."""
+    """The result of `stepper`. `film` holds the data, `still()` and `frame(k)` are figures."""
 
     def __init__(self, film: Steps, title: str | None = None):
         self.film, self.title = film, title
@@ -90,5 +90,5 @@ class Stepper:
         image.value = small_png(self.frame(k))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The widget for those who can show it, the still picture and a line of text for the others."""
+        """The widget for front ends that can show it, the still picture and a line of text for others."""
         return forms(repr(self), self.still(), self.widget)

@@ -1,6 +1,6 @@
 """An algorithm as a sequence of steps: the state before, the messages of a round, the state after.
 
-The rounds come from the ledger, the states and what the messages carried from the ranks' films (see
+The rounds come from the ledger, the states and the contents of the messages from the ranks' films (see
 `watch`). Without films there are only the messages.
 """
 
@@ -19,10 +19,10 @@ from course_lib.ledger.watch import NOWHERE, Film, decode
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message and what it carried.
+    """A message and its contents.
 
     counts: (elements, world_size), how often each rank's contribution is in each element, or None
-        when it was not filmed. elements: which element of the contribution each of them is.
+        if there is no film of it. elements: which element of the contribution each of them is.
     """
 
     src: int
@@ -157,10 +157,10 @@ def _calls(one: Round) -> list:
 def _after(
     film: Film, k: int, rounds: int, arrival: dict[tuple, int], any_of: dict[tuple, int]
 ) -> np.ndarray:
-    """What a rank holds after round k: what it has when it turns to something later.
+    """The state of a rank after round k, when it turns to a later round.
 
     That is: after the last arrival of rounds up to k, the waits for sends that follow it at once,
-    and what the rank then computes.
+    and the computation after them.
     """
     if k == rounds:
         return film.states[-1]

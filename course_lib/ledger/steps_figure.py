@@ -3,8 +3,8 @@
 A column of cells is what the ranks hold: a row for each rank, a cell for each element, and in each
 cell a stripe for each rank whose contribution it holds, always in the same place, so that a full cell
 is a complete sum and greyscale loses nothing. Between two columns run the messages of one round, each
-with what it carries. Cells that changed in the round have a dark frame; a number in a cell says which
-element it is when it is not the one of its column. A tensor that never changes, such as an input, is
+with its contents. Cells that changed in the round have a dark frame; a number in a cell names the
+element if it is not the one of its column. A tensor that never changes, such as an input, is
 drawn once in a strip.
 """
 
@@ -67,7 +67,7 @@ class Layout:
 
 
 def blocks_of(film: Steps) -> tuple[Block, ...]:
-    """The watched tensors; one that never changes is fixed, unless none does."""
+    """The watched tensors; a tensor that never changes is fixed, unless no tensor changes."""
     found, start = [], 0
     for name, size in film.names:
         part = slice(start, start + size)
@@ -120,7 +120,7 @@ def _style(film: Steps, cell: float) -> Style:
 def still(film: Steps, title: str | None = None) -> colours.Picture:
     """All rounds in one picture, as strips below one another.
 
-    Of very many the first and the last are shown, and the picture says which are not.
+    If there are very many, only the first and the last are shown, and the picture names the others.
     """
     sizes = layout(film, len(film))
     starts = list(range(0, len(film), sizes.rounds)) or [0]

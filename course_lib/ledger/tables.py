@@ -88,7 +88,7 @@ class Table:
         lines = [self.headings, *(self.cells(row) for row in self.rows)]
         for line in lines[1:]:
             line[-1] = line[-1].replace("Cell In", "In").replace(", line ", ":")
-        if _width(lines) > WIDTH:  # the shapes can be told from the bytes
+        if _width(lines) > WIDTH:  # the bytes show the shapes
             lines = [line[:4] + line[5:] for line in lines]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         # file names grow without limit; their end says most
@@ -144,7 +144,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Total:
-    """What one rank sent: in messages, and booked for built-in collectives."""
+    """The bytes that one rank sent: in messages, and booked for built-in collectives."""
 
     messages: int
     in_messages: float
@@ -230,7 +230,7 @@ def _row(ranks: Sequence[Sequence[Operation]], world_size: int) -> Row:
 
 
 def _peer(ranks: Sequence[Sequence[Operation]], world_size: int) -> str:
-    """Who is at the other end, as the pattern that a program has: "rank + 1", "rank ^ 1", "0"."""
+    """The peers, as the pattern in a program: "rank + 1", "rank ^ 1", "0"."""
     first = ranks[0][0]
     peers = {rank[0].rank: {one.peer for one in rank if one.peer is not None} for rank in ranks}
     together = set.union(*peers.values())

@@ -8,7 +8,7 @@ import torch
 
 
 def dtype_name(tensor: torch.Tensor | None) -> str:
-    """ "float32"; "sparse float32" where only some elements are there, whatever the shape says."""
+    """ "float32"; "sparse float32" if only some elements are stored, whatever the shape says."""
     if tensor is None:
         return ""
     return ("" if tensor.layout == torch.strided else "sparse ") + str(tensor.dtype)[6:]

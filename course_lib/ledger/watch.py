@@ -1,16 +1,16 @@
-"""Watch what tensors hold, and what messages carry, while an algorithm runs.
+"""Watch the contents of tensors and messages while an algorithm runs.
 
-The values tell where they come from. `contribution(4)` gives rank r four integers that say "rank r,
-element 0" to "rank r, element 3"; however they are copied and added on the way, any sum of them can
-be decoded into whose contributions it holds, how often, and of which element. In a rank:
+The values encode where they come from. `contribution(4)` gives rank r four integers that say "rank r,
+element 0" to "rank r, element 3". However they are copied and added on the way, any sum of them can be
+decoded: it shows whose contributions it holds, how often, and of which element. In a rank:
 
     tensor = contribution(4)
     with watch(tensor) as film:          # or watch(input=tensor, output=other)
         ring_all_reduce(tensor)
     return film
 
-The algorithm is not changed for it and does not know. A film is small, and the launching process
-puts the ranks' films together (`course_lib.ledger.steps`, shown by `stepper`).
+The algorithm is not changed. A film is small, and the launching process puts the ranks' films together
+(`course_lib.ledger.steps`, shown by `stepper`).
 
 The code is a number in base 2^DIGIT above POSITION bits: digit r counts rank r's contributions, the
 low bits add up the element numbers. Dividing the latter by the number of contributions gives the
@@ -39,7 +39,7 @@ NOWHERE = -1  # the element of an empty place, or of a sum of different elements
 def contribution(numel: int, first: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
     """This rank's coded contribution: int64, (numel,), elements `first` to `first + numel - 1`.
 
-    Sums of it can be decoded as long as no rank is in one of them more than 7 times.
+    A sum of contributions can be decoded if each rank is in it at most 7 times.
     """
     if first + numel > MOST_ELEMENTS or dist.get_world_size() > MOST_RANKS:
         raise ValueError(
@@ -68,7 +68,7 @@ def decode(codes: np.ndarray, world_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Film:
-    """What one rank's watched tensors held, and its messages carried, operation by operation.
+    """The contents of one rank's watched tensors and of its messages, operation by operation.
 
     names: the watched tensors' names with their number of elements.
     events: ("issue" or "done", index of the operation in the rank's ledger), in order.
@@ -109,8 +109,11 @@ def watch(*tensors: torch.Tensor, **named: torch.Tensor) -> Iterator[Film]:
 
 
 class _Camera:
-    """Fills a film. A place that a receive under way may write into at any moment keeps its old
-    value until that receive is done, so that a film is the same in every run."""
+    """Fills a film.
+
+    A receive under way may write into its place at any moment; in the film this place keeps its old value
+    until the receive is done, so that a film is the same in every run.
+    """
 
     def __init__(self, film: Film, tensors: list[torch.Tensor]):
         self.film, self.tensors = film, tensors
@@ -129,7 +132,7 @@ class _Camera:
             self._note(index, tensor, state)
 
     def _note(self, index: int, tensor: torch.Tensor, state: np.ndarray) -> None:
-        """Remember what goes out, and where something may come in."""
+        """Remember the contents of a send, and the place into which a receive may write."""
         if tensor.dtype == torch.int64:
             self.film.carried[index] = _values(tensor)
         start = tensor.data_ptr()

@@ -23,7 +23,7 @@ from course_lib.ledger.tensors import describe
 
 # PyTorch before 2.8 keeps only the C++ half of a handle that C++ code asked for: without a reference the
 # Python half, and with it `wait`, would be gone (DDP then hangs). From 2.8 on a reference to a collective's
-# handle would only hold a tensor's memory that nobody waits for.
+# handle would only hold a tensor's memory for which no program waits.
 VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
 KEEPS_HALF = VERSION < (2, 8)
 SMALL, SAMPLES = 1 << 14, 256  # bytes up to which a tensor in flight is watched whole; else samples
@@ -35,7 +35,7 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
     for tensor in tensors:
         if tensor.numel() and tensor.device.type == "cpu":
             # By address: a tensor whose memory NumPy got from torch can never be resized any more, and
-            # a copy made by torch would count where somebody counts what a program allocates.
+            # a copy made by torch would be counted with the program's own allocations.
             memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
             flat = ctypeslib.as_array(memory)
             step = 1 if flat.size <= SMALL else flat.size // SAMPLES | 1
@@ -45,11 +45,11 @@ def fingerprint(tensors: list[torch.Tensor]) -> int:
 
 @dataclass
 class Handle:
-    """What a `RecordingWork` knows. It stands beside it: a program that is recorded has no name for it.
+    """The state of a `RecordingWork`. It is stored apart, so that a recorded program has no name for it.
 
-    inner: the real handle; row: of the record; sent: the tensors of a message on its way out; peer: its
-    other end; device: whether it runs on a GPU's stream, where wait() does not block the host; mark: the
-    `fingerprint` of what is sent.
+    inner: the real handle; row: its row in the record; sent: the tensors of a message on its way out; peer:
+    the other end; device: whether it runs on a GPU's stream, where wait() does not block the host; mark: the
+    `fingerprint` of the sent tensors.
     """
 
     inner: Any
@@ -114,7 +114,7 @@ class RecordingWork(Work):
 
     def get_future(self):  # the type differs between PyTorch versions
         own, rec = _handles[self], recorder()
-        future = own.inner.get_future()  # gloo has none of a message, and raises
+        future = own.inner.get_future()  # gloo has none for a message, and raises
         rec.log.rows.map[own.row * rows.ROW.size + rows.FLAGS_AT] |= rows.WAITED
         rec.handles.pop(own.row, None)
         if own.device:
@@ -166,7 +166,7 @@ def check_first(own: Handle) -> None:
 class Together(Work):
     """The handle of operations that NCCL begins together: waiting for one of `parts` is waiting for all.
 
-    rows: theirs.
+    rows: the rows of these operations.
     """
 
     def __init__(self, inner: Work, rows: Iterable[int]):

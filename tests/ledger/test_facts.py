@@ -247,7 +247,7 @@ def test_the_library_and_the_facts_agree_on_names_and_blocks():
         (lambda: facts.logical_bytes("teleport", 2, 1), "no built-in is called"),
         (lambda: facts.exact_bytes("butterfly", 2, 4, 4, 0), "no algorithm is called"),
         (lambda: facts.exact_bytes("broadcast", 2, 4, 4, 2), "must lie in 0 .. 1"),
-        (lambda: facts.exact_bytes("all_gather", 3, 4, 4, 0), "no 3 equal pieces"),
+        (lambda: facts.exact_bytes("all_gather", 3, 4, 4, 0), "cannot be cut into 3 equal pieces"),
         (
             lambda: facts.exact_bytes("hierarchical_all_reduce", 6, 4, 4, 0, per_node=4),
             "equal size",
