@@ -1,11 +1,11 @@
 """A process for tasks that need no other rank: no process group, and a fresh fork of it for each task.
 
-The process itself unpickles nothing and runs nothing of a student's, so no task finds in memory what an
-earlier one left there. A fork answers and then waits to be ended, as every rank does; it is ended, with
-whatever it started, when the next task comes. A fork that ends before it has answered takes the process
-with it, in the same way (exit code or signal): whoever watches sees that task die, and asks for a new
-process for the next one. A fork takes milliseconds; a sandbox and a process group for each task would take
-tens of them.
+The process itself unpickles nothing and runs none of a student's code, so no task finds in memory anything
+that an earlier task left there. A fork answers and then waits to be ended, as every rank does; it is ended,
+with all processes that it started, when the next task comes. A fork that ends before it has answered takes
+the process with it, in the same way (exit code or signal): the watching process sees that task die, and asks
+for a new process for the next one. A fork takes milliseconds; a sandbox and a process group for each task
+would take tens of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run_in_fork(
 
 
 def end_like(status: int) -> NoReturn:
-    """End as a child ended that had this wait status."""
+    """End in the same way as a child with this wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child's own is enough
@@ -75,7 +75,7 @@ def end_like(status: int) -> NoReturn:
 
 
 def end_with_descendants(pid: int) -> None:
-    """End a child and what it left behind: orphans fall to this process."""
+    """End a child and the processes that it left behind: orphans fall to this process."""
     init.kill(pid)
     os.waitpid(pid, 0)
     while True:

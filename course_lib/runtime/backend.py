@@ -2,8 +2,8 @@
 
 One answer holds for a whole session, so that no notebook compares a run on GPUs with one on the CPU:
 
-    NCCL, a GPU for each rank     where four ranks or more find room on the GPUs
-    gloo, on the CPU              everywhere else, also with two or three GPUs
+    NCCL, a GPU for each rank     if four ranks or more find room on the GPUs
+    gloo, on the CPU              otherwise, also with two or three GPUs
 
 `backend=` in a call and the environment variable COURSE_BACKEND override it. COURSE_RANKS_PER_GPU lets ranks
 share a GPU, which NCCL does from version 2.30 on.
@@ -27,17 +27,17 @@ from course_lib.runtime.gpus import (
 )
 
 BACKENDS = ("gloo", "nccl")
-ALONE = "alone"  # of a task that needs no other rank: no process group, see `alone`
+ALONE = "alone"  # for a task that needs no other rank: no process group, see `alone`
 ENOUGH = 4  # ranks over NCCL from which a session uses it: most cells of the notebooks have so many
 _said: set[str] = set()
 
 
 def choose(world_size: int, backend: str | None = None) -> str:
-    """ "nccl" or "gloo" for `world_size` ranks: what is asked for, else the session's backend.
+    """ "nccl" or "gloo" for `world_size` ranks: the backend asked for, else the session's.
 
     `backend`, then the environment variable COURSE_BACKEND, override the session's. A world that is too
     large for the session's GPUs runs on the CPU, and a line says so. ValueError if "nccl" is asked for and
-    cannot be had.
+    is not available.
     """
     asked = backend or os.environ.get("COURSE_BACKEND") or None
     if asked not in (None, *BACKENDS):
@@ -102,7 +102,7 @@ def missing_for_nccl(world_size: int) -> str:
 
 
 def broken_gpus() -> str:
-    """Why the GPUs cannot be used as they were asked for; "" if they can."""
+    """Why the GPUs cannot be used in the way asked for; "" if they can."""
     tried = trial()
     if tried.error:
         return (
@@ -133,7 +133,7 @@ def count(gpus: int) -> str:
 
 
 def take_gpu(rank: int) -> None:
-    """Make the rank's GPU the current one. Ranks that share one get what NCCL needs for it."""
+    """Make the rank's GPU the current one. Ranks that share one get the settings that NCCL needs for it."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     if ranks_per_gpu() > 1:
         for name, value in SHARED.items():
@@ -143,7 +143,7 @@ def take_gpu(rank: int) -> None:
 def on_nccl(group: dist.ProcessGroup | None = None) -> bool:
     """Whether CUDA tensors of this group go over NCCL, whatever the group calls its backend.
 
-    "nccl" where the ledger records; "cpu:gloo,cuda:nccl" without it; "undefined" for a group that
+    It is "nccl" if the ledger records; "cpu:gloo,cuda:nccl" without it; "undefined" for a group that
     `init_process_group()` made without naming a backend, as programs under torchrun do.
     """
     name = dist.get_backend(group)
@@ -155,7 +155,7 @@ def on_nccl(group: dist.ProcessGroup | None = None) -> bool:
 def device() -> torch.device:
     """The device of this rank's tensors: its GPU under NCCL, else the CPU.
 
-    Outside of a rank it is the CPU, where the tensors are that ranks hand back.
+    Outside of a rank it is the CPU, where ranks hand back their tensors.
     """
     if dist.is_available() and dist.is_initialized() and on_nccl():
         index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -164,7 +164,7 @@ def device() -> torch.device:
 
 
 def synchronize() -> None:
-    """Wait until this rank's GPU has done what the lines before asked for; on the CPU that is so anyway.
+    """Wait until this rank's GPU has done the work of the lines before; on the CPU it is done anyway.
 
     A clock that is read without it measures how long it took to *ask* for the work. Messages that were
     begun and not yet waited for may go on.

@@ -1,4 +1,4 @@
-"""In the rank: run the function that `launch` was given."""
+"""In the rank: run the function that `launch` got."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from course_lib.runtime import wire
 
 
 def call(header: dict, buffers: list[memoryview], rank: int) -> tuple[dict, list]:
-    """Unpickle (function, args, kwargs), call, pickle what it returns."""
+    """Unpickle (function, args, kwargs), call the function, pickle its result."""
     function, args, kwargs = wire.loads(buffers)
     value = function(*args, **kwargs)
     try:

@@ -38,7 +38,7 @@ class Forker(Protocol):
 class Children:
     """A few processes that were forked together and end together, in a sandbox or without one.
 
-    Nothing is waited for until something is asked of them. LaunchError when they could not be started.
+    The constructor does not wait; the first question to them does. LaunchError if they could not be started.
     """
 
     count = 0
@@ -51,14 +51,14 @@ class Children:
         place: int = 0,
         room: int = 0,
     ):
-        """place: the number of a sandbox that stands (see `walls`), with room for so many; 0: their own."""
+        """place: the number of a standing sandbox (see `walls`), with room for so many; 0: their own."""
         self.id, self.preloaded, self.sandbox = Children.number(), preloaded, sandbox
         self.place = place
         self.exits: dict[int, int] = {}
         self.limit = ""  # "memory" or "processes": they were ended since they took too much of it
         self._forked: dict | None = None
         self._loopback: int | None = None
-        self.measured: dict[int, Held] = {}  # what `measure` was asked for, when it is there
+        self.measured: dict[int, Held] = {}  # the answers to `measure`, once they are there
         self._over = self.ended = False
         self._number = len(entries)
         given: list[int] = []
@@ -85,7 +85,7 @@ class Children:
 
     @classmethod
     def number(cls) -> int:
-        """One that nobody else has, of children or of a sandbox that stands."""
+        """A new number, for children or for a standing sandbox."""
         cls.count += 1
         return cls.count
 
@@ -95,7 +95,7 @@ class Children:
         return self._over or bool(self.limit) or "failed" in (self._forked or {})
 
     def take(self, message: dict) -> None:
-        """Something that the preloaded process told of these children."""
+        """Take in a message of the preloaded process on these children."""
         if "pids" in message or "failed" in message:
             self._forked = message
         elif "exit" in message:
@@ -114,7 +114,7 @@ class Children:
                 self.exits.setdefault(number, KILLED)
 
     def started(self, wait: float = START) -> dict:
-        """What the preloaded process said of the fork; waits for it."""
+        """The preloaded process's message on the fork; waits for it."""
         deadline = time.monotonic() + wait
         while self._forked is None:
             if self._over:
@@ -130,15 +130,15 @@ class Children:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, as they are in the sandbox where there is one with a pid namespace."""
+        """Process ids; those inside the sandbox if it has a pid namespace."""
         return self.started()["pids"]
 
     def exit_code(self, number: int) -> int | None:
-        """What is known by now; negative: the signal that ended it."""
+        """The exit code, if it is known by now; negative: the signal that ended it."""
         return self.exits.get(number)
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal to one child; nothing happens when it has ended."""
+        """Send a signal to one child; nothing happens if it has ended."""
         if self.sandbox is not None:
             self.preloaded.ask({"signal": [self.id, number, signum]})
             return
@@ -148,7 +148,7 @@ class Children:
     def loopback(self, wait: float = 5) -> int | None:
         """Bytes sent on the sandbox's own loopback until now, without headers, counted by the kernel.
 
-        None where the network is the machine's, or the sandbox is gone.
+        None if the network is the machine's, or if the sandbox is gone.
         """
         if self.sandbox is None or not self.sandbox.isolates_network or self._over:
             return None

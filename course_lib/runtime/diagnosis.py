@@ -1,4 +1,4 @@
-"""From what the ranks did to a message that a student can act on."""
+"""From the state of the ranks to a message that a student can act on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from course_lib.runtime.waiting import Snapshot, waits_for
 from course_lib.runtime.watch import Watch
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# what gloo and NCCL say on a rank whose peer was lost: a consequence, never the cause
+# errors of gloo and NCCL on a rank whose peer was lost: a consequence, never the cause
 CONSEQUENCE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|socket|ncclRemoteError|"
     r"unhandled system error|Socket Timeout|pair\.cc"
@@ -38,7 +38,7 @@ ADVICE = {
 
 @dataclass
 class RankReport:
-    """What one rank was doing when it ended."""
+    """The state of one rank when it ended."""
 
     state: str  # "returned", "raised", "died", "waiting", "running"
     operation: str = ""  # "recv(src=2) float32[4]"
@@ -60,12 +60,12 @@ class Failure:
     message: str
     ranks: dict[int, RankReport]
     held: Remark | None = (
-        None  # of a deadlock: the order in which the ranks began what they wait for
+        None  # of a deadlock: the order in which the ranks began the operations that wait
     )
 
 
 def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure | None:
-    """None when every rank returned; else what happened, causes first."""
+    """None if every rank returned; else the failure, causes first."""
     raised = watch.raised()
     if not watch.running and not raised and not watch.exits and not interrupted:
         return None
@@ -96,7 +96,7 @@ def diagnose(watch: Watch, timeout: float, interrupted: bool = False) -> Failure
 
 
 def damaged_failure(watch: Watch, ranks: list[int]) -> Failure:
-    """Ranks whose record of their own operations is no longer what the recorder wrote."""
+    """Ranks that overwrote the record of their own operations."""
     head = (
         f"{ranks_text(ranks)} overwrote the memory in which {'its' if len(ranks) == 1 else 'their'} "
         "operations are recorded."
@@ -177,7 +177,7 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
 
 
 def find_circle(waiting: dict[int, set[int]]) -> list[int]:
-    """Ranks r0 -> r1 -> ... -> r0, each waiting for the next; [] when there is none."""
+    """Ranks r0 -> r1 -> ... -> r0, each waiting for the next; [] if there are none."""
     for start in waiting:
         path, rank = [], start
         while rank in waiting and rank not in path:
@@ -319,7 +319,7 @@ def sentence(report: RankReport) -> str:
 
 
 def stack_line(watch: Watch, rank: int) -> str:
-    """Where a rank's Python code is, from the stack that it dumps on a signal."""
+    """The line at which a rank's Python code is, from the stack that it dumps on a signal."""
     dump = watch.pool.stack(rank)
     blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\w*)', blocks[-1] if blocks else dump)

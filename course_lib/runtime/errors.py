@@ -1,4 +1,4 @@
-"""What `launch` raises when something went wrong in the ranks."""
+"""The errors that `launch` raises when something went wrong in the ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def wrapped(text: str) -> str:
 
 
 class RankError(RuntimeError):
-    """A rank raised, died, or ended with work in flight. `.ledger` holds what was sent until then."""
+    """A rank raised, died, or ended with work in flight. `.ledger` holds all operations until then."""
 
     ledger: Ledger | None = None
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook, show the explanation alone: the frames of `launch` help nobody."""
+        """In a notebook, show only the explanation: the frames of `launch` do not help a student."""
         return [told(self)]
 
 
@@ -49,11 +49,11 @@ class RankTimeout(RankError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: the ranks were ended. The text says what each was doing."""
+    """Ctrl-C: the ranks were ended. The text says what each rank was doing."""
 
     def _render_traceback_(self) -> list[str]:
         return [wrapped(f"KeyboardInterrupt: {self}")]
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started, or what they were to run could not be sent to them."""
+    """The ranks could not be started, or the function could not be sent to them."""

@@ -1,9 +1,9 @@
 """The GPUs of this machine: how many there are, whether they work, and how many ranks share one.
 
-Counting asks NVML, which starts nothing. Whether CUDA works is another question: a driver that is too old
-for this build of PyTorch, or a GPU that is too old for its kernels, is counted all the same. So the GPUs are
-tried once, in a process of its own (`python -m course_lib.runtime.gpus`), before ranks are sent there: a
-CUDA context in the notebook's kernel would take memory from them, and one that failed would stay.
+Counting asks NVML, which starts nothing. Whether CUDA works is another question: NVML also counts a GPU whose
+driver is too old for this build of PyTorch, or which is too old for its kernels. So a separate process tries
+the GPUs once (`python -m course_lib.runtime.gpus`), before ranks use them: a CUDA context in the notebook's
+kernel would take memory from the ranks, and a failed context would stay.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 PER_GPU = "COURSE_RANKS_PER_GPU"
 SHARING = 23000  # the first NCCL, as it numbers itself, in which ranks may share a GPU (2.30)
 TRIAL_SECONDS = 120
-# What several ranks on one GPU need of NCCL (user guide, NCCL_MULTI_RANK_GPU_ENABLE): channels of all ranks
-# must fit on the GPU side by side, and NVLink's multicast (NVLS) knows a GPU only once.
+# Settings of NCCL for several ranks on one GPU (user guide, NCCL_MULTI_RANK_GPU_ENABLE): channels of all
+# ranks must fit on the GPU side by side, and NVLink's multicast (NVLS) can use a GPU only once.
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
 
 
@@ -46,7 +46,7 @@ def places() -> int:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a process found that used the GPUs. `error`: why it could not, else ""."""
+    """The result of a process that used the GPUs. `error`: why it could not, else ""."""
 
     error: str = ""
     nccl: int = 0  # NCCL's version as it numbers itself, 22809 for 2.28.9; 0: not found
@@ -62,7 +62,7 @@ _trials: dict[tuple, Trial] = {}
 def trial() -> Trial:
     """The outcome of using each GPU once, in a process of its own; remembered.
 
-    It costs as long as PyTorch takes to import, so it is asked for only where ranks would use the GPUs.
+    It takes as long as PyTorch takes to import, so it runs only if ranks would use the GPUs.
     """
     seen = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
     key = tuple(os.environ.get(name) for name in seen)

@@ -1,7 +1,7 @@
-"""What of PyTorch a rank imports only when its code needs it, which takes it a second or two.
+"""Parts of PyTorch that a rank imports only when its code needs them, which takes a second or two.
 
-A rank tells which of these it has at its end, and the preloaded process imports them then, so that this
-is paid once in a session and not in every rank of every launch (see `Preloaded.also_import`).
+At its end a rank reports which of these it has, and the preloaded process imports them then, so that the time
+is spent once in a session and not in every rank of every launch (see `Preloaded.also_import`).
 """
 
 import sys
@@ -19,5 +19,5 @@ HEAVY = (
 
 
 def imported() -> list[str]:
-    """Those that this process has imported; one that waits for its first use (`wire`) is not."""
+    """The parts that this process has imported; one that waits for its first use (`wire`) is not."""
     return [name for name in HEAVY if type(sys.modules.get(name)) is ModuleType]

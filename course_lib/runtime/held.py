@@ -1,8 +1,8 @@
 """The memory that a process holds, seen from outside: by the kernel's account of its pages.
 
-Whoever measures is another process than the measured one, so nothing that code there does to this module
-changes the result. What such code could do is to hold memory where its own pages do not show it; for ranks
-under a check `sandbox.calls` leaves no such place. Source: the kernel's filesystems/proc, "status".
+One process measures another one, so code in the measured process cannot change the result through this
+module. Such code could hold memory that its own pages do not show; for ranks under a check, `sandbox.calls`
+leaves no place for it. Source: the kernel's filesystems/proc, "status".
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FORGET_THE_PEAK = "5"  # written into clear_refs
 class Held(NamedTuple):
     """Bytes.
 
-    whole: of the process by itself and in files that are memory; anonymous: of these without any file.
-    resident: of all its pages, those of libraries too; peak: the most that these were since the process was
-    measured last. fresh: 1 where the next peak will be since now, 0 where the kernel does not forget it.
+    whole: of the process by itself and in files that are memory; anonymous: the part of these without any
+    file. resident: of all its pages, those of libraries too; peak: the most that `resident` was since the
+    last measurement. fresh: 1 if the next peak counts from now, 0 if the kernel does not forget the old one.
     """
 
     whole: int
@@ -36,11 +36,11 @@ class Held(NamedTuple):
 
 
 def held(pid: int) -> Held:
-    """What process `pid` holds now. ProcessLookupError or FileNotFoundError when it has ended.
+    """The memory of process `pid` now. ProcessLookupError or FileNotFoundError if it has ended.
 
-    Pages that it shares with the process that forked it count for nothing in practice: they were there
-    before, and a difference is taken. Pages of a file that is memory are shared memory, too, where it is
-    mapped: the larger of the two counts.
+    Pages that it shares with the process that forked it do not matter in practice: they were there before,
+    and callers take a difference. If a file that is memory is mapped, its pages are shared memory, too: the
+    larger of the two counts.
     """
     kinds = dict.fromkeys(KINDS, 0)
     for line in contents(f"/proc/{pid}/status").splitlines():
@@ -53,7 +53,7 @@ def held(pid: int) -> Held:
 
 
 def forget_the_peak(pid: int) -> int:
-    """1 where that was possible."""
+    """Have the kernel begin a new peak; 1 if it could."""
     try:
         with open(f"/proc/{pid}/clear_refs", "w") as file:
             file.write(FORGET_THE_PEAK)
@@ -64,13 +64,13 @@ def forget_the_peak(pid: int) -> int:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Within, the process stands still, with all its threads: what is read of it was there at one moment."""
+    """Within this context the process stands still, with all its threads: all readings are of one moment."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + STOPPING
     try:
         while contents(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] not in "TtZX":
             if time.monotonic() > deadline:
-                break  # it is in a call that cannot be interrupted, and changes nothing either
+                break  # it is in a call that cannot be interrupted, and so cannot change anything
             time.sleep(0.0001)
         yield
     finally:
@@ -78,9 +78,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def held_with_children(pid: int, still: bool = False) -> Held:
-    """Of this process and of all that it started. What has ended meanwhile holds nothing.
+    """The memory of this process and of all that it started; a process that has ended holds nothing.
 
-    still: each is stopped meanwhile, so that no memory is moved between two readings of one process.
+    still: stop each one meanwhile, so that no memory moves between two readings of one process.
     """
     with stopped(pid) if still else contextlib.nullcontext():
         found = [held(pid)]
@@ -118,7 +118,7 @@ def in_files(pid: int) -> int:
 
 
 def files_without_a_name(pid: int) -> Iterator[tuple[object, int]]:
-    """(which, bytes) of each file of `memfd_create` that the process has open."""
+    """(file, bytes) of each file of `memfd_create` that the process has open."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             path = f"/proc/{pid}/fd/{fd}"

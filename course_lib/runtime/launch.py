@@ -17,7 +17,7 @@ ERRORS = {"deadlock": Deadlock, "timeout": RankTimeout}
 
 
 class Run(list):
-    """The ranks' results, in order of rank, with what was sent and how long it took."""
+    """The ranks' results, in order of rank, with the ledger and the duration of the run."""
 
     def __init__(self, results: list, ledger: Ledger, seconds: float, backend: str):
         super().__init__(results)
@@ -40,15 +40,15 @@ def launch(
 
     fn: any function, also one defined in a notebook cell, a closure or a lambda. It, its arguments and its
         results are copied: views that shared memory no longer do, and a tensor that was computed from
-        others comes back without its graph (`requires_grad` is kept for leaves alone).
+        others comes back without its graph (only leaves keep `requires_grad`).
     timeout: seconds after which the ranks are ended and RankTimeout is raised.
-    backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl when there are enough GPUs. The
+    backend: "nccl" (one GPU a rank) or "gloo" (CPU); by default nccl if there are enough GPUs. The
         environment variable COURSE_BACKEND overrides the default.
 
-    What ran over gloo and could hang on NCCL is told in a note (COURSE_NCCL_NOTES=off: it is not).
+    If the run over gloo could hang on NCCL, a note says so (COURSE_NCCL_NOTES=off: no notes).
 
-    Raises RankError when a rank raised or died, Deadlock when ranks wait for each other or for one that
-    has finished, RankTimeout; ValueError or TypeError when the call itself is wrong. After any of them
+    Raises RankError if a rank raised or died, Deadlock if ranks wait for each other or for a rank that
+    has finished, RankTimeout; ValueError or TypeError if the call itself is wrong. After any of them
     the next `launch` works.
     """
     if not callable(fn):

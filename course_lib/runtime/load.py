@@ -8,10 +8,10 @@ MOST = 10.0
 
 
 def slowdown() -> float:
-    """How many times longer a process takes since others compute, too: 1 where cores are free, MOST at most.
+    """How many times longer a process takes since others compute, too: 1 if cores are free, MOST at most.
 
-    Counted are the processes that compute or wait for a core, in the mean of the last minute; 1 where the
-    system does not tell.
+    It counts the processes that compute or wait for a core, in the mean of the last minute; 1 if the system
+    does not report them.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:

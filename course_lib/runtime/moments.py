@@ -1,9 +1,9 @@
 """Moments at which a rank is measured from outside: it waits until that was done.
 
-In the rank `reach` tells the process that watches it where it is, and waits. There `Moments` has the process
-measured (see `held`) by whoever is next to it: its sandbox's init, or the watching process itself. Nothing
-that is counted in the rank is believed, except on a GPU, whose driver tells nobody else: there the rank says
-what its allocator gave out.
+In the rank `reach` reports the moment to the watching process, and waits. There `Moments` has the process
+measured (see `held`) by the process next to it: its sandbox's init, or the watching process itself. No count
+from inside the rank is believed, except on a GPU, whose driver does not report to other processes: there the
+rank reports the bytes that its allocator gave out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASE = (
 ANONYMOUS = "anonymous"  # moments of this name are about memory without any file
 HIGHEST = "highest"
 REPEATED = (HIGHEST, ANONYMOUS)  # others come once
-LETTING_GO = 1.0  # seconds in which a thread that is late to let go of its tensors is waited for
+LETTING_GO = 1.0  # seconds to wait for a thread that is late to let go of its tensors
 OF_LIBRARIES = (
     6_000_000  # bytes of their files that come into memory at their first use, after the start
 )
@@ -40,7 +40,7 @@ PAUSE = 0.005  # seconds between two measurements, in which other threads run
 PAUSES = 20  # at least, however long a measurement takes
 MOST = 10_000  # moments of a task
 PAGES = ".pages."
-LONGEST = 4096  # bytes of what a rank tells
+LONGEST = 4096  # bytes of a rank's report
 
 
 NOTHING = Held(0, 0)
@@ -53,19 +53,19 @@ _dumps, _channel = json.dumps, list[socket.socket]()
 
 
 def measured_over(sock: socket.socket) -> None:
-    """From now on this process tells of its moments there."""
+    """From now on this process reports its moments there."""
     _channel[:] = [sock]
 
 
 def reach(*names: str, on_gpu: int | None = None) -> None:
     """Wait here until this process was measured, under each of these names.
 
-    on_gpu: bytes that it holds on its GPU, where it is these that count.
+    on_gpu: bytes that it holds on its GPU, if these are the ones that count.
     """
     (sock,) = _channel
     sock.send(_dumps([names, on_gpu]).encode())
     if sock.recv(len(GO)) != GO:
-        raise ConnectionError("nobody is there any more who would measure")
+        raise ConnectionError("the process that measures is not there any more")
 
 
 # ---- in the process that watches
@@ -85,14 +85,14 @@ class Waiting:
 
 @dataclass
 class Moments:
-    """What the ranks of a task held at their moments, and by how much it rose between them.
+    """The memory of a task's ranks at their moments, and by how much it rose between them.
 
-    known: the names of moments that there are in this task; None: any. A moment that does not come from the
-    recipe would begin the count anew.
-    enough: for each rank, bytes above its base that are enough, by the names of moments. Where it is more,
-    it is measured again for a while, since gloo's threads let go of a message's tensors a moment after the
-    wait for it is over, and on a busy machine that moment is long; memory that a solution keeps is still
-    there then. Once that was in vain it is not tried again under that name.
+    known: the names of the moments of this task; None: any. A moment that does not come from the recipe would
+    begin the count anew.
+    enough: for each rank, bytes above its base that are enough, by the names of moments. If it holds more, it
+    is measured again for a while, since gloo's threads let go of a message's tensors a moment after the wait
+    for it is over, and on a busy machine that moment is long; memory that a solution keeps is still there
+    then. Once that was in vain it is not tried again under that name.
     room: bytes that libraries and objects may take between START and a base. Memory that a student's code
     took by then can be given back later: a base that counted it would hide as much.
     """
@@ -104,7 +104,7 @@ class Moments:
     found: list[dict[str, list[Held]]] = field(default_factory=list)
     rises: list[dict[str, list[int]]] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
-    last: dict[int, Held] = field(default_factory=dict)  # as each rank was measured last
+    last: dict[int, Held] = field(default_factory=dict)  # the last measurement of each rank
     waiting: dict[int, Waiting] = field(default_factory=dict)
     in_vain: set[tuple[int, str]] = field(default_factory=set)
 
@@ -115,7 +115,7 @@ class Moments:
         self.pool.children.measured.clear()
 
     def read(self, rank: int) -> None:
-        """A rank is at a moment. EOFError when it has ended, WireError for nothing that `reach` sends."""
+        """A rank is at a moment. EOFError if it has ended, WireError if `reach` did not send the message."""
         data = self.pool.moments[rank].recv(LONGEST)
         if not data:
             raise EOFError
@@ -142,7 +142,7 @@ class Moments:
         return self.known is not None and name in self.known and not again
 
     def step(self) -> None:
-        """Take in what was measured since the last step."""
+        """Take in the measurements since the last step."""
         now = time.monotonic()
         for rank, one in list(self.waiting.items()):
             told = self.pool.children.measured.pop(rank, None)
@@ -186,7 +186,7 @@ class Moments:
         return getattr(held, kind) - getattr(self.at_most(rank, base), kind)
 
     def at_most(self, rank: int, base: Held) -> Held:
-        """What counts of a base: no more than START and the room above it."""
+        """The part of a base that counts: no more than START and the room above it."""
         if self.pool.backend == "nccl" or START not in self.found[rank]:
             return base  # libraries take as much of a GPU as they like
         (start,) = self.found[rank][START]

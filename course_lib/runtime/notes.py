@@ -1,4 +1,4 @@
-"""Notes beside the result of a launch: what holds elsewhere, and is no error here.
+"""Notes beside the result of a launch: mistakes on another backend that are not errors here.
 
 COURSE_NCCL_NOTES=off leaves them out.
 """
@@ -12,12 +12,12 @@ import textwrap
 from course_lib.ledger.ledger import Ledger
 from course_lib.ledger.on_nccl import remarks
 
-WIDTH = 76  # columns, of what a notebook shows beside the list of files
+WIDTH = 76  # columns that a notebook shows beside the list of files
 _told: set[tuple] = set()
 
 
 def on_nccl(ledger: Ledger) -> None:
-    """Print what NCCL would do otherwise in a run that went well over gloo, in a cell once for each line."""
+    """After a run that went well over gloo, print what NCCL would do otherwise: in a cell once a line."""
     if os.environ.get("COURSE_NCCL_NOTES") == "off":
         return
     for remark in remarks(ledger):

@@ -1,4 +1,4 @@
-"""What the ranks print: shown line by line while they run, tagged, and bounded."""
+"""The ranks' output: shown line by line while they run, tagged, and bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from course_lib.ledger.wording import listed
 
 HEAD_LINES, HEAD_BYTES = 500, 1 << 17  # shown of each rank while it runs
-TAIL_LINES = 5  # of what was not shown, the last lines
+TAIL_LINES = 5  # the last of the lines that were not shown
 LONGEST = 4000  # characters of one line
 
 OnOutput = Callable[[int, str, str], None]
@@ -38,7 +38,7 @@ class Output:
         self.repeats: dict[str, list[int]] = {}
 
     def read(self, fd: int, rank: int, stream: str) -> bool:
-        """Take in what stands in the pipe; False at its end or when it is empty."""
+        """Take in the bytes in the pipe; False at its end or if it is empty."""
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -70,7 +70,7 @@ class Output:
                 self.kept[rank].append((stream, line))
 
     def repeated(self, rank: int, line: str) -> bool:
-        """Has another rank printed this very line to stderr? Then it is counted, not shown."""
+        """Has another rank printed this very line to stderr? Then count it, and do not show it."""
         first = self.warned.setdefault(line, rank)
         if first != rank and line.strip():
             ranks = self.repeats.setdefault(line, [first])
@@ -80,7 +80,7 @@ class Output:
         return False
 
     def finish(self) -> None:
-        """After the last byte: unfinished lines, what a storm left out, who repeated what."""
+        """After the last byte: unfinished lines, lines that a storm left out, ranks that repeated a line."""
         for (rank, stream), rest in self.partial.items():
             if rest:
                 self.take(rank, stream, rest)

@@ -1,9 +1,9 @@
 """Large pages for the memory that ranks are forked with.
 
-A fork copies one entry for each page of a process, and its end takes each down again: 37,000 of 4 KB for what
-PyTorch has imported, or about 80 of 2 MB. The kernel copies 4 KB all the same when a rank writes, and what a
-rank allocates later stands on small pages, so that its memory is measured as finely as ever. Source: the
-manual page madvise(2), MADV_COLLAPSE, since Linux 6.1; elsewhere the pages stay as they are.
+A fork copies one entry for each page of a process, and its end takes each down again: for PyTorch's imports
+37,000 of 4 KB, or about 80 of 2 MB. The kernel copies 4 KB all the same when a rank writes, and a rank's
+later allocations stand on small pages, so that its memory is measured as finely as ever. Source: the
+manual page madvise(2), MADV_COLLAPSE, since Linux 6.1; on older kernels the pages stay as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def made_large() -> Iterator[None]:
         begin, end = -(-first // size) * size, last // size * size
         for address in range(begin, end, AT_ONCE * size):
             length = min(AT_ONCE * size, end - address)
-            # where it cannot be had, in an old kernel or for lack of memory, nothing is lost
+            # if it is not to be had, in an old kernel or for lack of memory, nothing is lost
             libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), COLLAPSE)
             yield
 

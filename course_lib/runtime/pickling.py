@@ -38,7 +38,7 @@ def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
 
 
 def culprit(label: str, value: Any, depth: int = DEEPEST) -> tuple[str, Any, str] | None:
-    """(label, value, reason) of the innermost part of a value that cannot be pickled; None where it can."""
+    """(label, value, reason) of the innermost part of a value that cannot be pickled; None if it can."""
     if (reason := unpicklable(value)) is None:
         return None
     for inner, part in parts(label, value) if depth else ():
@@ -48,13 +48,13 @@ def culprit(label: str, value: Any, depth: int = DEEPEST) -> tuple[str, Any, str
 
 
 def parts(label: str, value: Any) -> list[tuple[str, Any]]:
-    """What a value brings along, each with a label; `label` is the value's own, "" of what is to be sent."""
+    """The parts of a value, each with a label; `label` is the value's own, "" for the object to send."""
     if isinstance(value, FunctionType):
         return list(captured(value, value.__name__ if label else "it"))
     if isinstance(value, MethodType):
         return [
             *parts(label, value.__func__),
-            (f"what {value.__name__} is a method of", value.__self__),
+            (f"the object of the method {value.__name__}", value.__self__),
         ]
     if isinstance(value, functools.partial):
         kept = [*enumerate(value.args), *value.keywords.items()]
@@ -109,7 +109,7 @@ def global_names(code: CodeType) -> dict[str, None]:
 
 
 def unpicklable(value: Any) -> str | None:
-    """The reason why a value cannot be pickled, or None when it can."""
+    """The reason why a value cannot be pickled, or None if it can."""
     try:
         wire.dumps(value)
     except Exception as error:

@@ -15,9 +15,9 @@ CELL = re.compile(r"(?:^|/)(?:ipykernel_\d+/\d+|ipython-input-[\d-]+)\.py$")
 
 
 def where(place: str) -> tuple[str, str]:
-    """ "file|line" -> ("Cell In[5], line 3", the text of the line); ("", "") for what is no place.
+    """ "file|line" -> ("Cell In[5], line 3", the text of the line); ("", "") for any other text.
 
-    A rank's record holds it, where a rank can write anything.
+    The text comes from a rank's record, into which a rank can write anything.
     """
     file, _, number = place.rpartition("|")
     if not file or "\0" in file or not number.isdecimal() or len(number) > LONGEST:
@@ -26,7 +26,7 @@ def where(place: str) -> tuple[str, str]:
     return f"{file_name(file)}, line {line}", source_line(file, line)
 
 
-read_files = True  # False where whoever names a file must not be shown what is in it
+read_files = True  # False if the code that names a file must not see its contents
 
 
 def source_line(file: str, line: int) -> str:

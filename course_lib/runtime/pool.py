@@ -47,7 +47,7 @@ class Pool:
         self.board = rows.Board(board, world_size)
         self.sockets: list[socket.socket] = []
         self.receivers: list[wire.Receiver] = []
-        self.moments: list[socket.socket] = []  # where a rank tells that it is to be measured
+        self.moments: list[socket.socket] = []  # on which a rank asks to be measured
         self.pipes: list[tuple[int, int]] = []  # stdout, stderr
         self.logs: list[tuple[int, int]] = []  # rows, texts
         self.stacks: list[int] = []
@@ -96,7 +96,7 @@ class Pool:
         return self.children.exit_code(rank)
 
     def stack(self, rank: int, wait: float = 0.5) -> str:
-        """The rank's Python stack, also while C code runs; "" when it does not answer.
+        """The rank's Python stack, also while C code runs; "" if it does not answer.
 
         wait: seconds, and more of them on a busy machine.
         """
@@ -114,7 +114,7 @@ class Pool:
         )
 
     def end(self) -> None:
-        """Kill every rank and what it started; give all memory and descriptors back."""
+        """Kill every rank and all that it started; give all memory and descriptors back."""
         if self.ended:
             return
         self.ended = True
@@ -134,7 +134,7 @@ _environment: dict[str, str] | None = None
 
 
 def preloaded() -> Preloaded:
-    """The preloaded process of this process, started when there is none."""
+    """The preloaded process of this process, started if there is none."""
     global _preloaded
     if _preloaded is None or not _preloaded.alive():
         _spares.clear()
@@ -151,7 +151,7 @@ def adopt(sock: socket.socket) -> None:
 def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
     """Start the preloaded process in the background; `modules` are imported there beforehand.
 
-    environment: what its children see instead of this process's environment.
+    environment: the environment that its children see instead of this process's.
     """
     global _modules, _environment
     _modules, _environment = modules, environment
@@ -159,14 +159,14 @@ def preload(*modules: str, environment: dict[str, str] | None = None) -> None:
 
 
 class SeparateProcess:
-    """A preloaded process that forks no ranks for `pool`, but others for whoever asks; `close` ends it."""
+    """A preloaded process that forks no ranks for `pool`, but other processes on request; `close` ends it."""
 
     def __init__(self, *modules: str, environment: dict[str, str] | None = None):
         self.modules, self.environment = modules, environment
         self.process()
 
     def process(self) -> Preloaded:
-        """Started anew when it has ended."""
+        """The process, started anew if it has ended."""
         found = _others.get(self)
         if found is None or not found.alive():
             found = _others[self] = Preloaded(self.modules, self.environment)
@@ -177,7 +177,7 @@ def pool(
     world_size: int, backend: str, record: bool, sandbox: Sandbox | None = None,
     imports: Sequence[str] = (),
 ) -> Pool:  # fmt: skip
-    """Ranks that wait for a task: the spare ones when there are, else new ones.
+    """Ranks that wait for a task: the spare ones if there are any, else new ones.
 
     Spare ranks that were forked before the preloaded process was asked for `imports` are ended: each would
     import them again, at the same time as the others.
@@ -193,7 +193,7 @@ def pool(
 
 
 def read_at_the_start(process: Preloaded, sandbox: Sandbox | None) -> Environment:
-    """What the notebook changed of the variables that CUDA, NCCL and gloo read when a rank starts.
+    """The notebook's changes to the variables that CUDA, NCCL and gloo read when a rank starts.
 
     Ranks in a sandbox get nothing of the notebook's environment.
     """
@@ -215,7 +215,7 @@ def healthy(pool: Pool) -> bool:
 def keep(pool: Pool) -> None:
     """Keep ranks that are clean for the next call (see `run.KEPT`).
 
-    Of those on GPUs only these: each rank's CUDA context takes up to a gigabyte of GPU memory.
+    No other ranks on GPUs are kept: each rank's CUDA context takes up to a gigabyte of GPU memory.
     """
     if pool.backend == "nccl":
         end_kept("nccl")
@@ -243,7 +243,7 @@ def spare(
 
 
 def end_standing() -> None:
-    """End the sandboxes that stand (see `walls`), and ranks that were forked ahead in them."""
+    """End the standing sandboxes (see `walls`), and ranks that were forked ahead in them."""
     for key in [key for key in _spares if key[3] is not None and key[3].stands]:
         _spares.pop(key).end()
     walls.end_all()

@@ -30,8 +30,8 @@ from course_lib.runtime.sandbox.kernel import PR_SET_PDEATHSIG
 from course_lib.runtime.sandbox.spec import CONTROL_GROUPS, Sandbox
 
 ENDING = 1.0  # seconds in which sandboxes end with the process that forked them
-SOON = 0.05  # seconds until it is looked again whether a control group is empty
-IDLE = 0.005  # seconds without a request after which there is time for what can wait
+SOON = 0.05  # seconds until the next look whether a control group is empty
+IDLE = 0.005  # seconds without a request after which there is time for work that can wait
 OVER = object()
 
 
@@ -51,7 +51,7 @@ def main(fd: int, kernel_pid: int, modules: list[str]) -> None:
 
 
 def make_ready() -> None:
-    """Make once what every rank would make anew after its fork: together some milliseconds of each."""
+    """Make once the objects that every rank would make anew after its fork, in some milliseconds."""
     from course_lib.runtime.rank import DEPRECATED
 
     for pattern in DEPRECATED:
@@ -61,7 +61,7 @@ def make_ready() -> None:
 
 
 def import_more(modules: list[str]) -> None:
-    """So that the ranks to come need not, each for itself. One that is not there is theirs to tell of."""
+    """Import for the ranks to come. If a module is missing, the rank that needs it will report that."""
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -70,7 +70,7 @@ def import_more(modules: list[str]) -> None:
 
 
 class Server:
-    """Forks groups of processes and tells whoever asked when one of them ends."""
+    """Forks groups of processes on request, and reports to the other end when one of them ends."""
 
     def __init__(self, control: socket.socket, kernel_pid: int | None):
         self.control = control
@@ -91,7 +91,7 @@ class Server:
                 os._exit(0)
 
     def watch(self, pid: int, what: str, *about: Any) -> None:
-        """Have `happened` told of the end of this child, or of the kernel."""
+        """Have `happened` called at the end of this child, or of the kernel."""
         ended = endings.handle(pid)
         if ended is None:
             self.looked_at[pid] = (what, *about)
@@ -105,7 +105,7 @@ class Server:
             self.end()
 
     def end(self) -> NoReturn:
-        """The kernel is gone: end every process and what it started."""
+        """The kernel is gone: end every process and all that it started."""
         for group in self.groups.values():
             with contextlib.suppress(ProcessLookupError):  # this one ended before
                 os.killpg(group, signal.SIGKILL)
@@ -125,7 +125,7 @@ class Server:
                     self.left_to_do if next(self.left_to_do, OVER) is not OVER else None
                 )
             for key, _ in ready:
-                if key.data[0] in ("kernel", "child", "keeper"):  # the handle of what has ended
+                if key.data[0] in ("kernel", "child", "keeper"):  # the handle of an ended process
                     self.selector.unregister(key.fileobj)
                     os.close(key.fd)
                 self.happened(*key.data)
@@ -133,7 +133,7 @@ class Server:
                 self.happened(*self.looked_at.pop(pid))
 
     def patience(self) -> float | None:
-        """Seconds until something is to be done though nothing has happened."""
+        """Seconds until there is something to do although nothing has happened."""
         if self.left_to_do is not None:
             return IDLE
         return endings.LOOK if self.looked_at else SOON if self.emptied else None
@@ -190,7 +190,7 @@ class Server:
                 run_child(order, number, fds, parent, pgid)
             pgid = pgid or pid
             with contextlib.suppress(PermissionError, ProcessLookupError):
-                os.setpgid(pid, pgid)  # here and in the child, whoever comes first; it may be gone
+                os.setpgid(pid, pgid)  # here and in the child, which may come first, or be gone
             pids.append(pid)
             self.watch(pid, "child", pid, order["fork"], number)
         self.groups[order["fork"]] = pgid
@@ -203,7 +203,7 @@ class Server:
     # ---- in a sandbox: a keeper, its init, and the children below that
 
     def fork_sandboxed(self, order: dict, fds: list[int]) -> None:
-        """In the sandbox that the order names, if that one stands already; else in a new one."""
+        """Fork in the sandbox that the order names, if it stands already; else in a new one."""
         place, group = order["place"], order["fork"]
         if place in self.links:
             self.places[group] = place, self.links[place][1]
@@ -213,11 +213,11 @@ class Server:
 
     def pass_on(self, place: int, order: dict, fds: list[int] | None = None) -> None:
         if place in self.links:
-            with contextlib.suppress(OSError):  # its init has just ended: its keeper tells
+            with contextlib.suppress(OSError):  # its init has just ended: its keeper reports that
                 socket.send_fds(self.links[place][0], [json.dumps(order).encode()], fds or [])
 
     def make_sandbox(self, place: int, order: dict, fds: list[int]) -> int:
-        """Returns its keeper."""
+        """Make a sandbox; returns its keeper."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, sandbox = os.getpid(), Sandbox.from_json(order["sandbox"])
         pid = os.fork()
@@ -237,7 +237,7 @@ class Server:
         return pid
 
     def relay(self, place: int, keeper: int) -> bool:
-        """Pass on what a sandbox's init says; False at the end of the link."""
+        """Pass on the messages of a sandbox's init; False at the end of the link."""
         link, its = self.links.get(place, (None, 0))
         if link is None or its != keeper:  # there is another sandbox now in this one's place
             return False
@@ -264,7 +264,7 @@ class Server:
     def end_of_keeper(self, place: int, pid: int) -> None:
         os.waitpid(pid, 0)
         while self.relay(place, pid):
-            continue  # what init said before it ended
+            continue  # the last messages of init
         for group in [group for group, where in self.places.items() if where == (place, pid)]:
             del self.places[group]
             self.tell({"of": group, "over": True})

@@ -1,4 +1,4 @@
-"""The kernel's side of the preloaded process: start it, ask it to fork and to import, hear what it tells."""
+"""The kernel's side of the preloaded process: start it, ask it to fork and to import, read its messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRELOAD = ("torch", "torch.distributed", "numpy.random", "cloudpickle", "course_
 class Preloaded:
     """A process that has imported torch and forks others on request.
 
-    environment: what it is started with, instead of this process's own; `modules` are imported there.
+    environment: the environment of its start, instead of this process's own; it imports `modules`.
     """
 
     def __init__(self, modules: tuple[str, ...] = (), environment: dict[str, str] | None = None):
@@ -58,7 +58,7 @@ class Preloaded:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def environment_changes(self) -> dict[str, str | None]:
-        """What the notebook changed in os.environ since this process was started; None: taken away."""
+        """The changes of os.environ since this process was started; None: the variable was removed."""
         before, now = self.environment, dict(os.environ)
         ours = {*ONE_THREAD, "COURSE_ROLE"}
         changed = {k: v for k, v in now.items() if before.get(k) != v and k not in ours}
@@ -75,7 +75,7 @@ class Preloaded:
         return Children(self, entries, sandbox, place, room)
 
     def leave(self, place: int) -> None:
-        """End a sandbox that stands (see `walls`)."""
+        """End a standing sandbox (see `walls`)."""
         self.ask({"leave": place})
 
     def ask(self, request: dict) -> None:
@@ -83,25 +83,25 @@ class Preloaded:
             self.socket.send(json.dumps(request).encode())
 
     def also_import(self, modules: Sequence[str]) -> None:
-        """Import these before the next fork, unless that was asked for before; returns at once."""
+        """Import these before the next fork, unless they were asked for before; returns at once."""
         more = [name for name in modules if name not in self.imported]
         if more:
             self.imported.update(more)
-            self.ask({"import": more})  # if it has ended, the next launch tells, or starts anew
+            self.ask({"import": more})  # if it has ended, the next launch says so, or starts anew
 
     def read(self, wait: float | None = 0) -> bool:
-        """Take in what the process has told; False when nothing came within `wait` seconds."""
+        """Take in the messages of the process; False if none came within `wait` seconds."""
         if not select.select([self.socket], [], [], wait)[0]:
             return False
         try:
             data = self.socket.recv(1 << 16)
-        except ConnectionResetError:  # it ended before it had read all that it was sent
+        except ConnectionResetError:  # it ended before it had read all messages
             data = b""
         if not data:
             raise LaunchError(self.obituary())
         message = json.loads(data)
         group = self.groups.get(message.get("of"))
-        if group is not None:  # else it speaks of children that were ended
+        if group is not None:  # else the message is about children that were ended
             group.take(message)
         return True
 
@@ -132,7 +132,7 @@ class Preloaded:
 
 
 class Adopted(Preloaded):
-    """A server that somebody else started, in the same sandbox, and handed over as a socket."""
+    """A server that another process started, in the same sandbox, and handed over as a socket."""
 
     def __init__(self, sock: socket.socket):
         self.socket, self.owner = sock, os.getpid()

@@ -1,4 +1,4 @@
-"""A rank: joins its process group, then does what it is told until it is ended from outside.
+"""A rank: it joins its process group, then runs tasks until it is ended from outside.
 
 A rank never exits by itself, also not after an error: peers that are still connecting, or still
 receiving from it, would break with it and hide the cause.
@@ -60,7 +60,7 @@ def start(order: dict, fds: list[int]) -> NoReturn:
 
 
 def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
-    """What every process for tasks does first. Returns the socket to its judge, and its recorder."""
+    """The first steps of every process for tasks. Returns the socket to its judge, and its recorder."""
     store_fd, board_fd, control, out, err, measured, rows_fd, texts_fd, _ = fds
     for shared in (store_fd, board_fd):
         open_anew(shared)
@@ -81,14 +81,14 @@ def settle(order: dict, fds: list[int]) -> tuple[socket.socket, Recorder]:
 
 
 def open_anew(fd: int) -> None:
-    """Give a file that all ranks inherited a position of this rank's own: one for all would be a message."""
+    """Give a file that all ranks inherited a position of this rank's own: a common one would be a message."""
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(own, fd)
     os.close(own)
 
 
 def join(order: dict, store_fd: int, recorder: Recorder) -> None:
-    """Make the process group of all ranks; what is sent there is recorded."""
+    """Make the process group of all ranks, which records all operations."""
     global _store_fd
     _store_fd = store_fd
     rank, world_size = order["rank"], order["world_size"]
@@ -111,7 +111,7 @@ def join(order: dict, store_fd: int, recorder: Recorder) -> None:
 
 
 def tasks(sock: socket.socket) -> Iterator[tuple[dict, list[bytearray]]]:
-    """What the judge sends, until it hangs up."""
+    """The tasks that the judge sends, until it hangs up."""
     receiver = wire.Receiver(sock)
     while True:
         try:
@@ -123,10 +123,10 @@ def tasks(sock: socket.socket) -> Iterator[tuple[dict, list[bytearray]]]:
 
 
 def close_the_store(world_size: int) -> None:
-    """After this nobody writes into the file over which the ranks met: values could pass through it.
+    """After this no rank can write into the file over which the ranks met: values could pass through it.
 
-    Called by every rank before a check runs a student's code. The last one to come seals the file for
-    all, since the others may still be making the check's groups. NCCL needs it longer: it meets anew
+    Every rank calls it before a check runs a student's code. The last rank to come seals the file for
+    all, since the others may still be making the check's groups. NCCL needs the file longer: it meets anew
     for each pair of ranks. Without memory files (`rows.anonymous_file`) there are no seals.
     """
     store = dist.distributed_c10d._get_default_store()
@@ -140,7 +140,7 @@ def close_the_store(world_size: int) -> None:
 
 
 def redirect_output(out: int, err: int) -> None:
-    """Descriptors 1 and 2 become pipes to the kernel, so that what C code prints is caught too."""
+    """Descriptors 1 and 2 become pipes to the kernel, so that the output of C code is caught too."""
     os.dup2(out, 1)
     os.dup2(err, 2)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -182,7 +182,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
     except BaseException as error:  # also SystemExit: a rank must not exit by itself
         reply["error"] = describe_error(error)
         answer = []
-        # An error is told at once: the GPU's stream may hold an operation that nobody will ever meet.
+        # An error is reported at once: the GPU's stream may hold an operation that will never be met.
     flush()
     recorder.pending.drain()
     reply["clean"] = reply["ok"] and process_groups() == groups_before
@@ -195,7 +195,7 @@ def perform(sock: socket.socket, recorder: Recorder, rank: int, task: dict, buff
 
 
 def process_groups() -> tuple[bool, set]:
-    """Whether there is a default group, and all that there are: what a task is to leave as it was."""
+    """Whether there is a default group, and all groups: a task has to leave both as they were."""
     return dist.is_initialized(), set(dist.distributed_c10d._world.pg_map)
 
 
@@ -218,7 +218,7 @@ def prepare(task: dict, rank: int) -> None:
 def seed_generator(seed: int) -> None:
     """PyTorch's default generator; on GPUs torch.manual_seed, which seeds theirs, too.
 
-    Elsewhere it would only keep a stack trace for each kind of device, in case one begins later: 3 ms.
+    Without GPUs it would only keep a stack trace for each kind of device, in case one begins later: 3 ms.
     """
     if dist.is_initialized() and on_nccl():
         torch.manual_seed(seed)
@@ -227,9 +227,9 @@ def seed_generator(seed: int) -> None:
 
 
 def set_environment(changes: dict[str, str | None]) -> None:
-    """Give variables the values that the notebook gave them; None takes one away.
+    """Give variables the values that the notebook gave them; None removes a variable.
 
-    A rank without a GPU of its own goes on seeing none, whatever CUDA_VISIBLE_DEVICES is in the notebook.
+    A rank without a GPU of its own continues to see no GPU, whatever CUDA_VISIBLE_DEVICES is in the notebook.
     """
     for name, value in changes.items():
         if name == GPUS_SEEN and os.environ.get(name) == "":
@@ -241,7 +241,7 @@ def set_environment(changes: dict[str, str | None]) -> None:
 
 
 def import_all(modules: list[str]) -> None:
-    """One that is not there is the task's to tell of."""
+    """Import the modules; if one is missing, the task that needs it reports that."""
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

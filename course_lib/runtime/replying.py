@@ -1,4 +1,4 @@
-"""What a rank answers: a reply as `rank.perform` sends it, or a failure in place of anything else."""
+"""The answer of a rank: a reply as `rank.perform` sends it, or a failure in place of anything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_TYPE, LONGEST_TEXT = 200, 20_000  # characters of an error's type and te
 
 
 def well_formed(reply: dict) -> dict:
-    """The reply, if it is what `rank.perform` sends. WireError where a rank's code wrote it instead."""
+    """The reply, if `rank.perform` can have sent it. WireError if it was written by a rank's code instead."""
     if reply.get("ok") is True and isinstance(reply.get("header"), dict):
         return reply
     error = reply.get("error")

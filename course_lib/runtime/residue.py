@@ -1,7 +1,7 @@
-"""What a task may leave behind in a rank that is kept for the next one.
+"""The traces that a task may leave in a rank that is kept for the next task.
 
 Ranks over NCCL serve several calls. A function that was replaced in `torch.distributed`, a default device or
-a switch for TF32 would reach from one cell into the next: a rank in which such a thing changed is not kept.
+a switch for TF32 would reach from one cell into the next: a rank in which one of these changed is not kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class Residue(NamedTuple):
-    """What is compared before and after a task."""
+    """The state that is compared before and after a task."""
 
     functions: dict[
         tuple[str, str], Callable
@@ -62,7 +62,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def free_gpu_memory() -> None:
-    """Give back what the task's tensors took on the GPU, and begin its count of memory anew."""
+    """Give back the task's memory on the GPU, and begin its count of memory anew."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

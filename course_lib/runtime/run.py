@@ -1,4 +1,4 @@
-"""Run one task on N ranks, watch them, and say what happened."""
+"""Run one task on N ranks, watch them, and report the outcome."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from course_lib.runtime.watch import Reply, Watch
 
 MAX_RANKS = 32
 STILL = 0.8  # seconds without any event before a deadlock is called one
-LONG_STILL = 4.0  # the same where NCCL says of sends that they are done, and nothing was received
-GRACE = 0.4  # seconds that the others get after the first rank raised, to raise too
+LONG_STILL = 4.0  # the same if NCCL reports sends as done, and nothing was received
+GRACE = 0.4  # seconds that the others get to raise too, after the first rank raised
 # backends whose ranks serve several calls: an NCCL communicator costs seconds, and `alone` forks for each
 KEPT = {"nccl", ALONE}
 START = 120  # seconds for the ranks to join their process group
@@ -42,7 +42,7 @@ MOST_REPLY = 1 << 40  # bytes
 
 @dataclass
 class Outcome:
-    """What came of a task."""
+    """The outcome of a task."""
 
     replies: list[Reply | None]
     failure: Failure | None
@@ -55,8 +55,8 @@ class Outcome:
         default_factory=list
     )  # by so much since the moment before
     wire_bytes: int | None = None  # sent on the sandbox's loopback, as the kernel counts it
-    limit: str = ""  # for which the sandbox ended the ranks, see `Children.limit`
-    imported: tuple[str, ...] = ()  # what of `heavy` a rank turned out to need
+    limit: str = ""  # the limit for which the sandbox ended the ranks, see `Children.limit`
+    imported: tuple[str, ...] = ()  # the parts of `heavy` that a rank needed
 
 
 _tasks = 0
@@ -69,7 +69,7 @@ def run_ranks(
     imports: Sequence[str] = (), longest: float = 0, enough: Sequence[Mapping[str, float]] = (),
     moments: Collection[str] | None = None, room: int = 0,
 ) -> Outcome:  # fmt: skip
-    """Run `entry` ("module:function") on `world_size` ranks; never raises for what happens in them.
+    """Run `entry` ("module:function") on `world_size` ranks; never raises for a failure in them.
 
     The function is called as function(header, buffers, rank) and returns (header, buffers); `header`
     and `buffers` may be one for all ranks or a list with one for each. In a `sandbox` the ranks get
@@ -77,11 +77,11 @@ def run_ranks(
     bytes has failed. With backend ALONE the one rank has no process group, and is kept while it is clean:
     `pool.end_kept` ends it. While they run, as many ranks as `ahead` says are forked for the next task;
     at the end, with `spare`, as many as these. `imports`: modules that every rank will need, and imports
-    before `timeout` begins; what else of PyTorch a rank turned out to need, the ranks to come find imported.
-    moments: names of those at which ranks are measured; enough: for each rank, bytes that are enough there;
-    room: bytes that a base may have above the start; see `Moments`.
-    longest: seconds that the ranks may have instead of `timeout` where a busy machine slows them down.
-    LaunchError when no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
+    before `timeout` begins; if a rank needs other parts of PyTorch, the ranks to come find them imported.
+    moments: names of the moments at which ranks are measured; enough: for each rank, bytes that are enough
+    there; room: bytes that a base may have above the start; see `Moments`.
+    longest: seconds that the ranks may have instead of `timeout` if a busy machine slows them down.
+    LaunchError if no ranks can be started; KeyboardInterrupt passes through, after the ranks were ended.
     """
     global _tasks
     _tasks += 1
@@ -191,7 +191,7 @@ def hand_out(
         try:
             wire.send(sock, {**task, "header": own_header}, own)
         except OSError:
-            pass  # a dead rank: its exit code, which `observe` reads, tells why
+            pass  # a dead rank: its exit code, which `observe` reads, says why
         finally:
             sock.setblocking(False)
 
@@ -219,7 +219,7 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
             for stream, fd in zip(("out", "err"), pool.pipes[rank], strict=True):
                 selector.register(fd, selectors.EVENT_READ, (stream, rank))
         selector.register(pool.preloaded.socket, selectors.EVENT_READ, ("process", -1))
-        seen = [(0, time.monotonic())] * pool.world_size  # each rank's events, and since when
+        seen = [(0, time.monotonic())] * pool.world_size  # each rank's events, and their time
         look_again = 0.0
         while watch.running:
             wait = PAUSE if watch.moments.waiting else 0.05 if watch.first_trouble else 0.1

@@ -5,7 +5,7 @@ no memory, so each keeps its own record here, and all of them exchange their rec
 
     recording = Recording("gloo")          # before init_process_group
     dist.init_process_group("gloo")
-    with recording:                        # on all ranks: what they send in here is recorded
+    with recording:                        # on all ranks: record the operations in this block
         ring_all_reduce(tensor)
     print(recording.ledger.table())        # of all ranks, on every rank
 
@@ -37,16 +37,16 @@ OUTSIDE = 1 << 12  # rows after which the record outside of `with` begins anew
 
 
 class Recording:
-    """Records what this rank sends, from now until the process ends; keeps what is sent inside `with`.
+    """Records this rank's operations, from now until the process ends; keeps those inside `with`.
 
-    backend: what carries the messages of all process groups that are made from now on, "gloo" or "nccl"
-        (for NCCL call `torch.cuda.set_device` before).
-    ledger: after a `with`, the `Ledger` of what all ranks sent in it; None before.
+    backend: the backend of all process groups that are made from now on, "gloo" or "nccl" (for NCCL call
+        `torch.cuda.set_device` before).
+    ledger: after a `with`, the `Ledger` of all ranks' operations in it; None before.
 
     Entering and leaving `with` are collectives: all ranks do both, with no operation under way. Times
     count from the barrier at its beginning, so that clocks of different machines need not agree.
 
-    Raises RuntimeError outside of torchrun, after init_process_group, or for a second one in a process;
+    Raises RuntimeError outside of torchrun, after init_process_group, or for a second Recording in a process;
     ValueError for another backend. CommunicationError if more is sent in a `with` than fits into a record.
     """
 
@@ -119,7 +119,7 @@ class Recording:
 
 
 class _ScopedRecorder(Recorder):
-    """Outside of `with` it writes over its rows again and again, so that a long training may go on."""
+    """Outside of `with` it overwrites its rows again and again, so that a long training can go on."""
 
     keeps = False
 
@@ -134,7 +134,7 @@ class _ScopedRecorder(Recorder):
         return super().add(*args, **kwargs)
 
     def forget(self) -> None:
-        """Begin anew. Handles of operations that are under way keep rows that are far from the first."""
+        """Begin anew. Handles of operations that are under way keep rows far from the first."""
         self.pending.clear()
         self.log.rows.end = self.state.rows = 0
         self.turns.clear()

@@ -1,11 +1,11 @@
-"""Who waits for whom, and can it ever end? Read from the ranks' boards and logs.
+"""Which rank waits for which, and can it ever end? Read from the ranks' boards and logs.
 
-A blocked rank can go on when the other end of its operation was issued, or can still be issued by a
-rank that can go on. Ranks that cannot are in a deadlock, and this is certain: nothing that has not been
-issued yet can come from a rank that has finished or is itself one of them.
+A blocked rank can go on if the other end of its operation was issued, or can still be issued by a
+rank that can go on. Ranks that cannot go on are in a deadlock, and this is certain: an operation that has
+not been issued yet cannot come from a rank that has finished or is itself in the deadlock.
 
-On NCCL it is not enough that the other end was issued: its rank does one operation after the other, and what
-comes first may wait for ever (see `course_lib.ledger.order`).
+On NCCL it is not enough that the other end was issued: its rank does one operation after the other, and an
+earlier one may wait for ever (see `course_lib.ledger.order`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from course_lib.ledger.read import operation
 from course_lib.runtime.places import where
 from course_lib.runtime.pool import Pool
 
-IN_ORDER = {"nccl"}  # backends that do what a rank begins in a group one after the other
+IN_ORDER = {"nccl"}  # backends that run a rank's operations of a group one after the other
 
 
 @dataclass
 class Snapshot:
-    """What every rank has issued and where it stands, at one moment."""
+    """The operations that every rank has issued, and its place among them, at one moment."""
 
     states: list[rows.RankState]
     logs: list[list[rows.Row]]
@@ -57,7 +57,7 @@ class Snapshot:
         return next((index for index, waits in enumerate(on_stream) if waits), None)
 
     def blocked_at(self, rank: int) -> tuple[int, float]:
-        """The text of the line at which it is blocked, and since when."""
+        """The text of the line at which the rank is blocked, and the time since which it is."""
         state, row = self.states[rank], self.blocked_in(rank)
         if row is None or state.blocked_row >= 0:
             return state.blocked_line, state.since
@@ -73,7 +73,7 @@ class Snapshot:
         return {rank: index for rank, index in rows_of.items() if index is not None}
 
     def order(self, going_on: Collection[int] = (), taken_in: bool = True) -> Order:
-        """How far the ranks get that do one operation after the other. going_on, taken_in: see `Order`."""
+        """How far the ranks get if each does one operation after the other. For the arguments see `Order`."""
         issued = [
             [operation(rank, i, row, self.texts[rank], 0.0, where) for i, row in enumerate(log)]
             for rank, log in enumerate(self.logs)
@@ -104,7 +104,7 @@ def waits_for(snap: Snapshot) -> dict[int, set[int]]:
         name, members = snap.group(rank, row)
         if op in ("send", "recv"):
             other = "recv" if op == "send" else "send"
-            if row.peer < 0:  # any source: somebody has sent more than this rank has taken
+            if row.peer < 0:  # any source: some rank has sent more than this rank has taken
                 sent = sum(issued[q][other, name, q, rank, row.tag] for q in members if q != rank)
                 taken = sum(c for k, c in issued[rank].items() if k[0] == "recv" and k[1] == name)
                 missing[rank] = set() if sent >= taken else set(members) - {rank}
@@ -132,9 +132,9 @@ def _channel(snap: Snapshot, rank: int, row: rows.Row) -> tuple:
 def stuck(snap: Snapshot, running: set[int], taken_in: bool = True) -> dict[int, set[int]]:
     """The ranks that can never go on, each with the ranks that it waits for.
 
-    `running`: ranks whose process lives and whose function has not returned. One that meets all others
-    issues nothing before these come, and so nothing that one of them waits for. taken_in: see `Order`;
-    False is no proof, and is for ranks with which nothing has happened for long.
+    `running`: ranks whose process lives and whose function has not returned. A rank that meets all others
+    issues nothing before these come, and so no operation for which one of them waits. taken_in: see `Order`;
+    with False the answer is not a proof: use it for ranks with which nothing has happened for long.
     """
     running = {rank for rank in running if snap.states[rank].state != rows.MEETING}
     if snap.in_order:

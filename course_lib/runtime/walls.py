@@ -1,7 +1,7 @@
 """Sandboxes that stand while an exercise is judged: the ranks of one case after those of another.
 
-Making a sandbox, and taking it down, costs as much as three ranks. Between two cases every process of it is
-ended but its own, and with them go their folders, shared memory, sockets and namespaces: the ranks of a case
+Making a sandbox, and taking it down, costs as much as three ranks. Between two cases every process in it but
+its own is ended, and with them go their folders, shared memory, sockets and namespaces: the ranks of a case
 find nothing of those before them. While the ranks of a case run, those of the next one are forked in another
 sandbox, so there are two at a time.
 """
@@ -16,12 +16,12 @@ from course_lib.runtime.sandbox.spec import APART, IPC, MOUNT, NETWORK, PID, San
 
 # Without one of these, something of a rank could outlive it in the sandbox.
 NEEDED = (MOUNT, PID, NETWORK, IPC, APART)
-ROOM = 8  # children that each of them has room for
+ROOM = 8  # children for which each of them has room
 
 
 @dataclass
 class Walls:
-    """One of them. imported: what the preloaded process had imported when it was made."""
+    """One standing sandbox. imported: the imports of the preloaded process when it was made."""
 
     process: Preloaded
     sandbox: Sandbox
@@ -48,7 +48,7 @@ _standing: list[Walls] = []
 
 
 def take(process: Preloaded, sandbox: Sandbox | None, world_size: int) -> Walls | None:
-    """Walls for so many ranks, which may stand already; None where each has to have a sandbox of its own."""
+    """Walls for so many ranks, which may stand already; None if each task needs a sandbox of its own."""
     if sandbox is None or not (sandbox.stands and sandbox.has(*NEEDED) and world_size <= ROOM):
         return None
     for walls in [walls for walls in _standing if walls.free()]:
@@ -61,7 +61,7 @@ def take(process: Preloaded, sandbox: Sandbox | None, world_size: int) -> Walls 
 
 
 def end_all() -> None:
-    """End those in which no ranks are."""
+    """End the sandboxes without ranks."""
     for walls in [walls for walls in _standing if walls.free()]:
         _standing.remove(walls)
         walls.end()

@@ -1,4 +1,4 @@
-"""What is known of the ranks while they are watched."""
+"""The state of the ranks while they are watched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Reply = tuple[dict, list[bytearray]]
 
 @dataclass
 class Watch:
-    """What the loop below knows of the ranks."""
+    """The knowledge of the loop below about the ranks."""
 
     pool: Pool
     task: int
@@ -23,7 +23,7 @@ class Watch:
     first_trouble: float | None = None
     verdict: str | None = None  # "deadlock" or "timeout"
     waiting: dict[int, set[int]] = field(default_factory=dict)
-    taken_in: bool = True  # as the deadlock was found, see `Order`
+    taken_in: bool = True  # the value with which the deadlock was found, see `Order`
 
     @property
     def alive(self) -> set[int]:
@@ -34,7 +34,7 @@ class Watch:
         return self.alive - set(self.replies)
 
     def all_begun(self) -> bool:
-        """Whether every rank has begun the task; what it does of a student's comes after that."""
+        """Whether every rank has begun the task; a student's code runs after that."""
         states = [self.pool.board.read(rank) for rank in range(self.pool.world_size)]
         return all(one.task == self.task and one.state != rows.IDLE for one in states)
 

@@ -1,7 +1,7 @@
 """Messages between the notebook, the preloaded process and the ranks.
 
-A message is a JSON header and any number of raw buffers. What a rank sends back is never a pickle to
-whoever only judges it; `launch` alone unpickles, since there the ranks run the caller's own code.
+A message is a JSON header and any number of raw buffers. A process that judges a rank never gets a pickle
+from it; only `launch` unpickles, since there the ranks run the caller's own code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def send(sock: socket.socket, header: dict, buffers: Sequence[Buffer] = ()) -> N
 
 
 class Receiver:
-    """Reads messages from a socket piece by piece, so that a slow or dead sender blocks nobody."""
+    """Reads messages from a socket piece by piece, so that a slow or dead sender blocks no reader."""
 
     def __init__(self, sock: socket.socket, limit: int = 1 << 40):
         self.sock, self.limit = sock, limit
@@ -64,7 +64,7 @@ class Receiver:
         self.buffer, self.filled = bytearray(nbytes), 0
 
     def read(self) -> tuple[dict, list[bytearray]] | None:
-        """Read what is there: a whole message, or None when more is to come. EOFError at the end."""
+        """Read the bytes that are there: a whole message, or None if more is to come. EOFError at the end."""
         while True:
             if self.filled < len(self.buffer):
                 try:
@@ -112,7 +112,7 @@ class Receiver:
 
 
 def raw(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy where it is contiguous on the CPU."""
+    """The bytes of a tensor, without a copy if it is contiguous on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # pyright: ignore[reportArgumentType]
 
@@ -124,7 +124,7 @@ def pack_tensors(tensors: dict[str, torch.Tensor]) -> tuple[list, list[Buffer]]:
 
 
 def tensor_of(buffer: Buffer, dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
-    """A tensor over the bytes of `buffer`, without a copy when the buffer is writable."""
+    """A tensor over the bytes of `buffer`, without a copy if the buffer is writable."""
     shape = tuple(shape)
     if not len(buffer):
         return torch.empty(shape, dtype=dtype)
@@ -134,7 +134,7 @@ def tensor_of(buffer: Buffer, dtype: torch.dtype, shape: Iterable[int]) -> torch
 
 
 def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Tensor]:
-    """The inverse of `pack_tensors`. WireError where description and buffers do not fit."""
+    """The inverse of `pack_tensors`. WireError if description and buffers do not fit."""
     if len(meta) != len(buffers):
         raise WireError(f"{len(meta)} tensors are described and {len(buffers)} were sent")
     tensors = {}
@@ -143,7 +143,7 @@ def unpack_tensors(meta: list, buffers: Sequence[Buffer]) -> dict[str, torch.Ten
         if not isinstance(dtype, torch.dtype):
             raise WireError(f"tensor {name!r} has the unknown dtype {dtype_name!r}")
         if not isinstance(shape, list) or not all(type(length) is int for length in shape):
-            raise WireError(f"tensor {name!r} has a shape that is no list of numbers")
+            raise WireError(f"tensor {name!r} has a shape that is not a list of numbers")
         if min(shape, default=0) < 0 or max(shape, default=0) > LONGEST or len(shape) > DIMENSIONS:
             raise WireError(f"tensor {name!r} has a shape that no tensor has")
         if math.prod(shape) * dtype.itemsize != len(buffer):
@@ -160,11 +160,11 @@ OPERATORS = (OpOverload, OpOverloadPacket)
 class _Pickler(cloudpickle.Pickler):
     """Functions and classes of a notebook travel by value, plain tensors as raw buffers.
 
-    By name go torch.ops and what is in it, and modules of a class of their own, such as torch.backends.cudnn:
-    cloudpickle takes them along wherever a function mentions them, and pickle knows no way.
+    By name go torch.ops and its contents, and modules of a class of their own, such as torch.backends.cudnn:
+    cloudpickle takes them along wherever a function mentions them, and pickle cannot.
 
     It takes torch.distributed.tensor along, too, with a function that says `dist.send` and `torch.tensor`,
-    once anybody has imported it: to each rank that would cost two seconds, most often for nothing.
+    once any code has imported it: that would cost each rank two seconds, most often for nothing.
     """
 
     def reducer_override(self, obj: Any):
@@ -184,7 +184,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def has_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Others travel as PyTorch pickles them: sparse, quantized, nested and meta tensors."""
+    """Whether a raw buffer can hold it. PyTorch pickles sparse, quantized, nested and meta tensors."""
     strided = tensor.layout == torch.strided and not tensor.is_nested
     return strided and not tensor.is_quantized and tensor.device.type != "meta"
 
@@ -197,7 +197,7 @@ def _name_of(obj: Any) -> str:
 
 
 def _named(name: str) -> Any:
-    """What has this name in a package that can be imported; None where nothing has."""
+    """The object of this name in a package that can be imported; None if there is none."""
     package, _, rest = name.partition(".")
     try:
         return sys.modules.get(name) or attrgetter(rest)(importlib.import_module(package))

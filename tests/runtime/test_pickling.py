@@ -82,7 +82,7 @@ def typed(tmp_path: Path) -> dict[str, Any]:
     ("within", "or pass a list"),
     ("from_a_dict", "['lock'] of the global variable 'state' that it uses is a lock"),
     ("by_default", "a default argument of by_default is a generator"),
-    ("of_an_object", "the attribute 'lock' of what attend is a method of is a lock"),
+    ("of_an_object", "the attribute 'lock' of the object of the method attend is a lock"),
     ("in_a_partial", "the partial's argument 0 is a lock"),
 ])  # fmt: skip
 def test_the_variable_at_fault_is_named(name: str, says: str, typed: dict[str, Any]) -> None:

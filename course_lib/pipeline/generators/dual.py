@@ -70,7 +70,7 @@ def _dual(row: Row, near: int, far: int, half: int, place: int, microbatches: in
         row.do("F", far)
     for k in range(microbatches - 2 * half + place + 1):  # the steady state: always a pair
         if k == 0 and below == 0:
-            row.do("F", near)  # on the middle ranks the first two stand apart: the backward must not wait
+            row.do("F", near)  # in the middle two apart: the backward must not wait
             row.do("B", far)
         else:
             row.pair(near, far)

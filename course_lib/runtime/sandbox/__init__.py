@@ -1,7 +1,7 @@
-"""Student code behind walls: what the machine allows, found out, and said.
+"""Student code behind walls: find out which walls the machine allows, and make them.
 
-`spec.Sandbox` describes one, `probe.probe()` finds out which layers hold here, `init.keep` makes it in
-a fork of the preloaded process, and `enter` holds the steps.
+`spec.Sandbox` describes a sandbox, `probe.probe()` finds out which layers hold here, `init.keep` makes it in
+a fork of the preloaded process, and `enter` contains the steps.
 """
 
 from course_lib.runtime.sandbox.spec import Sandbox

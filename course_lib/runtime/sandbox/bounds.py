@@ -1,4 +1,4 @@
-"""Whether control groups hold on this machine: seen by taking more memory than such a group allows."""
+"""Whether control groups hold on this machine: the test takes more memory than such a group allows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WAIT = 30.0  # seconds
 
 
 def bounds_hold(preloaded: Preloaded) -> bool:
-    """Whether a sandbox gets a control group, and memory beyond its bound ends what is in there.
+    """Whether a sandbox gets a control group, and memory beyond its bound ends the processes in there.
 
-    It is taken as a file in memory: that counts for no other layer. Also makes the grader's own group
-    ready, and removes groups that graders left behind that were killed.
+    The test takes the memory as a file: no other layer counts that. It also makes the grader's own group
+    ready, and removes groups that killed graders left behind.
     """
     try:
         hierarchy.prepare()
@@ -62,7 +62,7 @@ def writable() -> bool:
 
 
 def can_be_written(path: str) -> bool:
-    """Seen by opening: access(2) knows nothing of Landlock. Nothing is written."""
+    """Try to open the file: access(2) does not know of Landlock. Nothing is written."""
     try:
         os.close(os.open(path, os.O_WRONLY))
     except OSError:

@@ -1,20 +1,21 @@
 """System calls: those that no process of a sandbox may make, and all that a rank under a check needs.
 
-`forbid_everywhere` takes from every process of a sandbox what leads out of it or lets the kernel hold
-something for it: namespaces, mounts, keys, other processes.
+`forbid_everywhere` forbids every process of a sandbox the calls that lead out of it or let the kernel keep
+memory for it: namespaces, mounts, keys, other processes.
 
-`forbid` is for a rank of a check, once the ranks have met: it leaves what computing, messages on the
-connections that there are, and files of one's own need, and nothing else. A namespace hides files,
-processes and memory of others, but the network is common to the ranks, and so are the files of Python: a
-socket's name, a lock on a file, an attribute are messages that nobody counts. And what a rank holds is
-counted as the pages of this one process (`course_lib.runtime.held`): so there is no other process, no pipe,
-no segment of shared memory in which it could be held instead, nor a set of descriptors (epoll), of which each
-entry has eight bytes of the caller's.
+`forbid` is for a rank of a check, once the ranks have met: it allows only the calls for computing, for
+messages on the connections that there are, and for the rank's own files. A namespace hides files, processes
+and memory of others, but the network is common to the ranks, and so are the files of Python: a socket's name,
+a lock on a file, an attribute are messages that no ledger counts. The memory of a rank is counted as the
+pages of this one process (`course_lib.runtime.held`): so there is no other process, no pipe, no segment of
+shared memory that could hold data instead, nor a set of descriptors (epoll), of which each entry has eight
+bytes of the caller's.
 
 These calls fail with EPERM, in all threads and for good. Sources: seccomp(2), the kernel's
 userspace-api/seccomp_filter; numbers: its asm/unistd_64.h and asm-generic/unistd.h.
 
-Beyond it is what every program has to do, such as taking time: whoever can wait can signal, slowly.
+The filter cannot forbid what every program has to do, such as taking time: a rank that can wait can signal,
+slowly.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ ALLOWED: dict[str, Numbers] = {
     "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
 }  # fmt: skip
-# What no process of a sandbox may call.
+# No process of a sandbox may make these calls.
 NOWHERE: dict[str, Numbers] = {
     # namespaces and mounts: in a namespace of its own a process has all capabilities
     "unshare": (272, 97), "setns": (308, 268), "chroot": (161, 51), "pivot_root": (155, 41),
@@ -83,7 +84,7 @@ NOWHERE: dict[str, Numbers] = {
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
-    # what the kernel keeps for whoever asks: keys, programs, memory that nobody counts
+    # contents that the kernel keeps on request: keys, programs, memory that is not counted
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
     "userfaultfd": (323, 282), "perf_event_open": (298, 241), "memfd_secret": (447, 447),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
@@ -119,21 +120,21 @@ Step = tuple[int, int, int, int]  # code, steps to leap when true, when false, o
 
 
 def forbid_everywhere() -> None:
-    """In any process of a sandbox: what leads out of it fails from here on.
+    """In any process of a sandbox: calls that lead out of it fail from here on.
 
-    Needs `no_new_privileges`. OSError or KeyError where the kernel has no filters, or none that are known.
+    Needs `no_new_privileges`. OSError or KeyError if the kernel has no filters, or none that are known.
     """
     set_filter(packed(program_everywhere()))
 
 
 def forbid() -> None:
-    """In a rank under a check: only what a check needs does not fail from here on. Otherwise as above."""
+    """In a rank under a check: all calls fail from here on but those that a check needs. Else as above."""
     set_filter(program_of_ranks().replace(packed([own(ANY_RANK)]), packed([own(os.getpid())])))
 
 
 @functools.cache
 def program_of_ranks() -> bytes:
-    """The filter of a rank ANY_RANK, packed: what forks ranks makes it once for all of them."""
+    """The filter of a rank ANY_RANK, packed: the process that forks ranks makes it once for all of them."""
     return packed(program(ANY_RANK))
 
 
@@ -152,7 +153,7 @@ def set_filter(packed: bytes) -> None:
 
 
 def here(numbers: Numbers) -> int | None:
-    """The number of a call on this machine. KeyError on one of another kind."""
+    """The number of a call on this machine. KeyError on a machine of another kind."""
     return numbers[ARCHITECTURES[os.uname().machine][0]]
 
 
@@ -168,7 +169,7 @@ def known() -> bool:
 
 
 def can_forbid() -> bool:
-    """Whether this machine has such filters: seen by setting one, in a process that is then of no use."""
+    """Whether this machine has such filters: sets one, and so leaves this process of no further use."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         fcntl.flock(null, fcntl.LOCK_UN)
@@ -216,7 +217,7 @@ def own(pid: int) -> Step:
 
 
 def beginning() -> list[Step]:
-    """Of another architecture all numbers are others."""
+    """Load the number of the call; on another architecture all numbers are different."""
     return [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (EQUAL, 1, 0, ARCHITECTURES[os.uname().machine][1]),
@@ -242,11 +243,11 @@ def answers(*all_of_them: int) -> list[Step]:
 
 
 def unless(values: Iterable[int]) -> list[Step]:
-    """Refused where what was loaded is one of these."""
+    """Refuse the call if the loaded value is one of these."""
     refused = [step for one in values for step in ((EQUAL, 0, 1, one), *answers(REFUSE))]
     return [*refused, *answers(ALLOW)]
 
 
 def unless_bits(bits: int) -> list[Step]:
-    """Refused where the first argument has one of these bits."""
+    """Refuse the call if the first argument has one of these bits."""
     return [argument(0), (ANY_BIT, 0, 1, bits), *answers(REFUSE, ALLOW)]

@@ -1,12 +1,12 @@
 """Control groups: the kernel bounds what all processes of a sandbox hold together.
 
-    keeper      enter()           makes a group, bounds it and goes in: what it forks is born in there
+    keeper      enter()           makes a group, bounds it and goes in: its forks are born in there
     init        Watch.reached()   asks the kernel whether a bound was reached
     preloaded   remove_groups()   the groups of sandboxes that have ended, and of graders that are gone
 
 A group of version 2 is one folder; of version 1 it is two of the same name, in the hierarchies of memory
-and of pids. They are made in the grader's own group, where that may be written to. The kernel counts
-what nobody else can: memory that is shared or lies in files without a disk, at the moment it is taken.
+and of pids. They are made in the grader's own group, if that may be written to. Only the kernel can count
+memory that is shared or lies in files without a disk, at the moment when it is taken.
 Cost for each sandbox: 3 ms of work, and about 15 in which the kernel waits before it lets the
 keeper in. Sources: the kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
@@ -24,14 +24,14 @@ from course_lib.runtime.sandbox.spec import Sandbox
 
 PREFIX = "course-sandbox"
 PAGE = os.sysconf("SC_PAGE_SIZE")
-OVERHEAD = 64 << 20  # bytes of keeper and init, and what the kernel needs for them
-OVERHEAD_OF_CHILD = 16 << 20  # bytes: page tables, buffers of sockets, what it shares with others
+OVERHEAD = 64 << 20  # bytes of keeper and init, and of the kernel for them
+OVERHEAD_OF_CHILD = 16 << 20  # bytes: page tables, buffers of sockets, shared pages
 BOUNDS = (  # of both versions, in the order in which they can be set
     "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max", "pids.max",
 )  # fmt: skip
 LOOK = 0.25  # seconds
-PATIENCE = 1.0  # seconds: who is at the bound on processes for so long stays there
-FILES = {  # that a group is watched by, of both versions
+PATIENCE = 1.0  # seconds: a sandbox at the bound on processes for so long stays there
+FILES = {  # by which a group is watched, of both versions
     "memory.events": "memory", "memory.oom_control": "memory", "pids.events": "pids",
     "memory.current": "held", "memory.usage_in_bytes": "held", "pids.current": "processes",
 }  # fmt: skip
@@ -41,9 +41,9 @@ FILES = {  # that a group is watched by, of both versions
 
 
 def enter(sandbox: Sandbox, count: int) -> Watch | None:
-    """Make a bounded group and go in; None where the sandbox does without. For `count` children.
+    """Make a bounded group for `count` children and go in; None if the sandbox does without.
 
-    ControlGroupError where it cannot be made: a sandbox is as strong as it says, or there is none.
+    ControlGroupError if it cannot be made: a sandbox is as strong as it says, or there is none.
     """
     if not sandbox.has(spec.CONTROL_GROUPS):
         return None
@@ -71,7 +71,7 @@ def memory_of_all(memory: int, count: int) -> int:
 
 
 def bound(folder: str, memory: int, processes: int) -> None:
-    """Write the limits that this folder has, and read them back. Swap is no way around the first."""
+    """Write the limits that this folder has, and read them back. Swap cannot get around the first."""
     for name, most in zip(BOUNDS, (memory, memory, memory, 0, processes), strict=True):
         path = f"{folder}/{name}"
         if not os.path.exists(path):
@@ -82,7 +82,7 @@ def bound(folder: str, memory: int, processes: int) -> None:
 
 
 def give_way() -> None:
-    """In a child: be ended before init is when memory runs out. A child without rights cannot undo it."""
+    """In a child: be ended before init if memory runs out. A child without rights cannot undo it."""
     write("/proc/self/oom_score_adj", 1000)
 
 
@@ -90,7 +90,7 @@ def give_way() -> None:
 
 
 class Watch:
-    """What the kernel tells of one group. Open descriptors: init sees none of these files."""
+    """The kernel's counts of one group. They are open descriptors: init cannot see these files."""
 
     def __init__(self, folders: list[str], processes: int):
         self.files: dict[str, int] = {}
@@ -112,10 +112,10 @@ class Watch:
         return list(self.files.values())
 
     def reached(self) -> str:
-        """ "memory" when a process was ended since there was no more, "processes" or "".
+        """ "memory" if a process was ended since there was no more, "processes" or "".
 
-        A process that was refused is its author's to handle, and makes an error that says so. Only who
-        stays at the bound, or runs against it again and again, for a second is stopped.
+        If the kernel refuses a process, the student's code gets an error and has to handle it. The sandbox is
+        stopped only if it stays at the bound, or runs against it again and again, for a second.
         """
         if self.count("memory", "oom_kill") > self.ended:
             return "memory"
@@ -130,7 +130,7 @@ class Watch:
         return "processes" if now - self.since >= PATIENCE else ""
 
     def count(self, controller: str, event: str) -> int:
-        """How often the event happened; 0 where this kernel does not tell."""
+        """How often the event happened; 0 if this kernel does not count it."""
         if controller not in self.files:
             return 0
         text = os.pread(self.files[controller], 4096, 0).decode()
@@ -169,14 +169,14 @@ def remove_stale() -> None:
     for path in groups(parents()):
         owner = os.path.basename(path).removeprefix(f"{PREFIX}-").split("-")
         if started(int(owner[0])) != owner[1]:
-            with contextlib.suppress(PermissionError):  # another user's, who will
+            with contextlib.suppress(PermissionError):  # another user's, whose graders will
                 removed(path)
 
 
 def parents_if_any() -> dict[str, str]:
     try:
         return parents()
-    except ControlGroupError:  # then no keeper could make a group either, and has said so
+    except ControlGroupError:  # then no keeper could make a group either, and has reported it
         return {}
 
 
@@ -203,5 +203,5 @@ def removed(folder: str) -> bool:
 
 
 def name_of(owner: int, keeper: int) -> str:
-    """A group's name says whose it is; a process's start tells it from a later one of the same pid."""
+    """A group's name, with its owner; a process's start distinguishes it from a later one of the same pid."""
     return f"{PREFIX}-{owner}-{started(owner)}-{keeper}"

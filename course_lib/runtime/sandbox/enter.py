@@ -4,8 +4,8 @@
     init     build()         a root folder that holds only what may be seen; the loopback interface
     child    give_up_rights()   limits, another user, no capabilities: the last step before student code
 
-The keeper and init run nothing but this library. A child runs a student's code, and nothing that it can
-do gives it back what it has given up. Sources: the manual pages namespaces(7), user_namespaces(7),
+The keeper and init run nothing but this library. A child runs a student's code, and no call gives it back
+the rights that it has given up. Sources: the manual pages namespaces(7), user_namespaces(7),
 mount_namespaces(7), capabilities(7), landlock(7).
 """
 
@@ -66,7 +66,7 @@ def map_to_itself(user: int, group: int) -> None:
 
 
 def build(sandbox: Sandbox) -> None:
-    """The root folder of the sandbox, made in its own mount namespace: what is not put there is not there."""
+    """The root folder of the sandbox, in its own mount namespace: it contains only the folders put there."""
     os.umask(0o022)
     if sandbox.has(spec.MOUNT):
         kernel.mount(
@@ -120,7 +120,7 @@ def devices() -> None:
 
 
 def private_folders(sandbox: Sandbox) -> None:
-    """/tmp and /dev/shm: memory, so that nothing is left of them, and bounded."""
+    """/tmp and /dev/shm: bounded, and in memory, so that nothing is left of them."""
     for path, size in ((TEMPORARY, sandbox.disk), (SHARED_MEMORY, PRIVATE_SHARED_MEMORY)):
         os.makedirs(ROOT + path, exist_ok=True)
         private_folder(ROOT + path, size)
@@ -136,7 +136,7 @@ def private_folder(target: str, size: int, files: int = 20_000) -> None:
 
 
 def mask(sandbox: Sandbox) -> None:
-    """An empty folder, or nothing at all, stands where these were."""
+    """Put an empty folder, or an empty file, in the place of these."""
     for path in sandbox.masked:
         target = ROOT + path
         if os.path.isdir(target):
@@ -151,7 +151,7 @@ def process_folder(sandbox: Sandbox) -> None:
     os.makedirs(f"{ROOT}/proc", exist_ok=True)
     if sandbox.has(spec.PID):
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        # hidepid=2: whom a process may not trace, it does not see
+        # hidepid=2: a process does not see those that it may not trace
         kernel.mount("proc", f"{ROOT}/proc", "proc", flags, "hidepid=2")
         # the kernel's settings belong to user 0, whatever its capabilities
         settings = f"{ROOT}/proc/sys"
@@ -160,7 +160,7 @@ def process_folder(sandbox: Sandbox) -> None:
 
 
 def leave_siblings(sandbox: Sandbox) -> None:
-    """In the child: temporary folders and shared memory that the other children of the sandbox have not.
+    """In the child: temporary folders and shared memory that the other children of the sandbox do not have.
 
     Ranks that could hand their tensors over in a file could send a ring's messages for show.
     """
@@ -179,7 +179,7 @@ def leave_siblings(sandbox: Sandbox) -> None:
 
 
 def give_up_rights(sandbox: Sandbox, number: int) -> None:
-    """In child `number`: everything that it may not do is impossible from here on."""
+    """In child `number`: make impossible, from here on, everything that it may not do."""
     if sandbox.has(spec.APART):
         leave_siblings(sandbox)
     place(sandbox, number)
@@ -190,7 +190,7 @@ def give_up_rights(sandbox: Sandbox, number: int) -> None:
         os.setresuid(sandbox.user, sandbox.user, sandbox.user)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # changing the user ends it, and with it /proc/self
     if sandbox.has(spec.USER) and (sandbox.has(spec.APART) or in_initial_user_namespace()):
-        # of its own: whom it could trace, it could read and write
+        # of its own: it could read and write the memory of a process that it could trace
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.NEWUSER)
         map_to_itself(user, group)
@@ -214,10 +214,10 @@ def in_initial_user_namespace() -> bool:
 
 
 def harmless_environment() -> dict[str, str]:
-    """What of this process's environment a sandbox may know: no token, no name, no path of a person's.
+    """The part of this process's environment that a sandbox may know: no token, no name, no personal path.
 
-    The preloaded process of a grader is started with it: what a process was started with stays
-    readable in /proc/self/environ, also in its forks.
+    The preloaded process of a grader is started with it: the environment of its start stays readable in
+    /proc/self/environ, also in its forks.
     """
     return {
         name: value
@@ -233,7 +233,7 @@ def place(sandbox: Sandbox, number: int) -> None:
     os.environ.update(kept)
     folder = HOME if sandbox.has(spec.MOUNT) else os.getcwd()
     if sandbox.has(spec.APART) and not sandbox.has(spec.MOUNT):
-        os.chmod(folder, 0o711)  # to be passed through, not looked at
+        os.chmod(folder, 0o711)  # others may pass through it, and not list it
         folder = f"{folder}/{number}"
     os.makedirs(folder, mode=0o777, exist_ok=True)
     os.chdir(folder)
@@ -243,7 +243,7 @@ def place(sandbox: Sandbox, number: int) -> None:
 
 
 def limit(sandbox: Sandbox) -> None:
-    """Limits of one process; those of all together are watched by init."""
+    """Limits of one process; init watches the limits of all together."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     limits = [

@@ -1,4 +1,4 @@
-"""Where control groups can be made: in the grader's own group, if the machine has given it that right.
+"""The place for control groups: the grader's own group, if the machine has given it that right.
 
 Version 2 has one hierarchy of groups and allows children with limits only below a group that holds no
 process itself; version 1 has a hierarchy for each kind of limit. Source: cgroups(7).
@@ -16,7 +16,7 @@ MOVES = 20  # attempts to move the grader's processes while new ones are forked
 
 
 class ControlGroupError(OSError):
-    """A control group could not be made: what was tried, and why it failed."""
+    """A control group could not be made; the text has the attempt and the reason."""
 
 
 def parents() -> dict[str, str]:
@@ -40,7 +40,7 @@ def parents() -> dict[str, str]:
 def own_folders(groups: str, mounts: str) -> dict[str, str]:
     """Controller -> folder of this process's own group, for those that are mounted and can be seen.
 
-    groups, mounts: what /proc/self/cgroup and /proc/self/mountinfo say.
+    groups, mounts: the texts of /proc/self/cgroup and /proc/self/mountinfo.
     """
     found = {}
     for line in groups.splitlines():
@@ -67,10 +67,10 @@ def mounted(mounts: str, controller: str) -> list[tuple[str, str]]:
 
 
 def prepare() -> None:
-    """Once, in the grader: let its group hand on its controllers. ControlGroupError where it may not.
+    """Once, in the grader: let its group hand on its controllers. ControlGroupError if it may not.
 
-    Version 2 allows that only to a group that holds no process itself, so the grader's move into a leaf.
-    Where there are others, whose place is not ours to choose, there is no control group.
+    Version 2 allows that only to a group that holds no process itself, so the grader's processes move into a
+    leaf. If the group holds others, whose place is not ours to choose, there is no control group.
     """
     folder = parents()[CONTROLLERS[0]]
     handed_on = f"{folder}/cgroup.subtree_control"
@@ -129,7 +129,7 @@ def hand_on(path: str) -> bool:
 
 
 def started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; "" when it has ended."""
+    """When a process was started, in the kernel's ticks; "" if it has ended."""
     fields = status(pid)
     return "" if not fields or fields[0] in "ZX" else fields[19]
 
@@ -140,7 +140,7 @@ def parent(pid: int) -> int:
 
 
 def status(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat from the state on; [] when there is no such process."""
+    """The fields of /proc/pid/stat from the state on; [] if there is no such process."""
     try:
         return read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
-"""Process 1 of a sandbox: forks its children, tells how they end, and takes everything with it.
+"""Process 1 of a sandbox: forks its children, reports how they end, and ends all processes with itself.
 
-A sandbox that stands (see `runtime.walls`) gets children again after the last ones were ended. Process 1 runs
-nothing but this library, and holds rights that the children have not, so that they can neither stop nor trace
-it. At its end the kernel ends every process of the pid namespace. On a machine without such namespaces it
-ends its descendants itself, also those that left their session.
+A standing sandbox (see `runtime.walls`) gets children again after the last ones were ended. Process 1 runs
+nothing but this library, and holds rights that the children do not have, so that they can neither stop nor
+trace it. At its end the kernel ends every process of the pid namespace. On a machine without such namespaces
+it ends its descendants itself, also those that left their session.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from course_lib.runtime.sandbox import control, enter, kernel, spec
 from course_lib.runtime.sandbox.spec import Sandbox
 
 LOOK = 0.25  # seconds between two looks at the memory
-AHEAD = (
-    -10
-)  # niceness, where that is allowed: hundreds of processes that never rest must not drown it
+AHEAD = -10  # niceness, if that is allowed: hundreds of busy processes must not starve it
 HEADER, HEADER_6 = 52, 72  # bytes of a packet: IP's, of version 4 or 6, and TCP's with a time stamp
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MOST_FDS = 253  # that one message can carry
@@ -45,7 +43,7 @@ def keep(sandbox: Sandbox, link: socket.socket, order: dict, fds: list[int], run
         watch = control.enter(sandbox, max(len(order["children"]), order.get("room", 0)))
         enter.leave_host(sandbox)
         if not sandbox.has(spec.PID):
-            # nobody ends the descendants but this process: it must outlive its parent for that
+            # only this process ends the descendants: it must outlive its parent for that
             kernel.prctl(kernel.PR_SET_PDEATHSIG, 0)
             Init(sandbox, link, order, fds, run, watch).serve()
         init = os.fork()
@@ -73,7 +71,7 @@ def close_all_but(fds: list[int]) -> None:
 def report_failure(link: socket.socket, group: int, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))[-4000:]
     failed = f"{type(error).__name__}: {error}"
-    with contextlib.suppress(OSError):  # whom it concerned is gone
+    with contextlib.suppress(OSError):  # the addressee is gone
         link.send(json.dumps({"of": group, "failed": failed, "at": text}).encode())
 
 
@@ -156,7 +154,7 @@ class Init:
             self.watch_memory()
 
     def receive(self) -> tuple[bytes, list[int]]:
-        """An order; b"" when nobody is there any more, also if that one left with words of ours unread."""
+        """An order; b"" if the other end is gone, also if it has left messages of ours unread."""
         try:
             data, fds, _, _ = socket.recv_fds(self.link, 1 << 20, MOST_FDS)
         except ConnectionResetError:
@@ -183,7 +181,7 @@ class Init:
             self.measure(*order["measure"])
 
     def measure(self, number: int) -> None:
-        """Tell what a child holds; nothing when it has ended, which is told anyway."""
+        """Report a child's memory; nothing if it has ended, which is reported anyway."""
         for pid in [pid for pid, n in self.children.items() if n == number]:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 self.tell({"measured": [number, *held.held_with_children(pid, still=True)]})
@@ -198,18 +196,18 @@ class Init:
                 return
             number = self.children.pop(pid, None)
             if number is not None:  # else an orphan that fell to process 1
-                self.ask_kernel()  # the reason is told before the end
+                self.ask_kernel()  # report the reason before the end
                 self.tell({"exit": [number, os.waitstatus_to_exitcode(status)]})
 
     def ask_kernel(self) -> None:
-        """Whether a bound of the control group was reached: then it is told, and everything ends."""
+        """If a bound of the control group was reached, report it and end everything."""
         limit = self.watch.reached() if self.watch is not None and not self.ended else ""
         if limit:
             self.tell({"limit": limit})
             self.end()
 
     def watch_memory(self) -> None:
-        """What all processes hold by themselves; the preloaded pages that they share cost nothing."""
+        """Bound the memory that all processes hold by themselves; shared, preloaded pages do not count."""
         if self.ended or (self.watch is not None and self.watch.amount("held") <= self.limit):
             return  # the kernel counts all that is counted here, and more
         pids = self.inhabitants()
@@ -224,10 +222,10 @@ class Init:
                 kill(pid)
 
     def clear(self) -> None:
-        """End every process of the pid namespace but this one. Nobody is told of their ends."""
+        """End every process of the pid namespace but this one, without a report of their ends."""
         self.children.clear()
         self.group = 0
-        with contextlib.suppress(ChildProcessError):  # nobody is left: orphans fall to process 1
+        with contextlib.suppress(ChildProcessError):  # no child is left: orphans fall to process 1
             while True:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
@@ -244,7 +242,7 @@ class Init:
         if not self.sandbox.has(spec.PID):
             for pid in self.inhabitants():
                 kill(pid)
-        self.link.close()  # now, since what forks without end may take a while
+        self.link.close()  # now, since processes that fork without end may take a while
         if not self.sandbox.has(spec.PID):
             end_descendants()
         if self.folder:
@@ -283,7 +281,7 @@ def descendants(root: int, everybody: list[int]) -> list[int]:
 
 
 def read(path: str) -> str:
-    """A file of /proc; "" when its process has just ended."""
+    """A file of /proc; "" if its process has just ended."""
     try:
         with open(path) as file:
             return file.read()
@@ -302,15 +300,15 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """What would come free if the process ended."""
+    """Bytes that would come free if the process ended."""
     lines = read(f"/proc/{pid}/smaps_rollup").splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 def bytes_without_a_name(pids: Iterable[int]) -> int:
-    """Of files that are memory and have no name; each once, however many processes have it open.
+    """Bytes of files that are memory and have no name; each once, however many processes have it open.
 
-    One that a process has mapped stands among its private pages too. Nothing in the course needs such files.
+    A file that a process has mapped is among its private pages too. Nothing in the course needs such files.
     """
     found: dict[object, int] = {}
     for pid in pids:
@@ -320,7 +318,7 @@ def bytes_without_a_name(pids: Iterable[int]) -> int:
 
 
 def loopback_bytes() -> int:
-    """What was sent on this sandbox's own loopback interface, counted by the kernel, without headers.
+    """Bytes sent on this sandbox's own loopback interface, counted by the kernel, without headers.
 
     Small messages have more bytes of headers than of their own: a count of these would leave room for as many
     bytes that no record shows.

@@ -1,6 +1,6 @@
-"""The Linux calls that a sandbox is made of, by ctypes: what Python's `os` does not offer (before 3.12).
+"""The Linux calls that make a sandbox, by ctypes: Python's `os` does not offer them (before 3.12).
 
-Each raises OSError with the name of the call and what it was given.
+Each raises OSError with the name of the call and its arguments.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def loopback_up() -> None:
 
 
 def no_loss_probes() -> None:
-    """TCP sends nothing twice only because an answer takes long, as it does on a busy machine.
+    """Have TCP send nothing twice only because an answer takes long, as it does on a busy machine.
 
-    Nothing is lost on a loopback interface, and its counter would tell of bytes that nobody sent. Where this
-    may not be set it stays as it is. Each packet has a time stamp, so that all headers have one size.
+    Nothing is lost on a loopback interface, and its counter would include bytes that no program sent. If this
+    may not be set, it stays as it is. Each packet has a time stamp, so that all headers have one size.
     """
     for name, value in (("tcp_early_retrans", "0"), ("tcp_timestamps", "1")):
         with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
@@ -134,7 +134,7 @@ def no_new_privileges() -> None:
 READ = 0b1101  # execute, read a file, read a folder: bits 0, 2, 3
 KNOWN_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 FILE_RIGHTS = (
-    0b1100000000000111  # execute, write, read, truncate, ioctl: what means something for a file
+    0b1100000000000111  # execute, write, read, truncate, ioctl: the rights that apply to a file
 )
 
 
@@ -142,7 +142,7 @@ SCOPED_SINCE, SCOPES = 6, 0b11  # abstract sockets, signals
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """Landlock's version; 0 if the kernel has none."""
     return max(0, libc.syscall(SYS_LANDLOCK[0], None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
@@ -180,7 +180,7 @@ def landlock(readable: list[str], writable: list[str]) -> None:
 def landlock_scope() -> None:
     """From here on only processes that this one starts can be signalled, or reached by abstract sockets.
 
-    Needs `no_new_privileges`, and does nothing where the kernel is older (`SCOPED_SINCE`).
+    Needs `no_new_privileges`, and does nothing if the kernel is older (`SCOPED_SINCE`).
     """
     if landlock_version() < SCOPED_SINCE:
         return

@@ -28,7 +28,7 @@ ALWAYS = (spec.NO_PRIVILEGES, spec.CALLS, spec.LIMITS)
 def probe(preloaded: Preloaded, **options: object) -> Sandbox:
     """The strongest sandbox that this machine allows; `options` are fields of `Sandbox`.
 
-    Every layer that it names was seen to hold, in a sandbox that was really made.
+    Every layer that it names held in a sandbox that was really made.
     """
     base = Sandbox(visible=spec.visible_paths(), user=nobody(), **options)  # pyright: ignore[reportArgumentType]
     bounds = (spec.CONTROL_GROUPS,) if bounds_hold(preloaded) else ()
@@ -61,7 +61,7 @@ def candidates(root: bool) -> Iterator[tuple[str, ...]]:
 
 
 def nobody() -> int | None:
-    """The user without rights that root becomes; None where this is not root."""
+    """The user without rights that root becomes; None if this is not root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -71,7 +71,7 @@ def nobody() -> int | None:
 
 
 def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
-    """The layers that hold in such a sandbox, as far as they were asked for; None if it cannot be made.
+    """The layers of `sandbox` that hold when it is made; None if it cannot be made.
 
     Two children are in it: one leaves a note, and the other looks around, for that note too.
     """
@@ -102,7 +102,7 @@ def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
 
 
 def leave_note(arguments: dict, fds: list[int]) -> NoReturn:
-    """In the sandbox: write a file, tell where and by whom, and stay until the end."""
+    """In the sandbox: write a file, report its place and its owner, and stay until the end."""
     path = os.path.join(tempfile.gettempdir(), "note")
     with open(path, "w") as file:
         file.write("from a sibling")
@@ -113,7 +113,7 @@ def leave_note(arguments: dict, fds: list[int]) -> NoReturn:
 
 
 def look_around(arguments: dict, fds: list[int]) -> NoReturn:
-    """In the sandbox: what of the machine, and of a sibling, is still there?"""
+    """In the sandbox: which parts of the machine, and of a sibling, can still be seen?"""
     sock = socket.socket(fileno=fds[0])
     sibling = json.loads(sock.recv(1 << 12))
     with open("/proc/self/status") as file:
@@ -141,7 +141,7 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
 
 
 def readable(path: str) -> bool:
-    """Seen by reading: access(2) knows nothing of Landlock."""
+    """Try to read it: access(2) does not know of Landlock."""
     try:
         with open(path, "rb") as file:
             file.read(1)

@@ -1,4 +1,4 @@
-"""What a sandbox holds back, what it lets see, and how much it lets use."""
+"""The description of a sandbox: its walls, the files that can be seen in it, and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOW_PRIVILEGE, LANDLOCK = "low-privilege user", "Landlock"
 NO_PRIVILEGES, LIMITS = "no privileges", "limits"
 CONTROL_GROUPS = "control groups"  # bound memory and processes of all together
 CALLS = "filter of system calls"
-APART = "ranks apart"  # from each other: nothing but the network is common to them
+APART = "ranks apart"  # from each other: only the network is common to them
 LAYERS = (
     MOUNT,
     PID,
@@ -48,13 +48,13 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 class Sandbox:
     """Plain data, so that it can be sent to the process that forks.
 
-    layers: names from LAYERS, what is used of them here (see `probe`).
-    visible: folders and files that can be read, and no others; masked: what inside them cannot.
-    user: the user id without rights that root becomes; None where the grader is not root.
-    memory: bytes of all processes together, above what they share with the preloaded process.
-    disk: bytes of the private folder (of each rank's, where ranks are kept apart). The rest are limits
+    layers: names from LAYERS that are used here (see `probe`).
+    visible: folders and files that can be read, and no others; masked: those inside them that cannot.
+    user: the user id without rights that root becomes; None if the grader is not root.
+    memory: bytes of all processes together, above those that they share with the preloaded process.
+    disk: bytes of the private folder (of each rank's, if ranks are kept apart). The rest are limits
     of one process, but for `processes`. stands: whether it is kept for the ranks that come after (see
-    `runtime.walls`): until whoever asked for it ends it.
+    `runtime.walls`), until the grader ends it.
     """
 
     layers: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Sandbox:
 
 
 def python_folders() -> tuple[str, ...]:
-    """What this Python needs to import: its environment, its standard library, this package.
+    """The folders that this Python needs to import: its environment, its standard library, this package.
 
     And the folders that PYTHONPATH or `pip install --target` added, as far as packages lie there that the
     course uses.
