@@ -9,8 +9,8 @@ Two machines, the same command on both (`first` is the name of one of them):
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id run1 \
         examples/train.py --parallel zero3 --checkpoints /shared/run1
 
-Started again, an interrupted run goes on from its newest checkpoint. README.md in this folder says what
-else differs between one machine and several.
+Started again, an interrupted run goes on from its newest checkpoint. README.md in this folder describes the
+other differences between one machine and several.
 
 Copy this file as the start of your own trainer. Its functions stand in the order in which they run.
 """
@@ -93,7 +93,7 @@ def main() -> None:
                 seconds = time.perf_counter() - began
                 print(f"step {step}  loss {mean.item():.6f}  {seconds:.3f} s", flush=True)
         if recording and step == recorded_step and rank == 0:
-            print(f"What the ranks sent in step {step}:\n{recording.ledger.table()}", flush=True)
+            print(f"Sent by the ranks in step {step}:\n{recording.ledger.table()}", flush=True)
         if args.checkpoints and ((step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps):
             save_checkpoint(args, step + 1, model, optimizer)
     dist.destroy_process_group()
@@ -140,7 +140,7 @@ def end_with_the_agent() -> None:
 
 
 def choose_backend(asked: str | None, store: dist.Store, rank: int, n: int) -> tuple[str, str]:
-    """The backend and the reason for it. The ranks tell each other what they have, and decide alike."""
+    """The backend and the reason for it. The ranks exchange what they have, and decide alike."""
     own_gpu = dist.is_nccl_available() and int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count()
     store.set(f"lacks a GPU/{rank}", "" if own_gpu else socket.gethostname())
     lacking = [store.get(f"lacks a GPU/{other}").decode() for other in range(n)]

@@ -49,7 +49,7 @@ def test_two_machines_have_the_losses_of_one_process(
     sizes = [*blocks, whole - sum(blocks)] if parallel == "zero3" else [whole]
     sent = facts.zero_bytes(sizes, 4, 4, {"ddp": 0, "zero1": 1, "zero3": 3}[parallel])
     norm = 0 if parallel == "ddp" else 2 * 3 / 4 * 4  # bytes for the norm of gradients in shards
-    assert "What the ranks sent in step 1:" in job.said
+    assert "Sent by the ranks in step 1:" in job.said
     assert f"Each rank sent {sent + norm:,.0f} bytes in built-in collectives." in job.said
     assert "train.py:" in job.said
 
@@ -132,4 +132,4 @@ def test_each_rank_has_a_gpu(parallel: str, tmp_path: Path, own_temporary_folder
     losses = [float(loss) for loss in re.findall(r"(?m)^step \d+  loss (\S+)", said)]
     worst = max(abs(loss - its) for loss, its in zip(losses, one_process(6), strict=True))
     assert worst < 1e-3  # a GPU adds up in another order
-    assert "steps 3 to 5" in said and said.count("What the ranks sent in step ") == 2
+    assert "steps 3 to 5" in said and said.count("Sent by the ranks in step ") == 2
