@@ -21,10 +21,10 @@ REACH = {  # seconds
     "07_pipeline": 30,
     "08_context_parallel": 30,
 }
-NOT_RUN = {"skip-in-grading", "raises-exception"}  # what the solutions do not need
+NOT_RUN = {"skip-in-grading", "raises-exception"}  # cells that the solutions do not need
 
 
-# What a student writes who lets every rank receive before it sends. Run among the notebook's names, so
+# The mistake of a student who lets every rank receive before it sends. Run among the notebook's names, so
 # that it travels to the ranks by value, as a notebook's function does.
 DEADLOCK = """
 def deadlock(*args, **kwargs):

@@ -1,6 +1,6 @@
 """The ring against gloo's own collectives, 16 MB of float32, in one run.
 
-The figure is taken with the ledger off on both sides, since what the ledger costs is a figure of its
+The figure is taken with the ledger off on both sides, since the ledger's cost is a figure of its
 own; the ratio with the ledger on stands beside it.
 """
 
@@ -32,7 +32,7 @@ PAIRS = {  # ours: (built-in, reach)
 def race() -> dict[str, list[float]]:
     """Seconds of each, taken in turns, in an order that changes but is the same on all ranks.
 
-    So what else the machine does, and what the last one left in the caches, falls on all of them.
+    So the machine's other work, and the contents that the last one left in the caches, fall on all of them.
     """
     warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 renames reduce_scatter_tensor
     tensor = torch.ones(NUMEL)

@@ -40,11 +40,9 @@ from course_lib.scorecard import costs
 
 HEADS, HEAD_DIM = 2, 64
 SEQ = 4096
-RING_SEQ = (
-    8192  # shorter, and the threads that move the messages take a share of two cores that shows
-)
+RING_SEQ = 8192  # with fewer, the threads that move the messages take a visible share of two cores
 REPEATS = 5
-SIDE_BY_SIDE = "each the whole"  # no rank helps another: what two busy cores cost each other
+SIDE_BY_SIDE = "each the whole"  # no rank helps another: the cost of two busy cores
 LENGTHS = (1024, 2048, 4096, 8192)
 TRAINED = GPTConfig(context=64, layers=2, heads=4, width=64, positions="rotary")
 STEPS = 50
@@ -115,8 +113,10 @@ def race_of_kernels() -> dict[bool, tuple[float, float]]:
 
 
 def race_of_ranks() -> dict[str, float]:
-    """Seconds of one rank alone (on rank 0), of both side by side, and of rings, this rank's: the least, as
-    whatever else the machine does only adds to them."""
+    """This rank's seconds of one rank alone (on rank 0), of both side by side, and of rings.
+
+    Of each the least is taken, as the machine's other work only adds to them.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     plans = {
         f"{name}, {layout}": (causal, LAYOUTS[layout])

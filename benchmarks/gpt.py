@@ -1,4 +1,4 @@
-"""How long a small GPT on one rank takes from random weights to 2.0 nats a byte of text it has not seen.
+"""How long a small GPT on one rank takes from random weights to 2.0 nats a byte of unseen text.
 
 For scale: a guess costs 5.5 nats, a table of how often each byte follows another 2.4, a table for every two
 bytes before it (16 million numbers) 1.9. The clock begins when text and model are there, and includes the

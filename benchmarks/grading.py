@@ -116,11 +116,11 @@ def ours(solutions: Path, name: str, students: int, submission: Path, jobs: int 
         return took
 
 
-# ---- what is graded
+# ---- the submissions
 
 
 def honest(folder: Path) -> Path:
-    """The submission of a student who did everything."""
+    """The submission of a student who solved all exercises."""
     make_sample_class(folder, [ASSIGNMENT])
     return folder / "sample-perfect" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
 
@@ -185,7 +185,7 @@ def throughput() -> Iterator[Row]:
 
 
 def fixed_cost() -> Iterator[Row]:
-    """What one more submission costs: between a few and many, so that starting the grader is left out."""
+    """The cost of one more submission: between a few and many, so that starting the grader is left out."""
     times: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         solutions, submission = tiny(Path(scratch) / "ours")

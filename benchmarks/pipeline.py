@@ -2,11 +2,11 @@
 
 For the first both have stages of one model and the same microbatches, in turns, the ledger off on both
 sides. Before anything is timed, all gradients are compared, in float64. The head is not tied: PyTorch leaves
-it to the user to add up what first and last stage share.
+it to the user to add up the gradients that first and last stage share.
 
 For the second the step's passes are timed, and simulated from their medians. Two ranks: with a core each
-on most machines, as a bubble is only seen where an idle rank leaves nothing to another. Twice: with passes
-that take a few times as long as a message, which then shows, and with longer ones.
+on most machines, as a bubble is only seen if an idle rank does not leave its core to another. Twice: with
+passes that take a few times as long as a message, whose time then shows, and with longer passes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def race() -> tuple[float, list[float], list[float]]:
             dist.barrier()
             began = time.perf_counter()
             steps[one]()
-            if repeat >= 2:  # the first ones make what later ones find
+            if repeat >= 2:  # the first ones make objects that later ones find
                 taken[one].append(time.perf_counter() - began)
     return error, taken[0], taken[1]
 

@@ -4,9 +4,9 @@
 
 A temporary course in nbgrader's own layout and with its own configuration: the notebook with its hidden
 tests, `nbgrader generate_assignment`, then `nbgrader autograde` of each row's submission by itself. Nothing
-else is set. nbgrader knows no statuses, so a row is right when its score is (no score is as good as 0)
-and, where all exercises are done, nothing of it got through. Honest rows are graded first, and once more
-when all the others are through; after these comes what would change the points of all that follow.
+else is set. nbgrader knows no statuses, so a row is right if its score is (no score is as good as 0) and,
+if all exercises are done, no attack of it got through. Honest rows are graded first, and once more after all
+the others; at the end come the rows that would change the points of all that follow.
 
 Rows that would harm the machine are not run. The others run in a process namespace of their own, under
 limits of memory and file size and with a temporary home: that protects this machine, not the scores.
@@ -44,14 +44,14 @@ c.ExecutePreprocessor.timeout = 30
 """
 SECONDS = 75.0  # for one submission; then its processes are ended
 LARGEST_FILE, ADDRESS_SPACE = 256 << 20, 8 << 30
-# Runs the command as the second process of a namespace; then the first counts what is left in there.
+# Runs the command as the second process of a namespace; then the first counts the processes left in there.
 COUNTING = '"$@"; code=$?; sleep 0.5; set -- /proc/[0-9]*; echo $# > processes; exit $code'
-LASTING = ("triggers-in-the-gradebook",)  # changes the points of whoever is graded after it
+LASTING = ("triggers-in-the-gradebook",)  # changes the points of all rows graded after it
 PACKAGES = ("nbgrader", "nbconvert", "nbclient", "ipykernel", "torch")
 
 
 def contained(command: Sequence[str]) -> list[str]:
-    """`command` under limits, and so that all that it started ends with it."""
+    """`command` under limits, in such a way that all processes that it started end with it."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return [
         "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child",
@@ -73,7 +73,7 @@ class PlainCourse:
         self.run("generate_assignment", ASSIGNMENT, check=True)
 
     def run(self, *arguments: str, check: bool = False) -> None:
-        """`nbgrader` with these arguments. CalledProcessError where `check` and it failed."""
+        """`nbgrader` with these arguments. CalledProcessError if `check` and it failed."""
         home = self.course.folder / "home"
         home.mkdir(exist_ok=True)
         command = contained([sys.executable, "-m", "nbgrader", *arguments])
@@ -92,14 +92,14 @@ class PlainCourse:
             raise subprocess.CalledProcessError(code, command)
 
     def left_running(self) -> list[str]:
-        """What was still running when nbgrader had finished."""
+        """The processes that were still running when nbgrader had finished."""
         count = self.root / "processes"
         more = int(count.read_text()) - 1 if count.exists() else 0
         count.unlink(missing_ok=True)
         return [f"{more} processes were left running"] if more else []
 
     def grade(self, student: str) -> float | None:
-        """The automatic score of a submission that is graded now; None where nbgrader gave none."""
+        """The automatic score of a submission that is graded now; None if nbgrader gave none."""
         self.run("autograde", ASSIGNMENT, "--student", student, "--force")
         with Gradebook(f"sqlite:///{self.root / 'gradebook.db'}") as book:
             try:
@@ -139,7 +139,7 @@ def measure(rows: Sequence[Row]) -> Iterator[tuple[str, dict]]:
 
 
 def outcome_of(row: Row, score: float | None, signs: list[str]) -> dict:
-    """Right or wrong, with what it is by: the score, and what else the row got."""
+    """Right or wrong, with the reasons: the score, and signs that an attack of the row got through."""
     expected = row.points if row.unlimited is None else row.unlimited
     right = expected is None or abs((score or 0.0) - expected) < 1e-9
     if row.points == FULL and signs:
@@ -156,10 +156,10 @@ def main() -> int:
     known = {row.name: row for row in ROWS}
     if unknown := sorted(set(options.row) - set(known)):
         parser.error(f"there is no row {', '.join(unknown)}")
-    # what was measured before: a hundred submissions take long, and may be measured in pieces
+    # earlier results: a hundred submissions take long, and may be measured in pieces
     outcomes = {name: one for name, one in stored().rows.items() if name in known}
     chosen = [known[name] for name in options.row] or ROWS
-    if options.rest:  # and the honest ones, whose points what is measured now may have changed
+    if options.rest:  # and the honest ones, whose points the rows measured now may have changed
         chosen = [row for row in ROWS if row.name not in outcomes or row.group == HONEST]
     began = time.monotonic()
     for name, outcome in measure(chosen):

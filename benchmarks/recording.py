@@ -1,4 +1,4 @@
-"""What the ledger and the recorder cost."""
+"""The costs of the ledger and the recorder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seconds(numel: int, repeats: int) -> list[float]:
 def rows() -> Iterator[Row]:
     for name, (numel, repeats, reach) in SIZES.items():
         medians: dict[str, list[float]] = {"on": [], "off": []}
-        for _ in range(7):  # interleaved, so that what else the machine does falls on both
+        for _ in range(7):  # interleaved, so that the machine's other work falls on both
             for setting in medians:
                 os.environ["COURSE_LEDGER"] = setting
                 medians[setting].append(

@@ -1,6 +1,6 @@
-"""The ranks of `check` started by `torch.multiprocessing` instead: what plain tools would do.
+"""The ranks of `check` started by `torch.multiprocessing` instead, as plain tools would start them.
 
-For the baseline of `benchmarks.grading` alone. `install()` is called in a notebook's kernel, before it
+This is only for the baseline of `benchmarks.grading`. Call `install()` in a notebook's kernel, before it
 imports course_lib; each case then pays for N fresh interpreters that import torch.
 """
 
@@ -47,7 +47,7 @@ def run_rank(index: int, order: dict, fds: list[int]) -> None:
 
 
 class Spawner:
-    """What `Preloaded` is to the pools, without a preloaded process."""
+    """Serves the pools as `Preloaded` does, without a preloaded process."""
 
     owner = 0  # of no process: nothing is closed at exit
 
@@ -70,7 +70,7 @@ class Spawner:
 
 
 class Processes:
-    """What `children.Children` is to a pool."""
+    """Serves a pool as `children.Children` does."""
 
     limit = ""
 

@@ -131,7 +131,7 @@ def race(what: str) -> tuple[float, list[float], list[float]]:
             dist.barrier()
             began = time.perf_counter()
             one_pass(what, modules[one], x)
-            if repeat >= 2:  # the first ones make what later ones find
+            if repeat >= 2:  # the first ones make objects that later ones find
                 taken[one].append(time.perf_counter() - began)
     return error, taken[0], taken[1]
 

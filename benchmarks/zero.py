@@ -31,7 +31,7 @@ from course_lib.collectives import all_gather, reduce_scatter
 from course_lib.zero import Zero1Optimizer, Zero2Optimizer, Zero3Module
 
 WIDTH, LAYERS = 256, 6
-BATCH, LENGTH = 1, 8  # little, so that a step is what the two do differently
+BATCH, LENGTH = 1, 8  # little, so that a step consists of the differences between the two
 ROUNDS, REPEATS = 3, 10  # launches, and steps of each within one
 WORLDS = (2, 4)
 ADAM: dict[str, Any] = {"lr": 1e-3, "fused": True}  # else its own work hides the rest

@@ -40,7 +40,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Box:
-    """What happens, and in which file of course_lib. number: of the step in the text; 0: it has none."""
+    """An event, and its file in course_lib. number: of the step in the text; 0: it has none."""
 
     number: int
     title: str
@@ -83,7 +83,7 @@ BOXES = (
     CHECK, SUBMIT, FIND, TASK, RUN, FORK, JOIN, RECIPE, FUNCTION, ROWS_OF_IT,
     REPLIES, LINES, CONCLUDE, REPORT,
 )  # fmt: skip
-ARROWS = (  # from, to, and what goes along it
+ARROWS = (  # from, to, and the load that goes along it
     (CHECK, SUBMIT, ""),
     (SUBMIT, FIND, "bytes"),
     (FIND, TASK, ""),

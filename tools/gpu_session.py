@@ -1,16 +1,17 @@
 """Prove that the course works on this machine's GPUs, in one command: `make gpu`.
 
 The parts run one after the other, each in processes of its own, with a time limit and a log, and the next
-one begins whatever came of the last. Each ends in a line of JSON; at the end there is a report in Markdown.
+one begins whatever the outcome of the last. Each ends in a line of JSON; at the end there is a report in
+Markdown.
 
-    facts         driver, GPUs, PyTorch, NCCL, shared memory: what the doctor says
+    facts         the doctor's findings: driver, GPUs, PyTorch, NCCL, shared memory
     one rank      every test that needs a GPU, one rank to a GPU
     several       the same tests with several ranks on each GPU (needs NCCL 2.30 or newer)
     as it comes   all notebooks, with the backend that the session chooses by itself
     over NCCL     all notebooks and their checks, over NCCL
     grading       the grader's own selftest on a machine with GPUs
 
-Without a GPU only the first part says something; the exit code is 0 all the same. It is 1 if a part failed.
+Without a GPU only the first part has a result; the exit code is 0 all the same. It is 1 if a part failed.
 A newer NCCL than PyTorch's own is loaded with `--nccl path/to/libnccl.so.2`.
 """
 
@@ -37,7 +38,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprov
 ALONE = "tests/runtime/test_gpu.py"  # it reads how much GPU memory is taken: nothing else may run beside it
 SHARING_RANKS = 8  # the notebooks' largest world
 LAST_CHANCE = 15  # seconds in which a part that ran past its limit may write its results
-NEVER = (  # in no cell's output, also where the cell tells what went wrong and goes on
+NEVER = (  # in no cell's output, also if the cell reports an error and goes on
     "Expected all tensors to be on the same device",
     "RankTimeout: not finished",
 )
@@ -46,7 +47,7 @@ LAST_WORDS = 12  # lines of a failed part's log that the report shows
 
 @dataclass
 class Result:
-    """What came of a part. status: "passed", "failed", "timed out" or "left out"."""
+    """The outcome of a part. status: "passed", "failed", "timed out" or "left out"."""
 
     part: str
     status: str
@@ -60,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Session:
-    """What all parts are given."""
+    """The arguments of all parts."""
 
     out: Path
     gpus: int
@@ -105,7 +106,7 @@ def run_logged(
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
-            process.send_signal(signal.SIGINT)  # pytest then still writes down what it has
+            process.send_signal(signal.SIGINT)  # pytest then still writes down its results
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_CHANCE)
         finally:
@@ -115,14 +116,14 @@ def run_logged(
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of the session that `leader` began; ranks end with whoever launched them."""
+    """Kill every process of the session that `leader` began; ranks end with their launching process."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             if int(fields[3]) == leader:
                 os.kill(int(folder.name), signal.SIGKILL)
         except (OSError, IndexError, ValueError):
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # it ended meanwhile, or belongs to another user
 
 
 def last_words(log: Path, count: int = LAST_WORDS) -> list[str]:
@@ -133,7 +134,7 @@ def last_words(log: Path, count: int = LAST_WORDS) -> list[str]:
 
 
 def facts(session: Session, limit: float) -> Result:
-    """The doctor's report is the part's text; what it finds wrong is a finding, and no failure."""
+    """The doctor's report is the part's text; its problems are findings, and not failures of the part."""
     log = session.out / "facts.log"
     code, seconds = run_logged(
         [sys.executable, "-m", "course_lib.doctor"], log, limit, session.environment()
@@ -217,7 +218,7 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
     side_by_side = max(1, min(len(assignments), (os.cpu_count() or 2) // 2))
     if (
         "COURSE_RANKS_PER_GPU" in environment
-    ):  # kernels of one GPU take turns: more side by side are no faster
+    ):  # kernels of one GPU take turns: more side by side do not end sooner
         side_by_side = min(side_by_side, 2)
 
     def run_one(assignment: str) -> tuple[str, list[str]]:
@@ -247,7 +248,7 @@ def run_notebooks(name: str, session: Session, limit: float, environment: dict[s
 
 
 def execute_notebook(assignment: str, out: Path) -> int:
-    """In a process of its own: run a solution notebook whole, and write down which cells went wrong."""
+    """In a process of its own: run a whole solution notebook, and write down which cells went wrong."""
     import nbformat
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
@@ -271,7 +272,7 @@ def execute_notebook(assignment: str, out: Path) -> int:
         except RuntimeError:  # two kernels that start at once may take the same port, and one dies
             run()
     except (KeyboardInterrupt, DeadKernelError, CellTimeoutError, AssertionError) as error:
-        # nbclient, interrupted, may also fail in ending the kernel; the cells that ran are told all the same
+        # nbclient, interrupted, may also fail in ending the kernel; the cells that ran are reported anyway
         stopped = f"not finished ({type(error).__name__})"
     nbformat.write(notebook, out.with_suffix(".ipynb"))
     ran = [cell for cell in notebook.cells if cell.get("execution_count")]

@@ -1,4 +1,4 @@
-"""Run a solution's notebook in a host's kernel, and say what is not as it should be there.
+"""Run a solution's notebook in a host's kernel, and report its faults there.
 
 The notebook's client is that of this environment; the kernel, IPython, the widgets and all that the course
 imports are the host's. A notebook passes if no cell fails, every check gives full points, every cell shows
@@ -91,7 +91,7 @@ def execute(notebook: NotebookNode, path: Path, kernel: Kernel) -> None:
 
 
 def try_notebook(path: Path, kernel: Kernel) -> tuple[float, float, list[str]]:
-    """Run a solution's notebook in a host's kernel: its points, the most there are, and what is wrong."""
+    """Run a solution's notebook in a host's kernel: its points, the most there are, and its faults."""
     kept = nbformat.read(path, as_version=4)
     executed = copy.deepcopy(kept)
     executed.metadata.pop("widgets", None)
@@ -117,7 +117,7 @@ def scores(notebook: NotebookNode) -> Iterator[tuple[NotebookNode, Score]]:
 
 
 def complaints(executed: NotebookNode, kept: NotebookNode) -> Iterator[str]:
-    """What is wrong with the executed notebook, beside the kept one, whose cells it has."""
+    """The faults of the executed notebook, compared with the kept one, which has the same cells."""
     state = executed.metadata.get("widgets", {}).get(WIDGETS, {}).get("state", {})
     for cell, before in zip(executed.cells, kept.cells, strict=True):
         if cell.cell_type != "code":
@@ -153,7 +153,7 @@ def wrong_outputs(cell: NotebookNode, before: NotebookNode, state: Mapping) -> I
 
 
 def kinds(cell: NotebookNode) -> set[str]:
-    """Streams, errors by their type, and the MIME types of what is shown."""
+    """Streams, errors by their type, and the MIME types of other outputs."""
     found = set()
     for output in cell.outputs:
         own = output.get("name") or output.get("ename") or output.output_type
@@ -168,7 +168,7 @@ def texts(notebook: NotebookNode) -> Iterator[str]:
 
 
 def texts_of(cell: NotebookNode) -> Iterator[str]:
-    """What the course prints and shows as text; IPython's own tracebacks are the host's."""
+    """The text that the course prints and shows; IPython's own tracebacks are the host's."""
     for output in cell.outputs:
         yield output.get("text", "") + output.get("evalue", "")
         yield output.get("data", {}).get("text/plain", "")

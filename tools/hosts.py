@@ -1,16 +1,16 @@
-"""The hosts on which students run the course: which versions they have, from where that is known.
+"""The hosts on which students run the course: their versions, and the source of these.
 
 A file of tests/hosts/ is a host: a pip constraint file whose first lines say what it is.
 
     # host: Google Colab                    as students know it
     # source: owner/repository@commit path  the published list (more of them: more lines)
-    # date: 2026-08-19                      the day up to which the source is known to say so
+    # date: 2026-08-19                      the day up to which the source is known to hold
     # python: 3.13                          of the host
     # torch: 2.11.0                         of the host
     # cells: /tmp/ipython-input-{hash}.py   how it names the files of cells, if not as Jupyter does
-    # note: ...                             what else a reader should know
+    # note: ...                             further facts for a reader
 
-The lines below are the versions of what the course and a notebook's kernel import.
+The lines below are the versions of the packages that the course and a notebook's kernel import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "hosts"
-# What the course and a kernel import by name, but for PyTorch.
+# The packages that the course and a kernel import by name, without PyTorch.
 WANTED = ("ipykernel", "ipython", "ipywidgets", "matplotlib", "numpy", "cloudpickle")
 FRESH = 180  # days
 REFRESH = "python tools/refresh_hosts.py, then make test-hosts"
@@ -54,11 +54,11 @@ class Host:
         return FOLDER / f"{self.name}.txt"
 
     def digest(self) -> str:
-        """Of its versions: what was tried was tried with these."""
+        """A digest of its versions, which a trial keeps."""
         return hashlib.sha256("\n".join(sorted(map(str, self.pins))).encode()).hexdigest()[:16]
 
     def versions(self) -> dict[str, str]:
-        """What the file asks for under this Python: canonical name -> version."""
+        """The file's requirements under this Python: canonical name -> version."""
         return {
             canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
             for pin in self.pins
@@ -72,7 +72,7 @@ def hosts() -> list[Host]:
 
 
 def read(path: Path) -> Host:
-    """ValueError with a sentence if the file is not as it should be."""
+    """Read a host's file; ValueError with a sentence if the file is not as it should be."""
     header: dict[str, list[str]] = {}
     pins = []
     for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -1,7 +1,7 @@
 """Remake requirements.lock from pyproject.toml, and environment.yml from the lock: `make lock`.
 
-Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. What pyproject
-says under [tool.uv] leaves PyTorch's CUDA packages out, and no registry is named in either file.
+Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. The section [tool.uv] of
+pyproject.toml leaves PyTorch's CUDA packages out, and no registry is named in either file.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The steps, in order:
 
 1. find a Python from 3.11 on that can make virtual environments, and make `.venv` with it;
-2. install PyTorch, the CPU build wherever one can be had (see `install_torch`);
+2. install PyTorch, the CPU build if there is one (see `install_torch`);
 3. install the lock, package by package as written: pip resolves nothing, so nothing can slip in;
 4. install course_lib itself so that an edit takes effect at once;
 5. check that all requirements are met, and write down what was installed in .venv/installed.json.
@@ -37,13 +37,13 @@ OLDEST, NEWEST_TESTED = (3, 11), (3, 13)
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CPU_INDEX_ATTEMPTS = 2
 BUILDS = ("auto", "cpu", "cuda")
-# What PyTorch 2.13 from the package registry takes with its CUDA packages (x86-64: 2.7 and 5 GB).
+# The size of PyTorch 2.13 from the package registry with its CUDA packages (x86-64: 2.7 and 5 GB).
 CUDA_DOWNLOAD_GB, CUDA_DISK_GB = 3, 5
 TORCH_CUDA = 13  # the CUDA that it is built for: an older driver cannot run it
 
 
 class SetupFailed(Exception):
-    """A sentence for the person at the terminal: what was wrong and what to do."""
+    """A sentence for the person at the terminal, with the mistake and the remedy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_environment(wanted: str) -> None:
-    """Make VENV, or keep the one that is there when its Python works and is the one wanted."""
+    """Make VENV, or keep the one that is there if its Python works and is the one wanted."""
     python = find_python(wanted)
     existing = inspect_python(str(venv_python()))
     if existing and existing["version"] >= OLDEST and not (wanted and differs(existing, python)):
@@ -115,7 +115,7 @@ def find_python(wanted: str) -> dict:
 
 
 def inspect_python(path: str) -> dict | None:
-    """Version of the interpreter at `path`, and whether it has venv; None when it does not run."""
+    """Version of the interpreter at `path`, and whether it has venv; None if it does not run."""
     code = (
         "import json, sys\n"
         "try:\n    import ensurepip, venv\n    has = True\n"
@@ -157,9 +157,9 @@ def install_torch(build: str) -> str:
     """Install the lock's PyTorch and return where it came from.
 
     PyTorch in the package registry brings the CUDA packages on Linux, some GB that a machine
-    without a GPU has no use for. So the CPU build is asked for by its full version, "+cpu": first
-    where pip looks anyway (its own configuration may name a folder of wheels or a mirror), then at
-    PyTorch's CPU index too. Only when neither has it, the registry's build is taken.
+    without a GPU does not need. So pip is asked for the CPU build by its full version, "+cpu": first
+    at its usual places (its own configuration may name a folder of wheels or a mirror), then at
+    PyTorch's CPU index too. Only if neither has it, the registry's build is taken.
     """
     version = locked_version("torch")
     if build not in BUILDS:
@@ -204,13 +204,13 @@ def has_nvidia_gpu() -> bool:
 
 
 def driver_cuda() -> int:
-    """The newest CUDA that the NVIDIA driver knows (the major number); TORCH_CUDA where it does not say."""
+    """The newest CUDA that the NVIDIA driver knows (the major number); TORCH_CUDA if it does not say."""
     found = re.search(r"CUDA Version: (\d+)", run(["nvidia-smi"]).stdout)
     return int(found.group(1)) if found else TORCH_CUDA
 
 
 def installed_torch_suits(version: str, build: str) -> bool:
-    """Whether .venv holds this PyTorch; a CPU build does not suit where CUDA is asked for."""
+    """Whether .venv holds this PyTorch; a CPU build does not suit if CUDA is asked for."""
     code = "from importlib.metadata import version; print(version('torch'))"
     installed = run([str(venv_python()), "-c", code])
     if installed.returncode != 0:
@@ -230,7 +230,7 @@ def locked_version(name: str) -> str:
 
 
 def recorded_source() -> str:
-    """Where an earlier set-up of this .venv took PyTorch from; "" when that is not known."""
+    """The source from which an earlier set-up of this .venv took PyTorch; "" if it is not known."""
     return json.loads(RECORD.read_text()).get("torch_source", "") if RECORD.exists() else ""
 
 
@@ -274,13 +274,13 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
 
 
 def pip(*arguments: str, show: bool = False) -> None:
-    """Run pip in .venv; SetupFailed with the end of what it said when it fails."""
+    """Run pip in .venv; SetupFailed with the end of its output if it fails."""
     code, lines = run_pip(arguments, show)
     if code != 0:
         text = "\n".join(lines[-20:])
         raise SetupFailed(
             f"`pip {' '.join(arguments)}` failed. The end of what it said:\n{text}\n"
-            "If that is the network, run `make setup` again: what is there is kept."
+            "If that is the network, run `make setup` again: it keeps all that is there."
         )
 
 
@@ -311,7 +311,7 @@ def run_pip(arguments: Sequence[str], show: bool) -> tuple[int, list[str]]:
 
 
 def without_addresses(line: str) -> str:
-    """A line of pip's without the addresses of the indexes: a mirror is nobody else's business."""
+    """A line of pip's without the addresses of the indexes: the address of a mirror may be private."""
     line = re.sub(r"\b(?:https?|file)://\S*?([^/\s]*)(?=\s|,|$)", r"\1", line)
     return re.sub(r"host='[^']*'", "host=...", line)
 

@@ -2,7 +2,7 @@
 
 The lists are read from public repositories on GitHub, which are cloned into a temporary folder, or found
 under --copies (as owner+name/repo). A clone made now is known up to today, a copy up to its newest commit.
-What a host does not publish, and the package registry's newest versions, are what pip resolves now.
+For versions that a host does not publish, and for the package registry's newest ones, pip resolves them now.
 
 oldest.txt follows pyproject.toml and is edited by hand. Read the differences before you commit them: how
 a host names its cells (`# cells:`) is in none of these lists.
@@ -145,7 +145,7 @@ def write_kaggle(kaggle: Clone, colab: Clone) -> None:
     python = re.search(r"lib/python(\d+\.\d+)/", kaggle.text("Dockerfile.tmpl"))
     assert python is not None
     changed = {**versions, **own}
-    # What Kaggle's own ipywidgets asks for, beyond Colab's versions.
+    # The requirements of Kaggle's own ipywidgets, beyond Colab's versions.
     fixed = {name: changed[name] for name in KEPT & changed.keys() - {"jupyterlab", "notebook"}}
     loose = {"widgetsnbextension", "jupyterlab-widgets", "comm"}
     solved = resolve([f"{n}=={v}" for n, v in fixed.items() if n not in loose])
@@ -183,7 +183,7 @@ def write_runpod(runpod: Clone) -> None:
 
 
 def write_newest(vscode: Clone) -> None:
-    """JupyterLab and VS Code work with what pip installs; VS Code tests its widgets with two versions."""
+    """JupyterLab and VS Code work with pip's newest versions; VS Code tests its widgets with two."""
     versions = resolve(["jupyterlab>=4,<5"])
     torch = newest("torch")
     write(
@@ -205,7 +205,7 @@ def resolved_note() -> str:
 
 
 def resolve(requirements: Iterable[str]) -> dict[str, str]:
-    """Canonical name -> version of what pip would install for these and what the course needs but PyTorch."""
+    """Canonical name -> version that pip would install for these and for the course, without PyTorch."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
     command += ["--report", "-", *WANTED, *requirements]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

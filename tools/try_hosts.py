@@ -6,7 +6,7 @@
 
 A host's Python and PyTorch are replaced by those of this environment: others come with gigabytes of CUDA.
 `--exact` takes them as they are. The package is installed as a student does it, and must change nothing else.
-What was seen of all notebooks is kept in tests/hosts/tried.json, from which the README's table is made.
+The results of all notebooks are kept in tests/hosts/tried.json, from which the README's table is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"
 
 
 class NotMade(Exception):
-    """An environment that cannot be made, with the end of what pip said."""
+    """An environment that cannot be made, with the end of pip's output."""
 
 
 def main() -> int:
@@ -197,11 +197,11 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-# --- what was seen -------------------------------------------------------------------------------
+# --- the results ---------------------------------------------------------------------------------
 
 
 def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict) -> None:
-    """Keep what was seen of a notebook, and the README's table of it.
+    """Keep the result of a notebook, and the README's table of all results.
 
     Results of other versions than these are forgotten.
     """
@@ -216,7 +216,7 @@ def record(host: Host, exact: bool, versions: dict, notebook: str, result: dict)
 
 
 def with_table(readme: str, seen: dict) -> str:
-    """The README with the table of what was seen between its two marks."""
+    """The README with the table of results between its two marks."""
     rows = [
         "| host | it has | known up to | tried with | result |",
         "|---|---|---|---|---|",
