@@ -78,7 +78,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def must_agree(found: list[Tensor], exact: list[Tensor]) -> None:
-    """In output and gradients, relative to the largest of each."""
+    """RuntimeError if output or gradients differ, relative to the largest of each."""
     for one, other in zip(found, exact, strict=True):
         if not float((one - other).abs().max() / other.abs().max()) < 1e-9:
             raise RuntimeError("results differ in float64: no time is worth comparing")
@@ -226,13 +226,13 @@ def exact_bytes(name: str, attend: Attend, world_size: int) -> Row:
 
 
 def squared_errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
-    """Of output and gradients, summed over all elements."""
+    """The squared errors of output and gradients, summed over all elements."""
     pairs = zip(found, exact, strict=True)
     return [float((one - other).square().sum()) for one, other in pairs]
 
 
 def ring_errors(dtype: torch.dtype) -> list[float]:
-    """Of a causal ring's output and gradients on this rank, against float64 on the same numbers."""
+    """This rank's errors of a causal ring's output and gradients, against float64 on the same numbers."""
     given = draw(512, dtype)
     exact = one_pass(partial(sdpa, causal=True), [x.double() for x in given])
     layout = zigzag(512, dist.get_world_size())

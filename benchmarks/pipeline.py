@@ -80,7 +80,7 @@ def flat_gradients(module: nn.Module) -> Tensor:
 
 
 def largest_error() -> float:
-    """Of all gradients, relative to the largest, in float64: rounding, or a fault."""
+    """The largest error of all gradients, relative to the largest, in float64: rounding, or a fault."""
     seen = []
     for kind in (ours, theirs):
         stage = a_stage(torch.float64)
@@ -144,7 +144,7 @@ def medians(world_size: int) -> tuple[float, float]:
 
 
 class Bubble(NamedTuple):
-    """Of a step of median length, as fractions of the total; and the seconds of the shortest pass."""
+    """The bubbles of a step of median length, as fractions of the total; seconds of the shortest pass."""
 
     measured: float
     free: float  # simulated, with messages that take no time

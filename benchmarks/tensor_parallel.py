@@ -85,7 +85,7 @@ def one_pass(what: str, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Of all parameters, whole; ours lose their values."""
+    """The whole gradients of all parameters; our modules lose their values."""
     found: dict[str, Tensor] = {}
     for name, param in module.named_parameters():
         assert param.grad is not None
@@ -103,7 +103,7 @@ def inputs(dtype: torch.dtype) -> Tensor:
 
 
 def largest_error(what: str) -> float:
-    """Of output and gradients, relative to the largest of each, in float64: rounding, or a fault."""
+    """The largest error of output and gradients, relative to the largest of each, in float64."""
     seen = []
     for kind in (ours, theirs):
         module = made(what, kind, torch.float64)

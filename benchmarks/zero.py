@@ -78,7 +78,7 @@ def contestant(name: str, model: Transformer) -> tuple[nn.Module, torch.optim.Op
 
 
 def whole(model: nn.Module) -> torch.Tensor:
-    """All parameters of a wrapped model in a row."""
+    """All parameters of a wrapped model, in a row."""
     if isinstance(model, Zero3Module):
         tensors = list(model.full_state_dict().values())
     else:

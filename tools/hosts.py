@@ -1,6 +1,6 @@
 """The hosts on which students run the course: their versions, and the source of these.
 
-A file of tests/hosts/ is a host: a pip constraint file whose first lines say what it is.
+A file of tests/hosts/ is a host: a pip constraint file whose first lines describe it.
 
     # host: Google Colab                    as students know it
     # source: owner/repository@commit path  the published list (more of them: more lines)

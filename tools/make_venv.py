@@ -8,7 +8,7 @@ The steps, in order:
 2. install PyTorch, the CPU build if there is one (see `install_torch`);
 3. install the lock, package by package as written: pip resolves nothing, so nothing can slip in;
 4. install course_lib itself so that an edit takes effect at once;
-5. check that all requirements are met, and write down what was installed in .venv/installed.json.
+5. check that all requirements are met, and record the installed versions in .venv/installed.json.
 
 Only the standard library is used, and no syntax that an old Python could not read: the script
 has to run in order to say that this Python is too old. Safe to run again at any time.
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--torch",
         choices=BUILDS,
         default=os.environ.get("COURSE_TORCH", "auto"),
-        help="which build of PyTorch (default: cuda where a GPU is seen, otherwise cpu)",
+        help="which build of PyTorch (default: cuda if a GPU is seen, otherwise cpu)",
     )
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -289,7 +289,7 @@ def try_pip(*arguments: str) -> bool:
 
 
 def run_pip(arguments: Sequence[str], show: bool) -> tuple[int, list[str]]:
-    """pip's exit code and its lines, without addresses; `show` prints what is being downloaded."""
+    """pip's exit code and its lines, without addresses; `show` prints the names of the downloads."""
     command = [str(venv_python()), "-m", "pip", "--disable-pip-version-check", *arguments]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     lines = []

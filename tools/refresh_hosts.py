@@ -31,7 +31,7 @@ VSCODE = "microsoft/vscode-jupyter"
 PYTHON = ".".join(map(str, sys.version_info[:2]))  # for which pip resolves here
 COLAB_CELLS = "/tmp/ipython-input-{hash}.py"
 
-# Of a host's hundreds of packages those that are imported here: by the kernel and its widgets, whichever
+# The packages, of a host's hundreds, that are imported here: by the kernel and its widgets, whichever
 # their versions, by the course, and by PyTorch.
 KERNEL = (
     "ipykernel", "ipython", "ipywidgets", "jupyterlab-widgets", "widgetsnbextension", "comm",

@@ -36,7 +36,7 @@ from autograder.course.config import SOLUTIONS
 SHOWN = ("ipython", "ipykernel", "ipywidgets", "numpy", "matplotlib", "torch")
 LENT = re.compile(
     r"torch|triton|(nvidia|cuda)-.*"
-)  # PyTorch, and what its build with CUDA brings along
+)  # PyTorch, and the packages that its build with CUDA brings along
 NOTEBOOKS = sorted(SOLUTIONS.glob("*/*.ipynb"))
 TRIED, README = FOLDER / "tried.json", ROOT / "README.md"
 BEGIN, END = "<!-- HOSTS: begin -->\n", "<!-- HOSTS: end -->\n"

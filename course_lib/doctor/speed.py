@@ -3,8 +3,8 @@
 A message of n bytes takes about `alpha + n * beta` seconds: alpha is the latency, the time of a message
 before its first byte arrives, and beta is the time of one byte, the inverse of the bandwidth
 (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). Both are measured here on the ranks
-that the course itself uses, its record of every message included, because that is what the
-student's own collectives will meet.
+that the course itself uses, its record of every message included, because the student's own
+collectives will run on them.
 """
 
 from __future__ import annotations

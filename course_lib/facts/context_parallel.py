@@ -177,7 +177,7 @@ RING_HOSTS: tuple[RingHost, ...] = (
 )
 
 
-# ---- what fits
+# ---- memory
 
 
 def attention_saved_bytes(

@@ -170,8 +170,9 @@ def saved_layer_bytes(
     LayerNorm, 16 numbers (2 for the inputs of the norms, 2 of the regions, 4 in attention, 8 in the MLP):
     32 bytes in 16 bits, and masks.
 
-    dropout: of what the regions add, with masks of mask_itemsize bytes an element (None: itemsize, as on the
-    CPU; 1 on a GPU). An RMSNorm, which PyTorch composes there, keeps its normalised values as well (float32).
+    dropout: on the outputs of the regions, with masks of mask_itemsize bytes an element (None: itemsize, as
+    on the CPU; 1 on a GPU). An RMSNorm, which PyTorch composes there, keeps its normalised values as well
+    (float32).
     """
     _check("forward", sequence)
     tokens = batch * seq

@@ -49,7 +49,7 @@ class Shape(Protocol):
 
 
 def attention_parameters(shape: Shape) -> int:
-    """Of one layer's query, key, value and output projections: 4 h^2 + 4 h if every head has its own k, v."""
+    """One layer's query, key, value and output projections: 4 h^2 + 4 h if every head has its own k, v."""
     queries = shape.heads * shape.head_dim
     keys = shape.key_value_heads * shape.head_dim
     weights = shape.width * (2 * queries + 2 * keys)
@@ -57,24 +57,24 @@ def attention_parameters(shape: Shape) -> int:
 
 
 def mlp_parameters(shape: Shape) -> int:
-    """Of one layer's MLP: 8 h^2 + 5 h for GELU at 4h; SwiGLU has three matrices instead of two."""
+    """One layer's MLP: 8 h^2 + 5 h for GELU at 4h; SwiGLU has three matrices instead of two."""
     inward = 2 if shape.mlp == "swiglu" else 1
     weights = (inward + 1) * shape.width * shape.mlp_width
     return weights + shape.bias * (inward * shape.mlp_width + shape.width)
 
 
 def norm_parameters(shape: Shape) -> int:
-    """Of one norm: LayerNorm has a weight and, with biases, a bias; RMSNorm a weight."""
+    """One norm: LayerNorm has a weight and, with biases, a bias; RMSNorm a weight."""
     return shape.width * (2 if shape.norm == "layer" and shape.bias else 1)
 
 
 def layer_parameters(shape: Shape) -> int:
-    """Of one block: about 12 h^2 with GPT-2's parts."""
+    """One block: about 12 h^2 with GPT-2's parts."""
     return attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape)
 
 
 def transformer_parameters(shape: Shape) -> int:
-    """Of the whole model; a tied head is counted once. GPT-2 small: 124,439,808."""
+    """The whole model; a tied head is counted once. GPT-2 small: 124,439,808."""
     embeddings = shape.vocab_size * shape.width * (1 if shape.tied else 2)
     if shape.positions == "learned":
         embeddings += shape.context * shape.width

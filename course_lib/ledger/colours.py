@@ -1,7 +1,7 @@
 """The course's colours, and how a figure is made: one grammar for every chart.
 
 Ranks are rows from the top, time runs right. Hues are Okabe and Ito's (2008), which the colour-blind
-tell apart; where two fills could meet in greyscale, a hatch tells them apart as well.
+tell apart; if two fills could meet in greyscale, a hatch tells them apart as well.
 """
 
 from __future__ import annotations

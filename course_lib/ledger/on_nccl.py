@@ -61,7 +61,7 @@ def remarks(ledger: Ledger) -> Iterator[Remark]:
 
 
 def side_by_side(operations: Sequence[Operation]) -> bool:
-    """Whether this rank ever begins something in a group while what it began before is under way.
+    """Whether this rank ever begins an operation in a group while an earlier one is under way.
 
     If no rank does, each operation waits for the one before on gloo as well.
     """

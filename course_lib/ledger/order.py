@@ -210,7 +210,7 @@ class Order:
             for part in first.parts:
                 part.needs.clear()
 
-    # ---- what holds them up
+    # ---- the operations that hold them up
 
     def held_by(self, step: Step) -> tuple[Step, bool]:
         """The step of this rank that must end before `step` can: itself, once it has begun.

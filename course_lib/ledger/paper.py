@@ -67,7 +67,7 @@ class Paper:
         self.frames.setdefault((width, colour), []).append(box.corners)
 
     def finish(self) -> colours.Picture:
-        # white first: it is what the stripes lie on
+        # white first: the stripes lie on it
         for (colour, hatch), polygons in sorted(
             self.fills.items(), key=lambda kv: kv[0][0] != "white"
         ):

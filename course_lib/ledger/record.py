@@ -47,7 +47,7 @@ class Record:
         self._operations = [list(rank) for rank in operations]
         self.ended = self._last_time() if ended is None else ended
 
-    # ---- what was sent
+    # ---- operations and bytes
 
     def operations(self, rank: int | None = None, op: str | None = None) -> list[Operation]:
         """The operations of one rank, or of all in the order of ranks; of one kind, or of all."""
@@ -80,7 +80,7 @@ class Record:
         nearest = np.round(sent)
         return nearest.astype(np.int64) if np.allclose(sent, nearest, rtol=0, atol=1e-6) else sent
 
-    # ---- what belongs together
+    # ---- operations that belong together
 
     def messages(self) -> list[Message]:
         """Sends with their receives, ordered by sender and its order of issue."""

@@ -1,6 +1,6 @@
 """Steps as pictures: ranks are rows, time runs right, colours say whose contributions.
 
-A column of cells is what the ranks hold: a row for each rank, a cell for each element, and in each
+A column of cells shows the ranks' tensors: a row for each rank, a cell for each element, and in each
 cell a stripe for each rank whose contribution it holds, always in the same place, so that a full cell
 is a complete sum and greyscale loses nothing. Between two columns run the messages of one round, each
 with its contents. Cells that changed in the round have a dark frame; a number in a cell names the

@@ -73,7 +73,7 @@ class Film:
     names: the watched tensors' names with their number of elements.
     events: ("issue" or "done", index of the operation in the rank's ledger), in order.
     states: int64 codes, one array of all watched elements for each event, as they were just before
-        it (without what a message not yet waited for has brought), and one for the end.
+        it (without messages that were not yet waited for), and one for the end.
     carried: int64 codes that each message held, by the index of its send.
     """
 

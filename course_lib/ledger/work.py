@@ -155,7 +155,7 @@ def check_untouched(own: Handle) -> None:
 
 
 def check_first(own: Handle) -> None:
-    """gloo's messages count what arrives: a second wait() would wait for one more, for ever."""
+    """gloo counts the messages that arrive: a second wait() would wait for one more, for ever."""
     if own.waited and own.peer >= 0 and not own.device:
         raise CommunicationError(
             f"wait() was called before on this handle, of a message with rank {own.peer}: on gloo a "

@@ -1,7 +1,7 @@
 """When does each action run? A schedule, durations for its actions, and a clock.
 
-A rank does its actions in order, each as soon as the rank is free and its input has come. A message takes
-`communication` seconds from one rank to another, during which both compute; within a rank it takes none.
+A rank does its actions in order, each as soon as the rank is free and the action's input has come. A message
+takes `communication` seconds from one rank to another, during which both compute, and none within a rank.
 There is no other cost: no launch, no contention for a link, no waiting of a sender for its receiver.
 """
 

@@ -3,8 +3,8 @@
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
-An action is stage, kind, microbatch; an overlapped pair is (0F3;7B1)OVERLAP_F_B. This is what
-`torch.distributed.pipelining` keeps in its files: `_PipelineScheduleRuntime._load_csv` reads these rows
+An action is stage, kind, microbatch; an overlapped pair is (0F3;7B1)OVERLAP_F_B. The files of
+`torch.distributed.pipelining` have this format: `_PipelineScheduleRuntime._load_csv` reads these rows
 (format "compute_only"), and puts in the sends and receives itself.
 """
 

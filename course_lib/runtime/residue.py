@@ -46,7 +46,7 @@ class Residue(NamedTuple):
 
 
 def settings() -> tuple[Any, ...]:
-    """The switches of PyTorch that change what later code computes, and where. (A task sets the dtype.)"""
+    """PyTorch's switches that change the results or the device of later code. (A task sets the dtype.)"""
     return (
         str(torch.get_default_device()),
         torch.is_grad_enabled(),

@@ -36,7 +36,7 @@ GRACE = 0.4  # seconds that the others get to raise too, after the first rank ra
 # backends whose ranks serve several calls: an NCCL communicator costs seconds, and `alone` forks for each
 KEPT = {"nccl", ALONE}
 START = 120  # seconds for the ranks to join their process group
-READY = 60  # seconds for them to begin the task: to import what it needs
+READY = 60  # seconds for them to begin the task: to import its modules
 MOST_REPLY = 1 << 40  # bytes
 
 

@@ -28,8 +28,8 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
     """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
 
     params: how many parameters. stage: 0 (replicas), 1, 2 or 3.
-    offload: keep in host memory what the optimizer's step reads and writes: its states, from stage 2 on
-        the gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). The result
+    offload: keep the tensors of the optimizer's step in host memory: its states, from stage 2 on the
+        gradient shard (ZeRO-Offload), in stage 3 the parameter shard too (ZeRO-Infinity). The result
         counts the bytes that stay on the device between steps; stage 3 also needs room for the units in
         use.
 

@@ -34,7 +34,7 @@ Numbers = tuple[int | None, int | None]  # on x86_64 and aarch64; None: no such 
 
 # All that a rank of a check may call as it likes.
 ALLOWED: dict[str, Numbers] = {
-    # memory, threads, time, and what a process knows of itself
+    # memory, threads, time, and facts about the process itself
     "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233), "brk": (12, 214),
     "msync": (26, 227), "mincore": (27, 232), "membarrier": (324, 283), "get_mempolicy": (239, 236),
     "futex": (202, 98), "futex_waitv": (449, 449), "set_robust_list": (273, 99),
@@ -112,7 +112,7 @@ X32 = 0x40000000  # bit of the numbers by which x86_64 has every call a second t
 SYS_SECCOMP: Numbers = (317, 277)
 SET_MODE_FILTER, ALL_THREADS, IS_THERE = 1, 1, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-UNKNOWN = 0x00050000 | errno.ENOSYS  # the C library then asks for what it wants in an older way
+UNKNOWN = 0x00050000 | errno.ENOSYS  # the C library then makes the request in an older way
 LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 NUMBER_AT, ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
 

@@ -1,4 +1,4 @@
-"""Control groups: the kernel bounds what all processes of a sandbox hold together.
+"""Control groups: the kernel bounds the memory and the number of all processes of a sandbox together.
 
     keeper      enter()           makes a group, bounds it and goes in: its forks are born in there
     init        Watch.reached()   asks the kernel whether a bound was reached

@@ -94,7 +94,7 @@ def prepare() -> None:
 
 
 def family(pids: set[int]) -> set[int]:
-    """Of `pids` the eldest forebear of this process, and its descendants."""
+    """The eldest forebear of this process in `pids`, and its descendants there."""
     parent_of = {pid: parent(pid) for pid in pids}
     eldest, pid = 0, os.getpid()
     while pid:
