@@ -48,7 +48,7 @@ _standing: list[Walls] = []
 
 
 def take(process: Preloaded, sandbox: Sandbox | None, world_size: int) -> Walls | None:
-    """Walls for so many ranks, which may stand already; None if each task needs a sandbox of its own."""
+    """Walls for so many ranks, which may stand already; None if these need a sandbox of their own."""
     if sandbox is None or not (sandbox.stands and sandbox.has(*NEEDED) and world_size <= ROOM):
         return None
     for walls in [walls for walls in _standing if walls.free()]:

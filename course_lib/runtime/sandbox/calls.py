@@ -169,7 +169,7 @@ def known() -> bool:
 
 
 def can_forbid() -> bool:
-    """Whether this machine has such filters: sets one, and so leaves this process of no further use."""
+    """Whether this machine has such filters. It sets one, so this process is of no use afterwards."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         fcntl.flock(null, fcntl.LOCK_UN)
@@ -217,7 +217,7 @@ def own(pid: int) -> Step:
 
 
 def beginning() -> list[Step]:
-    """Load the number of the call; on another architecture all numbers are different."""
+    """Refuse calls of another architecture, which have other numbers; then load the call's number."""
     return [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (EQUAL, 1, 0, ARCHITECTURES[os.uname().machine][1]),

@@ -169,7 +169,7 @@ def remove_stale() -> None:
     for path in groups(parents()):
         owner = os.path.basename(path).removeprefix(f"{PREFIX}-").split("-")
         if started(int(owner[0])) != owner[1]:
-            with contextlib.suppress(PermissionError):  # another user's, whose graders will
+            with contextlib.suppress(PermissionError):  # another user's, who removes it
                 removed(path)
 
 

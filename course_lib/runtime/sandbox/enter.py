@@ -136,7 +136,7 @@ def private_folder(target: str, size: int, files: int = 20_000) -> None:
 
 
 def mask(sandbox: Sandbox) -> None:
-    """Put an empty folder, or an empty file, in the place of these."""
+    """Put an empty folder, or /dev/null, in the place of each masked path."""
     for path in sandbox.masked:
         target = ROOT + path
         if os.path.isdir(target):
