@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages have subjects: the two patterns of tests/test_docs.py in the code."""
+"""Docstrings, comments and messages have subjects: the two patterns of tests/project/test_docs.py in the code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import HEADLESS, IS_NO, sentences
+from tests.project.test_docs import HEADLESS, IS_NO, sentences
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DONE = ("benchmarks", "course_lib", "examples", "tools")
 NOT_YET = ("course_lib/checks",)  # inside folders that are done
 # Messages that outputs in the instructor's notebooks show: they change when these are executed anew.
