@@ -45,7 +45,7 @@ class CommunicationError(RuntimeError):
 
 
 class Members(Protocol):
-    """What the recorder asks of a process group: its name, its members' global ranks, what numbers a call."""
+    """A process group, as far as the recorder needs it: its name, its members' global ranks, its channels."""
 
     label: functools.cached_property[str]
     ranks: functools.cached_property[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages have subjects: the two patterns of tests/project/test_docs.py in the code."""
+"""Docstrings, comments and messages have subjects: the two patterns of test_docs.py in the code."""
 
 from __future__ import annotations
 
