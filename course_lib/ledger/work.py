@@ -149,7 +149,7 @@ def check_untouched(own: Handle) -> None:
     if fingerprint(own.sent) != own.mark:
         raise CommunicationError(
             f"the tensor {describe(own.sent)} that rank {recorder().rank} sends to rank {own.peer} "
-            "was changed before wait(): what arrives may be the old values, the new ones or a mixture. "
+            "was changed before wait(): the receiver may get the old values, the new ones or a mixture. "
             "Call wait() on the handle first, or send a clone()."
         )
 

@@ -122,7 +122,7 @@ def error_failure(
     """Ranks that raised: each one's own traceback, identical ones merged."""
     ours = all(watch.replies[r][0]["error"].get("ours") for r in causes)
     first = reports[causes[0]]
-    unfinished = "nobody waited for" in first.error_text and ours
+    unfinished = "returned without waiting for" in first.error_text and ours
     who = (
         "all ranks"
         if len(causes) == world_size

@@ -263,7 +263,7 @@ def refuse_open_work(recorder: Recorder) -> None:
         said.append(f"{op}={row.peer}) of {dtype}[{shape}] {{{{{file}|{line}}}}}")
     more = f", and {len(open_rows) - 3} more" if len(open_rows) > 3 else ""
     raise CommunicationError(
-        "the function returned, but nobody waited for " + ", ".join(said) + more + ". "
+        "the function returned without waiting for " + ", ".join(said) + more + ". "
         "isend and irecv only begin a message: keep the handle that they return and call wait() on it; "
         "until then the buffer holds anything."
     )

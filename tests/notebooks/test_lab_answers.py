@@ -97,7 +97,7 @@ SAYS = {
     "the same size and dtype at both ends": "same number of elements and the same dtype",
     "contiguous()": "x.contiguous()",
     "wait before writing": "was changed before wait()",
-    "wait for the handle": "nobody waited for",
+    "wait for the handle": "returned without waiting for",
 }
 
 

@@ -61,7 +61,7 @@ RECORDED = (  # the recorder's own sentences in general words, for hidden cases,
         "A message and the buffer that it is received into must have the same size and dtype.",
     ),
     (r"was changed before wait", "A tensor that is being sent must not change before its wait()."),
-    (r"nobody waited for", "Call wait() on every handle before the function returns."),
+    (r"returned without waiting for", "Call wait() on every handle before the function returns."),
     (r"before Module\.__init__\(\) call", "Call super().__init__() first in __init__."),
     (
         r"collective number",

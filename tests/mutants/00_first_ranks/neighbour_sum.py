@@ -88,7 +88,7 @@ def neighbour_sum(tensor):
 
 
 # %% wrong: nobody waits for the sends
-# says: nobody waited for
+# says: returned without waiting for
 def neighbour_sum(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % n, (rank + 1) % n

@@ -273,7 +273,7 @@ def broken_off(case: Case, kind: str, text: str) -> str:
         )
     if "was changed before wait" in text:
         return "A bucket that is under way was written to. Touch it only after its wait()."
-    if "nobody waited" in text:
+    if "returned without waiting for" in text:
         return "Keep every handle, and wait for all of them in finish_gradient_synchronization()."
     return ""
 

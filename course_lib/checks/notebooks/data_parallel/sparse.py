@@ -30,7 +30,7 @@ from course_lib.checks.kit import (
 
 REFERENCE = ("course_lib.compression",)
 ROUNDING = 1e-5  # of the largest element, or of 1
-# What every rank should hold, tensors and errors: (ranks, elements) in float64.
+# The right values of every rank, tensors and errors: (ranks, elements) in float64.
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -56,7 +56,7 @@ ONE_ORDER = (
 
 def trouble(case_of_it: Case, kind: str, text: str) -> str:
     """The usual cause of a run that broke."""
-    if case_of_it.groups and "nobody waited for" in text:
+    if case_of_it.groups and "returned without waiting for" in text:
         return OF_THE_GROUP
     if "got <class 'NoneType'> instead" in text:
         return NO_GRADIENT
