@@ -4,10 +4,11 @@
 # **How are layers split over ranks without the ranks waiting?**
 #
 # Tensor parallelism (notebook 06) cuts every layer, and its ranks communicate four times in each layer. That
-# stops paying at the node's border, where the wire is nine times slower or worse. So cut the other way:
-# across the stack of layers. Rank 0 gets the first layers, rank 1 the next ones, and one activation travels
-# across each border. For 4,096 tokens of LLaMA 3 70B in bf16 it has 67 MB. Eight ranks with ten layers each
-# have seven borders; eight ranks that share every layer all-reduce 67 MB four times in each of the 80 layers.
+# stops paying at the node's border, where the wire is at least nine times slower (50 GB/s for each GPU,
+# against NVLink's 450). So cut the other way: across the stack of layers. Rank 0 gets the first layers, rank
+# 1 the next ones, and one activation travels across each border. For 4,096 tokens of LLaMA 3 70B (width
+# 8,192, in bf16) this activation has 67 MB. Eight ranks with ten layers each have seven borders; eight ranks
+# that share every layer all-reduce 67 MB four times in each of the 80 layers.
 #
 # The price is time. A layer needs the output of the layer before it: while rank 0 works, rank 1 waits. This
 # notebook is about the order in which ranks do their work, the *schedule*. It begins with a schedule in which
@@ -15,11 +16,11 @@
 #
 # | | |
 # |---|---|
-# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor that runs schedules on real ranks, if they have one stage a rank and whole backwards; PipeDream's stage, which keeps versions of its weights |
+# | you will build | five schedules, as data; functions that predict their idle time, memory and bytes; an executor, which runs on real ranks every schedule with one stage to a rank and undivided backwards (§5 divides them); PipeDream's stage, which keeps versions of its weights |
 # | you need | notebook 00: deadlocks, `isend` and `irecv`; notebook 03: why sums are divided by the global count; `loss.backward()` |
 # | time | three hours; §11 is extra |
 # | points | 60, and 5 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code uses NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -143,7 +144,7 @@ def drawn(generator, *args, durations=None, copies=1, title=None, critical=False
 
 
 def held(schedule, rank=0, weight=0.0):
-    """The most microbatches that a rank keeps at once; `weight`: the share that I leaves for W to free."""
+    """The most microbatches that a rank keeps at once; `weight`: the part of one kept from its I to its W."""
     now = most = 0
     for action in schedule[rank]:
         now += {"F": 1, "B": -1, "I": weight - 1, "W": -weight}[action.kind]
@@ -216,7 +217,7 @@ drawn(naive, 4, 3)
 
 # %% [markdown]
 # **Break it.** Here are two schedules for two ranks, each with a slip. Before you run the cell: which action
-# can no rank do, and which rank would notice?
+# can never run, and which rank stops there?
 
 # %% tags=["skip-in-grading"]
 print(violation(from_text("0F0,0B0\n1B0,1F0")))
@@ -229,7 +230,7 @@ print(violation(from_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1")))
 # including one that you invent.
 #
 # **In production.** `torch.distributed.pipelining` keeps its schedules in the same rows of text, and has a
-# validator of its own. In §7 it runs yours.
+# validator of its own. In §7 PyTorch runs your schedules.
 
 # %% [markdown]
 # ## 2 · GPipe: many small batches
@@ -327,7 +328,7 @@ def peak_activations(
 ) -> int:
     """The most activations that a rank keeps at once, waiting for B or I.
 
-    One is what a microbatch leaves in one stage: with chunks, 1/v of the rank's layers.
+    One activation is what a microbatch leaves in one stage; with chunks, that is 1/v of the rank's layers.
     """
     ### BEGIN SOLUTION
     p, m, below = stages, microbatches, stages - 1 - rank
@@ -346,7 +347,7 @@ def pipeline_bytes_sent(
 ) -> float:
     """Bytes that a rank sends in a step: activations down, gradients up.
 
-    nbytes: of one microbatch's activation at a border. chunks: of each rank, on a loop (§4).
+    nbytes: the size of a microbatch's activation at a border. chunks: how many each rank holds (§4).
     """
     ### BEGIN SOLUTION
     if stages == 1:
@@ -392,15 +393,16 @@ def over_microbatches():
 over_microbatches() if made(gpipe, 4, 8) else None
 
 # %% [markdown]
-# GPipe's own rule is "m at least 4 p": then the bubble is below a fifth of the total. But microbatches are
-# parts of a batch, whose size training limits, and each has to be large enough to keep the GPU busy. There is
-# another price too: memory.
+# GPipe's own rule is "m at least 4 p": then the bubble is below a fifth of the total. But the batch, which is
+# cut into microbatches, cannot be as large as you like, since training suffers, and each microbatch has to be
+# large enough to keep the GPU busy. There is another price too: memory.
 #
 # **Break it.** What does the line below your chart say about memory? Every rank keeps the activations of all
 # m microbatches. Take a stage of ten layers of LLaMA 3 70B, with 4,096 tokens, flash attention and bf16,
 # shared by 8 GPUs as in notebook 06. Each microbatch leaves 1.4 GB on a GPU (34 s·b·h/t bytes for each layer:
 # s tokens, b sequences, width h, t GPUs). With m = 32 that makes 46 GB, beside 18 GB of weights, gradients
-# and optimizer states. With m = 64 the cure for the bubble does not fit.
+# and optimizer states (16 bytes for each of 1.1 billion parameters). With m = 64 it makes 91 GB, and an H100
+# has 80: the cure for the bubble does not fit.
 #
 # So try to do one backward earlier. The next cell moves rank 0's backward of microbatch 0 before its last
 # forward:
@@ -436,15 +438,15 @@ if schedule:
 # further up (a smaller i, as in the chart) has to wait longer for its first gradient, and does more forwards
 # meanwhile: its *warm-up*. At the end some backwards are left over.
 #
-# **Predict.** How many forwards must rank i of p do before its first forward-backward turn, so that it never
-# waits for a gradient while the two alternate (the *steady state*)? How many microbatches does it have in
-# flight, at most? And how long is its bubble?
+# **Predict.** When forwards and backwards alternate (the *steady state*), a rank should never wait for a
+# gradient. How many forwards must rank i of p do before that state begins? How many microbatches does it have
+# in flight, at most? And how long is its bubble?
 #
 # <details><summary>Answer</summary>The warm-up has p − 1 − i forwards: none on the last rank, and one more
-# for each rank further up. Then there is one more forward before each backward: p − i in flight, however
-# large m is (but never more than m). The bubble is (p − 1)(F + B), as GPipe's: the first input comes no
-# earlier, and the last gradient no earlier either. 1F1B saves memory, and no time. (So lecture 001's advice
-# to minimise bubbles by "using 1F1B" is wrong.)</details>
+# for each rank further up. In the steady state one more forward comes before each backward, so p − i
+# microbatches are in flight, however large m is (but never more than m). The bubble is (p − 1)(F + B), as
+# GPipe's: the first input comes no earlier, and the last gradient no earlier either. 1F1B saves memory, and
+# no time. (So lecture 001's advice to minimise bubbles by "using 1F1B" is wrong.)</details>
 #
 # **Build.** Forwards take the microbatches in order, and so do backwards. If m is smaller than the warm-up,
 # all forwards are warm-up.
@@ -525,7 +527,7 @@ def other_warm_up(change, ranks):
     rows = []
     for rank in range(4):
         ahead = max(0, 3 - rank + (change if rank in ranks else 0))
-        first = one_f_one_b(ahead + 1, 8)[0]  # the first rank of so many stages does so many ahead
+        first = one_f_one_b(ahead + 1, 8)[0]  # rank 0 of ahead + 1 stages does `ahead` first
         rows.append([action._replace(stage=rank) for action in first])
     return rows
 
@@ -538,12 +540,12 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
         print(f"{who}, warm-up {change:+d}: {found}")
 
 # %% [markdown]
-# With three forwards less on all ranks you get the naive schedule (96), with many more you get GPipe. 1F1B is
-# the point between them: of the warm-ups with GPipe's time it keeps the least memory. If *one* rank's warm-up
-# is one too short, that costs nearly as much as if all are (48 and 54): the others wait for this rank. If it
-# is two too short, the run deadlocks: rank 1 waits for a forward that rank 0 would do only after a backward.
-# A warm-up that is too long never hangs and costs no time, only memory: you do not notice until the memory is
-# full.
+# If all ranks do three forwards fewer in the warm-up, you get the naive schedule (96); if they do many more,
+# you get GPipe. 1F1B is the point between them: of the warm-ups with GPipe's time it keeps the least memory.
+# If only rank 0's warm-up is one too short, the step takes 48, nearly as long as if the warm-up is too short
+# on all ranks (54): the others wait for rank 0. If rank 0's is two too short, the run deadlocks: rank 1 waits
+# for a forward that rank 0 would do only after a backward. A warm-up that is too long never hangs and costs
+# no time, only memory: you do not notice until the memory is full.
 #
 # **In production.** 1F1B is PyTorch's `Schedule1F1B`, Megatron-LM's default, and DeepSpeed's `TrainSchedule`.
 # It is also called PipeDream-Flush, after the asynchronous schedule of §8, from which the order comes.
@@ -560,19 +562,20 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # | time | 25 minutes |
 # | points | 8 |
 #
-# The bubble is the time in which the pipeline fills and empties: p − 1 steps of one stage. So make the stages
-# smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3 *and* 16 to 19, rank 1 layers 4 to 7 and 20
-# to 23, and so on. There are v·p stages, and rank i holds stages i, p + i, 2p + i, ...: its v *chunks*. A
-# microbatch goes round the ranks v times, from the last rank back to the first. The pipeline still fills in p
-# − 1 steps, but each takes 1/v of the time.
+# The bubble is the time in which the pipeline fills and empties: the forwards of p − 1 stages and the
+# backwards of p − 1 stages. So make the stages smaller. With 32 layers on 4 ranks, rank 0 holds layers 0 to 3
+# *and* 16 to 19, rank 1 layers 4 to 7 and 20 to 23, and so on. There are v·p stages, and rank i holds stages
+# i, p + i, 2p + i, ...: its v *chunks*. A microbatch goes round the ranks v times, from the last rank back to
+# the first. The pipeline is still full after p − 1 stages, but each takes 1/v of the time.
 #
 # **Predict.** How long is the bubble with v chunks? And how many bytes does a rank send, with m microbatches
 # and an activation of M bytes at each border? Go back to your predictions in §2: add this schedule, and write
 # the fourth function.
 #
-# <details><summary>Answer</summary>(p − 1)(F + B)/v. There are v·p − 1 borders in place of p − 1: without chunks a
-# rank in the middle sends 2 m M, m M down and m M up, with v chunks 2 v m M. The first stage has no gradient to send
-# on, the last no activation, so that ranks 0 and p − 1 each send m M less.</details>
+# <details><summary>Answer</summary>(p − 1)(F + B)/v. There are v·p − 1 borders in place of p − 1. Without
+# chunks a rank in the middle sends 2 m M: m M down and m M up. With v chunks it sends 2 v m M. Ranks 0 and p
+# − 1 each send m M less, since the first stage has no gradient to send on and the last stage no
+# activation.</details>
 #
 # In which order does a rank take its chunks? In Megatron-LM's order microbatches go in *groups of p*. The
 # first p microbatches go through the rank's first chunk, then the same p through its second, and so on; then
@@ -584,8 +587,8 @@ for who, ranks in (("all ranks", range(4)), ("rank 0", [0])) if made(one_f_one_b
 # > 2 (p − 1 − i) + (v − 1) p
 #
 # The last rank has to do (v − 1) p forwards before microbatch 0 arrives at its last chunk. Each rank further
-# up needs one more, since the gradient that it waits for is one step further away. Megatron-LM takes two
-# more; below you see the use of the second one.
+# up needs at least one more, since the gradient that it waits for is one stage further away. The formula is
+# Megatron-LM's, with two more for each rank further up; after the chart you see the use of the second one.
 #
 # **Build.** `stages` is p, the number of *ranks*; an Action's stage counts along the model, from 0 to v p − 1. m has
 # to be a multiple of p: refuse others with a ValueError (`counted(stages, microbatches, least=stages, unit=stages)`).
@@ -636,15 +639,15 @@ report.points(8)
 drawn(interleaved_one_f_one_b, 4, 8, 2, durations=Durations().split(2))
 
 # %% [markdown]
-# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations of one chunk: as much as 5.5
-# microbatches leave on all its layers, and 1F1B kept 4. Is that the price of interleaving? The next cell
-# warms up with one forward for each rank further down in place of two, and lets each message take a time c,
-# in units of F:
+# The step takes 28.5 in place of 33. Rank 0 keeps up to 11 activations of one chunk. A chunk is half of its
+# layers, so this is as much as 5.5 microbatches leave on all of them; with 1F1B it was 4. Is that the price
+# of interleaving? The next cell gives the warm-up one forward in place of two for each rank further down, and
+# lets each message take a time c, in units of F:
 
 
 # %% tags=["skip-in-grading"]
 def warmed_up(schedule, further):
-    """The same actions of each rank: (v − 1) p forwards and `further` for each rank below, then in turn."""
+    """The same actions, but a rank's warm-up has (v − 1) p forwards, and `further` for each rank below."""
     rows = []
     for rank, row in enumerate(schedule):
         forwards, backwards = ([one for one in row if one.kind == kind] for kind in "FB")
@@ -730,14 +733,15 @@ if schedule:
 # the stage's input, **W** that of its weights. Do I at once, and W when the rank would idle. (The idea is
 # from Qi et al. 2024. They call I "B".)
 #
-# *ZB-H1* takes the order of 1F1B with I in the place of B. Rank i puts off its W's so that i of them are
-# always in store. Rank 0 does each W right after its I. Rank 3 does its first W, that of microbatch 0, after
-# its fourth I, and so on. When no forwards and I's are left, rank i has i W's to fill the white at the end.
+# *ZB-H1* takes the order of 1F1B with I in the place of B. Rank i puts off its W's until i of them are in
+# store; from then on it does one W after each I. Rank 0 does each W right after its I. Rank 3 does its first
+# W, that of microbatch 0, after its fourth I, and so on. When no forwards and I's are left, rank i has i W's
+# to fill the white at the end.
 #
 # **Predict.** In the chart of 1F1B a rank idles (p − 1)(F + I + W). How much of that is left, and what
-# happens to the memory? W needs x and dy of each linear layer. If attention's scores are computed again or
-# never stored, these take 32 of the 34 s·b·h bytes that a layer keeps (Qi et al., table 1). So I frees hardly
-# any memory: count a microbatch as kept until its W.
+# happens to the memory? W needs x and dy of each linear layer. These two take 32 of the 34 s·b·h bytes that a
+# layer keeps (Qi et al., table 1), if attention's scores are computed again or never stored. So the action I
+# frees hardly any memory: count a microbatch as kept until its W.
 #
 # <details><summary>Answer</summary>(p − 1)(F + I − W): a third of it if all are equal. On rank i, p − i
 # microbatches await I, as before, and up to i more await W. So every rank keeps up to p microbatches, as many
@@ -827,12 +831,12 @@ if schedule:
 # "at once".
 #
 # And the white that is left in your chart? At the beginning every rank but the first waits for its first
-# input. There is no work to put there, unless the rank begins later and ends later than the one before. ZB-H2
-# does that: it has twice the warm-up, 2p − 1 microbatches on rank 0, and no white between a rank's first
-# action and its last. The next step must then begin on rank 0 while the last rank is still at work on this
-# one, so there can be no barrier, and no global gradient norm before the optimizer's step. ZB-V does the same
-# in 1F1B's memory: each rank has two chunks, laid as a V, so that rank 0 holds the first stage and the last.
-# The library has both:
+# input. There is no work to put there. The white can go only if each rank begins its step later, and ends it
+# later, than the rank before. ZB-H2 does that: its warm-up is twice as long, so rank 0 has 2p − 1
+# microbatches in flight, and there is no white between a rank's first action and its last. The next step must
+# then begin on rank 0 while the last rank is still at work on this one, so there can be no barrier, and no
+# global gradient norm before the optimizer's step. ZB-V does the same in 1F1B's memory: each rank has two
+# chunks, laid as a V, so that rank 0 holds the first stage and the last. The library has both:
 
 # %% tags=["skip-in-grading"]
 from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
@@ -840,16 +844,16 @@ from course_lib.pipeline.generators import zero_bubble_h2, zero_bubble_v
 drawn(zero_bubble_h2, 4, 8)
 
 # %% [markdown]
-# The line below says 27, as for H1: it counts from the first rank's beginning to the last rank's end. But
-# each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring steps.
-# Here is the V. Its actions take half as long; the paler ones are the second chunk:
+# The line below the chart says 27, as for H1: it counts from the first rank's beginning to the last rank's
+# end. But each rank is busy for 24 without a gap, and the white before and after belongs to the neighbouring
+# steps. Here is the V. Its actions take half as long; the paler ones are the second chunk:
 
 # %% tags=["skip-in-grading"]
 drawn(zero_bubble_v, 4, 8, durations=Durations().split(2))
 
 # %% [markdown]
-# Are F, I and W equal? Measure them on this machine, with two blocks of a GPT and one thread, as our ranks
-# have:
+# Are F, I and W equal? Measure them on this machine, with two blocks of a GPT. The process uses one thread,
+# as each of our ranks does:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -892,10 +896,10 @@ for name, generator in generators.items():
         print(f"{name:44} {shares[0]:15.1%} {shares[1]:13.1%}")
 
 # %% [markdown]
-# W is the shortest of the three, here as in the models of the paper: attention, norms and activation
-# functions have an input gradient and hardly any weights. So there is less work to fill the white with. Qi et
-# al. measured the times of real models and let a program search for the best order (their "ZB-1p" and
-# "ZB-2p"); the handmade orders are the best only if F = I = W.
+# W is the shortest of the three, here as in the models of the paper: the scores of attention, the norms and
+# the activation functions have an input gradient, but hardly any weights. So there is less work to fill the
+# white with. Qi et al. measured the times of real models and let a program search for the best order (their
+# "ZB-1p" and "ZB-2p"); the handmade orders are the best only if F = I = W.
 #
 # **In production.** PyTorch has `ScheduleZBVZeroBubble`. The next cell has sliders: look at every schedule of
 # this notebook with other p, m and v, and other durations, step by step. (Choose "critical path" to see which
@@ -981,17 +985,18 @@ report.points(7)
 # more bookkeeping.) The schedule gives the order of the computing. It does not give the order of the
 # messages, and a wrong order of messages hangs the pipeline.
 #
-# In the obvious way, each rank goes through its own list: it receives the input of an action, and sends its
-# output. The next cell does so without a model: each message is a single number. It runs once with `send`,
-# which returns when the other side has taken the message (gloo's does), and once with `isend`, which returns
-# at once.
+# The obvious way is that each rank goes through its own list: for each action it receives the input,
+# computes, and sends the output. The next cell does so without a model: each message is a single number. It
+# sends either with `send`, which returns when the other side has taken the message (gloo's does), or with
+# `isend`, which returns at once.
 #
-# **Break it.** There are three runs on two ranks. Which will hang?
+# **Break it.** There are three runs on two ranks: GPipe with `send`, 1F1B with `send`, and 1F1B with `isend`.
+# Which will hang?
 
 
 # %%
 def try_it(body, *args, world_size=4, **kwargs):
-    """Run something that may go wrong; the run, or None after printing why there is none."""
+    """Launch something that may go wrong. Returns the run, or prints the reason and returns None."""
     try:
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
@@ -1031,21 +1036,23 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #
 # **One order for all ranks** helps everywhere. You have it: `simulate(actions).events` is the list of all
 # actions of all ranks, sorted by the time at which they start; each event has `rank`, `action`, `start`,
-# `end`. The list is the same on every rank. So each rank walks through the *whole* list:
+# `end`. The list is the same on every rank. So each rank walks through the *whole* list. At each action:
 #
-# 1. If the action is mine, I wait for the message that it needs (I posted the receive before), and do it.
-# 2. Then comes the action's message, if it has one. If I send it, I post an `isend`. If it is for me, I post
-#    an `irecv` into an empty tensor and remember the handle. I do not wait for it now.
+# 1. If the action is this rank's own, the rank waits for the message that the action needs (it has posted the
+#    receive before), and does the action.
+# 2. Then comes the message with the action's output, if there is one. If this rank sends it, it posts an
+#    `isend`. If the message is for this rank, it posts an `irecv` into an empty tensor and remembers the
+#    handle. It does not wait for the message now.
 #
 # This order cannot deadlock. Take the first action in the list that is not done yet. Everything before it is
-# done, on its own rank and on the rank that gets its message, so nothing stands in its way: it can go on.
-# Hence no rank waits for ever, even if every call blocks. And since the list is sorted by the *start*, a rank
-# posts a receive before it begins the action that it computes meanwhile: the message travels during that
-# action.
+# done: each action on its own rank, and each message on the rank that gets it. So nothing stands in the way
+# of this action: its rank can go on. Hence no rank waits for ever, even if every call blocks. And since the
+# list is sorted by the *start*, a rank posts the receive for an action's message before it begins any later
+# action of its own: the message travels while the rank computes that one.
 #
 # **Predict.** There are m microbatches and p ranks, and an activation at a border has M bytes. How many bytes
-# does rank 0 send in a step, a rank in the middle, and the last one? Is that more than for an all-reduce of
-# the gradients?
+# do rank 0, a rank in the middle and the last rank each send in a step? Is that more than an all-reduce of
+# the gradients sends?
 #
 # <details><summary>Answer</summary>m M, 2 m M and m M, as your <code>pipeline_bytes_sent</code> says,
 # whatever the schedule. The number of parameters does not occur in it. So with many tokens and few parameters
@@ -1063,14 +1070,15 @@ for generator, blocking in ((gpipe, True), (one_f_one_b, True), (one_f_one_b, Fa
 #
 # - Stage i lies on rank i of `group`, whose ranks need not be those of the world: `dist.isend(tensor, group=group,
 #   group_dst=...)`, `dist.irecv(tensor, group=group, group_src=...)`.
-# - `microbatches` is a list of (inputs, targets), the same on every rank, of *different sizes*. The loss is the mean
-#   over the targets of the whole batch: each microbatch's sum over the count of **all**.
+# - `microbatches` is a list of (inputs, targets), the same on every rank. The microbatches have *different
+#   sizes*. The loss is the mean over the targets of the whole batch: divide each microbatch's sum by the
+#   count of **all** targets.
 # - At the backward of a microbatch, give up everything that you kept of it. The check counts the tensors that
-#   forward keeps for backward, and in one run the memory of each rank's process, in which copies count as
-#   well. It leaves room for one message of each microbatch. But messages cost memory, too: a tensor that is
-#   being sent lives until its `wait`, and if it has a graph, so do all tensors that the graph needs. So send
-#   `output.detach()`, and before you send a message, wait for the previous one of its kind. (That is safe:
-#   the previous one comes earlier in the list.)
+#   forward keeps for backward. In one run it also measures the memory of each rank's process, in which copies
+#   count as well. The check leaves room for one message of each microbatch. But messages cost memory, too: a
+#   tensor that is being sent lives until its `wait`, and if it has a graph, so do all tensors that the graph
+#   needs. So send `output.detach()`, and before you send a message, wait for the previous one of its kind.
+#   (That is safe: the previous one comes earlier in the list.)
 # - Add the gradients to `param.grad` (autograd does that). Do not change the inputs. The kinds are F and B.
 # - Use no collectives, and wait for every handle before you return.
 #
@@ -1236,16 +1244,16 @@ for generator in (naive, gpipe, one_f_one_b):
             )
 
 # %% [markdown]
-# How much memory do the ranks need? The next cell prints the largest amount of tensors alive on rank 0 of 2,
-# weights and gradients included, for more and more microbatches.
+# How much memory do the ranks need? The next cell prints the peak of the tensors alive on rank 0 of 2, weights
+# and gradients included, for more and more microbatches.
 #
-# **Break it.** In the last row a list keeps every tensor that autograd saves, as code for debugging may do,
-# or a `retain_graph=True` copied from somewhere. The gradients are still right. Is the memory?
+# **Break it.** In the last row a list keeps every tensor that autograd saves. Code for debugging may do that,
+# or a `retain_graph=True` that was copied from somewhere. The gradients are still right. Is the memory?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def peaks_of(generator, counts, keep=False):
-    """MiB of tensors alive at most on this rank, in steps of so many microbatches."""
+    """The peak of the tensors alive on this rank, in MiB, for a step with each of the counts."""
     found, everything = [], []
 
     def pack(tensor):
@@ -1309,9 +1317,9 @@ for generator in (naive, one_f_one_b):
 gantts(charts, seconds=True) if charts else None
 
 # %% [markdown]
-# If the two differ, the simulator did not know of something slow: another process on the same cores, or a
-# message that had to wait for the receiver. (With more ranks than cores every action takes longer, and the
-# bubble seems to shrink: ranks that wait lend their core to others.)
+# If a run and its simulation differ, the simulator did not know of something slow: another process on the
+# same cores, or a message that had to wait for the receiver. (With more ranks than cores every action takes
+# longer, and the bubble seems to shrink: ranks that wait lend their core to others.)
 #
 # **Break it.** Here is the classic mistake in the loss: the code takes each microbatch's own mean, as a loop
 # without a pipeline does, and forgets to divide by m. Gradients are m times too large. The next cell trains
@@ -1354,7 +1362,7 @@ for name, make_optimizer in OPTIMIZERS.items():
 
 # %% [markdown]
 # AdamW divides a gradient by its own size: the factor hardly shows, until you clip gradients or compare the
-# runs' norms. SGD takes steps four times as long: its curve is another one, better or worse, and with a
+# runs' norms. SGD takes steps four times as long: its curve is different, for better or worse, and with a
 # larger learning rate it diverges. Check gradients, not losses. (A well-known teaching implementation of
 # pipelines has this mistake, and AdamW hides it there.)
 #
@@ -1426,9 +1434,10 @@ for how, generator in cases if ours else ():
         print(f"{what:32} gradients differ from yours by {furthest(run, together):.0e}")
 
 # %% [markdown]
-# PyTorch's version cuts the microbatches for you, can find the stages by tracing (`pipelining.pipeline`), and
-# overlaps with FSDP's gathers and reductions, which it puts into the same rows as actions. It needs all
-# microbatches of one size. And by default it divides gradients by m, whatever your loss does (`scale_grads`).
+# PyTorch's version cuts the batch into microbatches for you, and can find the stages by tracing
+# (`pipelining.pipeline`). It overlaps the computing with FSDP's gathers and reductions, which are actions too
+# and stand in the same rows. It needs all microbatches of one size. And by default it divides gradients by m,
+# whatever your loss does (`scale_grads`).
 
 # %% [markdown]
 # ## 8 · PipeDream: without a flush
@@ -1442,11 +1451,11 @@ for how, generator in cases if ours else ():
 #
 # Why should the pipeline run empty at all? PipeDream (Narayanan et al. 2019) fills it once and never flushes:
 # it does 1F1B over the whole stream of data, with **an update after every backward**. You pay for the bubble
-# once in a training.
+# only once in a whole training run.
 #
-# But the weights change under way. On rank i there are p − 1 − i updates between a microbatch's forward and its
-# backward. The activations come from the old weights. A backward through the *new* ones gives dx = dy A_new: the
-# gradient of no function at all.
+# But the weights change under way. On rank i there are p − 1 − i updates between a microbatch's forward and
+# its backward. The activations come from the old weights. A backward through the *new* ones gives dx = dy
+# A_new and mixes the two: this is the gradient of no function at all.
 #
 # So a stage keeps, for each microbatch in flight, the version of the weights that its forward saw: *weight
 # stashing*. Backward uses that version, and the optimizer updates the newest weights with the gradient that
@@ -1455,8 +1464,8 @@ for how, generator in cases if ours else ():
 # **Predict.** How many versions does rank i of p keep? And is the gradient then that of ordinary SGD?
 #
 # <details><summary>Answer</summary>p − i, one for each microbatch in flight (on the last rank only the
-# newest). No: it is a gradient at weights that are up to p − 1 updates old, and each rank's weights have
-# another age. Versions make the forward and the backward of one microbatch agree; the gradient is as stale as
+# newest). No: it is a gradient at weights that are up to p − 1 updates old, and their age differs from rank
+# to rank. Versions make the forward and the backward of one microbatch agree; the gradient is as stale as
 # before (§3.3 of the paper). (Lecture 001 says that versions are kept "to avoid staleness".)</details>
 #
 # **Build.** There is one process and there are no messages: the caller calls `forward` and `backward` in the
@@ -1468,13 +1477,13 @@ for how, generator in cases if ours else ():
 #   parameters.
 # - After a backward the module holds the newest weights, and no gradient is left over.
 # - x belongs to the caller, and so does its `requires_grad`: `x.detach()` is a tensor of your own, which may
-#   ask for a gradient. The output that you return may still have its graph, as the module's own output has; a
-#   stage that sends it detaches it.
+#   ask for a gradient. The output that you return may still have its graph, as the module's own output has.
+#   You need not detach it: the code that sends it does.
 
 
 # %% nbgrader={"grade_id": "pipedream_stage", "solution": true}
 class PipeDreamStage:
-    """A stage that updates after every backward, with the version of the weights that each forward saw.
+    """A stage that updates after every backward; a backward uses the weights that its forward saw.
 
     module: any; its output on the last stage is the loss. optimizer: over module.parameters().
     Keeps one version of the weights for each microbatch in flight.
@@ -1652,14 +1661,14 @@ def every_order(schedules):
 
 
 def smoothed(runs):
-    """The mean of several runs, and of SMOOTH microbatches in a row, while all of them have numbers."""
+    """The mean of several runs, and of SMOOTH microbatches in a row, until one of the runs ends."""
     mean = [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
     windows = [mean[k : k + SMOOTH] for k in range(len(mean) - SMOOTH + 1)]
     return [sum(window) / SMOOTH for window in windows]
 
 
 def curve(axes, name, runs, colour, dashes):
-    """Draw the losses of one of the orders, and return what is to be said of them."""
+    """Draw the losses of one of the orders, and return a phrase that says how they end."""
     found = smoothed([[loss for loss in losses if math.isfinite(loss)] for losses in runs])
     axes.plot(range(SMOOTH, SMOOTH + len(found)), found, dashes, color=colour, label=name)
     lost = [len(losses) - 1 for losses in runs if not math.isfinite(losses[-1])]
@@ -1690,14 +1699,14 @@ figure if run else None
 # point is a mean of 16: two seeds, and eight microbatches in a row. *Left*, the weights change little in the
 # seven updates that lie between a forward and its backward on stage 0. Stale or not, with versions or
 # without, the curves can hardly be told apart, and you would not notice that the dotted one follows gradients
-# of no weights at all. *Right*, the learning rate is five times as large. With versions the stale gradients
+# of no function at all. *Right*, the learning rate is five times as large. With versions the stale gradients
 # still do as well as those of one microbatch at a time. Without versions the loss is infinite after a dozen
 # microbatches.
 #
-# **In production.** No large language model is trained this way: the versions cost memory where there is
-# least, results depend on the number of ranks, and a loss curve with eight ages of weights is hard to
-# explain. PipeDream's order is still in use, with a flush: §3. (PipeDream-2BW (2021) keeps two versions for
-# all microbatches, with gradients that are one update old.)
+# **In production.** No large language model is trained this way: the versions cost most memory on the first
+# ranks, which have least to spare; results depend on the number of ranks; and a loss curve with eight ages of
+# weights is hard to explain. PipeDream's order is still in use, with a flush: §3. (PipeDream-2BW (2021) keeps
+# two versions for all microbatches, with gradients that are one update old.)
 
 # %% [markdown]
 # ## 9 · Was it wise to pipeline?
@@ -1715,7 +1724,7 @@ figure if run else None
 #
 # So ask again, with numbers. The model is LLaMA 3 70B, with sequences of 4,096 tokens, one to a microbatch.
 # The 8 H100s of a node share every layer (notebook 06, with sequence parallelism), and p nodes are the
-# pipeline. A GPU reaches 40 % of its 989 TFLOP/s and has 80 GB.
+# pipeline. Assume that a GPU reaches 40 % of its 989 TFLOP/s; it has 80 GB.
 #
 # Which schedule is best for which p, m and link? The next cell simulates everything, messages included. A
 # schedule must fit into memory: 16 bytes a parameter (DualPipe needs them twice), and 34 s·b·h/t bytes for
@@ -1750,7 +1759,7 @@ LINKS = {
 
 
 def rank_times(p, link_seconds):
-    """Of one microbatch and all layers of a rank."""
+    """The durations of one microbatch on all layers of a rank."""
     layers = LAYERS / p
     return Durations(
         layers * (WEIGHTS + SCORES),
@@ -1802,14 +1811,14 @@ for name, *one in candidates(8, 16):
     print(f"{name:24} {gigabytes(8, *one):8.0f}  ", *(f"{share:8.0%}" for share in shares))
 
 # %% [markdown]
-# Read the table by columns. *A fast wire*: halved backwards on a V are best, in the memory of 1F1B; with few
-# microbatches (m = p) many small chunks are best. *A slower one*: chunks begin to cost. *A slow one*: a rank
-# should run far ahead before it needs an answer. ZB-H2, with twice the warm-up, is best if m is large enough
-# for it and it fits; if not, GPipe is. 1F1B's steady state waits for two messages in every turn (real
-# executors therefore let it run one microbatch further ahead, and pay with memory). Plain 1F1B at m = 2 p
-# idles 31 % of the time even on the fast wire; your formula says 30.4 %. If pipelining is called unwise, this
-# schedule is meant, or the naive one. To work for 80 to 90 % of the time you need m = 4 p, or one of the
-# newer schedules.
+# Read the first table by columns. *A port for each GPU*: halved backwards on a V are best, in the memory of
+# 1F1B; with few microbatches (m = p) many small chunks are best. *One port for the node*: chunks begin to
+# cost. *10 Gb/s*: a rank should run far ahead before it needs a gradient. ZB-H2, with twice the warm-up, is
+# best if m is large enough for it and it fits; if not, GPipe is. 1F1B's steady state waits for two messages
+# in every turn (real executors therefore let it run one microbatch further ahead, and pay with memory). Plain
+# 1F1B at m = 2 p works for 69 % of the time and idles for 31 % even on the fast wire (the second table); your
+# formula says 30.4 %. If pipelining is called unwise, this schedule is meant, or the naive one. To work for
+# 80 to 90 % of the time you need m = 4 p, or one of the newer schedules.
 #
 # And the alternative? Use the same GPUs as replicas of one node each, with ZeRO-1 (notebook 04):
 
@@ -1829,12 +1838,14 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 
 # %% [markdown]
 # For 70B on these machines pipelining is *not* wise: replicas with ZeRO-1 fit (47 GB, and 11 GB of
-# activations), send nearly thirty times as much, and hide it behind a backward of three seconds. They have no
-# bubble and no borders. With 405B no number of replicas helps: 4 bytes a parameter are 200 GB a GPU. Then you
-# need pipelines, or ZeRO-3, which sends three times the parameters in every step, or for every microbatch.
-# And if a thin wire joins the nodes, a pipeline helps: it sends a thirtieth. So pipeline if the model does
-# not fit into a node with its replicas' states sharded, or if the wire between nodes is thin. Take as many
-# microbatches as the batch allows, and measure F, I, W and the message before you choose the schedule.
+# activations: 34 s·b·h/t bytes for each of 80 layers). They send nearly thirty times as much as the pipeline,
+# and hide it behind a backward of three seconds, two thirds of the 4.4. They have no bubble and no borders.
+# With 405B no number of replicas helps: weights and gradients, 4 bytes a parameter, are 200 GB a GPU. Then
+# you need pipelines, or ZeRO-3, which sends three times the parameters in every step, and if a step has
+# several microbatches, for each of them. And if a thin wire joins the nodes, a pipeline helps: it sends a
+# thirtieth. So pipeline if the model does not fit into a node even after the replicas have sharded their
+# optimizer states, or if the wire between nodes is thin. Take as many microbatches as the batch allows, and
+# measure F, I, W and the message before you choose the schedule.
 #
 # <details><summary>In the lectures</summary>Lecture 004 ends its part on pipelines with Sutskever's words.
 # "80-90 % typical" is lecture 001's.</details>
@@ -1848,10 +1859,12 @@ print(f"as a pipeline of 8 a GPU sends {border / 1e9:.1f} GB ({border / PORT:.2f
 # | time | 5 minutes |
 # | points | 4 |
 #
-# A number may be written as arithmetic. In 1, 2 and 4 forwards and backwards take equally long on all stages.
+# A number may be written as arithmetic. In questions 1, 2 and 4, forwards take equally long on all stages,
+# and so do backwards.
 #
 # 1. 8 stages, 32 microbatches, 1F1B. Which **share of the total** time (0 to 1) does a rank idle?
-# 2. 8 stages, 1F1B. How many **microbatches** at least, so that no more than a tenth of the total time is idle?
+# 2. 8 stages, 1F1B. How many **microbatches** are needed at least, if no more than a tenth of the total time
+#    may be idle?
 # 3. 1F1B instead of GPipe, with the same p and m. What gets smaller: `"the bubble"`, `"the peak of activations"` or
 #    `"the bytes sent"`?
 # 4. 8 stages, 32 microbatches, 1F1B. The activations of one microbatch on one stage take 1.5 GB. How many **GB** does
@@ -1892,21 +1905,22 @@ report.points(4)
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. Leave it out and nothing is lost |
 #
-# DeepSeek-V3 has experts on many nodes: every layer sends tokens to them and back (notebook 11), and that
-# takes as long as the computing. A forward and a backward of *different* microbatches do not need each
-# other's results. So compute the two as one block, and hide each one's messages behind the other's computing.
-# For that a rank must always have a forward and a backward at hand. DualPipe feeds the pipeline from **both
-# ends**: there are two copies of the model, in opposite directions, and half of the microbatches go into
-# each.
+# A layer of DeepSeek-V3 has *experts*, networks of which each token uses only a few. They lie on many nodes:
+# every layer sends tokens to them and back (notebook 11), and that takes as long as the computing. A forward
+# and a backward of *different* microbatches do not need each other's results. So compute the two as one
+# block, and hide each one's messages behind the other's computing. For that a rank must always have a forward
+# and a backward at hand. DualPipe feeds the pipeline from **both ends**: there are two copies of the model,
+# in opposite directions, and half of the microbatches go into each.
 #
 # Rank i holds stage i of the first copy, and stage p − 1 − i of the second. The second copy's stages are
 # numbered from p on, so this is stage 2p − 1 − i. Microbatches 0 to m/2 − 1 go through stages 0 to p − 1, the
 # others through p to 2p − 1. p is even, m even and at least 2p. A forward and a backward as one block are a
 # `Pair(forward, backward)`; its backward is a whole B.
 #
-# One rank's list has eight phases. Of the rank's two stages, *near* is the one whose copy of the model begins
-# closer (on rank 0 it is stage 0), and *far* is the other one. `place` is the distance to that end, min(i, p
-# − 1 − i). `below` = p/2 − 1 − place is the number of ranks between this one and the middle.
+# One rank's list has eight phases. Each copy of the model begins at one end of the pipeline. Of the rank's
+# two stages, *near* is the one whose copy begins at the closer end (on rank 0 it is stage 0), and *far* is
+# the other one. `place` is the distance to the closer end, min(i, p − 1 − i). `below` = p/2 − 1 − place is
+# the number of ranks between this one and the middle.
 #
 # | phase | times | what |
 # |---|---|---|
@@ -1915,13 +1929,13 @@ report.points(4)
 # | 3 | below | I far, W, F far |
 # | 4 | m/2 − p + place + 1 | Pair(F near, B far), Pair(F far, B near) |
 # | 5 | below | B far, Pair(F far, B near) |
-# | 6 | place + 1 | B far, B near; from the middle of the phase on I in their place, and W later |
+# | 6 | place + 1 | B far, B near; in the second half of the phase each is an I, and its W comes later |
 # | 7 | below | W, I near |
 # | 8 | | all W that are left |
 #
-# The ranks of the middle (below = 0) do the first pair of phase 4 apart, F near and then B far: a pair would
-# make the backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those after the
-# first place + 1 are I. W is always the oldest that is waiting.
+# The two ranks in the middle (below = 0) do the first pair of phase 4 as two actions, F near and then B far:
+# a pair would make the backward wait. In phase 6 there are 2 (place + 1) backwards in turn, far first; those
+# after the first place + 1 are I. W is always the oldest that is waiting.
 #
 # `Row` counts for you: `row.do("F", near, far)` appends the next forward of near, then the next one of far.
 # It leaves out actions after the last microbatch.
@@ -2028,8 +2042,9 @@ def dualpipe(stages: int, microbatches: int) -> list:
 
 # %% [markdown]
 # <details><summary>Hint</summary>Each phase is one loop with the calls for its row of the table:
-# <code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>. Of the rank's two stages, the lower one
-# is near on the first half of the ranks, and the other one on the second half.</details>
+# <code>row.do</code>, <code>row.pair</code>, <code>row.weight</code>. On the first half of the ranks,
+# <code>near</code> is the stage with the lower number of the rank's two; on the second half it is the other
+# one.</details>
 #
 # **Check.**
 
@@ -2063,9 +2078,10 @@ drawn(dualpipe, 4, 12, copies=2) if schedule else None
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 8 sequences of 128
-# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 get two
-# sequences each; ranks that share layers get all eight; a pipeline gets them as eight microbatches.
+# Here are the three criteria, computation, memory and bytes sent, for one step of AdamW on 4 ranks. The model
+# is a GPT with 3.3 million parameters, the batch 8 sequences of 128 tokens in all. In the card M are the
+# bytes of its *parameters*. Replicas and ZeRO-3 get two sequences each; ranks that share layers get all
+# eight; a pipeline gets them as eight microbatches.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2162,11 +2178,13 @@ rows = [row_of("one process", alone_run)] + [row_of(name, run) for name, run in 
 Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 
 # %% [markdown]
-# *Computation*: nothing is done twice. *Memory*: a rank of the pipeline holds a quarter of weights,
-# gradients, m and v, and the activations of the microbatches in flight, which make the difference between the
-# last two lines. *Bytes*: the pipeline sends the least of all, one activation at each border and one gradient
-# back. Tensor parallelism sends ten halves of an all-reduce in every layer, and ZeRO-3 the parameters three
-# times. The card does not show *time*: the bubble. No work is redundant; the price is idle time.
+# *Computation*: nothing is done twice. *Memory*: a rank of the pipeline holds a quarter of the weights, the
+# gradients and Adam's two moments, and the activations of the microbatches in flight, which make the
+# difference between the last two lines. *Bytes*: the pipeline sends the least of all, one activation at each
+# border and one gradient back. Tensor parallelism with sequence parallelism sends ten halves of an all-reduce
+# in every layer (four in forward, and six in backward, which gathers activations again), and ZeRO-3 the
+# parameters three times. The card does not show *time*: the bubble. No work is redundant; the price is idle
+# time.
 #
 # **You have built** five schedules, from one rank at a time to halved backwards, the formulas of their idle
 # time, memory and bytes, an executor for every order of whole forwards and backwards with one stage a rank,
@@ -2181,7 +2199,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 # - Qi et al. (2024), *Zero Bubble Pipeline Parallelism*: the halves, H1, H2, V, and a search for the best order with
 #   measured times.
 # - DeepSeek-AI (2024), *DeepSeek-V3 Technical Report*: §3.2.1, DualPipe.
-# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3, pipelines that must also fit their data.
+# - Llama Team (2024), *The Llama 3 Herd of Models*: §3.3, a pipeline in which m need not be a multiple of p.
 # - `course_lib/pipeline/`: read it after you have written yours; `halves.py` and `generators/` first.
 #
 # <details><summary>In the lectures</summary>The three criteria are lecture 003's.</details>
