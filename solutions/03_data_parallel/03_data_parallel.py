@@ -39,15 +39,16 @@
 # |---|---|
 # | N | ranks; each holds a *replica*, a full copy of the model |
 # | M | bytes of all gradients of one replica |
-# | microbatch | the samples of one backward pass. Several of them may add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
+# | microbatch | the samples of one backward pass. The gradients of several microbatches may add up before the optimizer steps (*accumulation*). A GPU's share of the batch is then several microbatches |
 # | bucket | gradients of some neighbouring layers in one flat tensor, which travel as one message |
 # | hook | a function that autograd calls; here whenever a parameter's `.grad` is complete |
 # | handle | `dist.all_reduce(t, async_op=True)` returns it at once; only after `handle.wait()` does `t` hold the sum |
-# | exposed | communication that goes on after backward has ended: time that the step waits |
+# | exposed | communication that goes on after backward has ended: the step waits for it |
 # | error feedback | the part of a gradient that was not sent this time is added to the next gradient |
 #
-# From here on built-in collectives are allowed: you have built them. The ledger books them at the least that
-# any algorithm must send, 2 (N−1)/N · M for an all-reduce.
+# From here on built-in collectives are allowed: you have built them. The ledger, which records the bytes that
+# each rank sends, counts a built-in collective as the fewest bytes that any algorithm needs: 2 (N−1)/N · M
+# for an all-reduce.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §19.1 calls a GPU's share of the batch a microbatch.
 # That is right without accumulation.</details>
@@ -78,9 +79,10 @@ from course_lib.scorecard import costs, scorecard
 Group = dist.ProcessGroup | None  # None is the group of all ranks
 
 # %% [markdown]
-# These are the tools. `network` makes a small model, another one for every seed. `samples` draws data that
-# can be learned (a fixed layer makes the targets from the inputs). `one_step` is one training step of a rank;
-# it returns the gradients. `try_it` runs a function that may fail and prints the messages of the ranks.
+# These are the tools. `network` makes a small model, and every seed gives a different one. `samples` draws
+# data that can be learned (a fixed layer makes the targets from the inputs). `one_step` is one training step
+# of a rank; it returns the gradients. `try_it` runs a function that may fail and prints the messages of the
+# ranks.
 
 
 # %%
@@ -97,14 +99,14 @@ def samples(seed, count, width=64):
 
 
 def one_step(wrap, width=64, count=16, before=0):
-    """Own model and own data on every rank; the gradients of a step by name, after `before` others."""
+    """Take `before` steps with own model and own data on every rank; return the next gradients by name."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
     for step in range(before + 1):
         model.zero_grad()
         if step == before:
-            dist.barrier()  # the count begins here
+            dist.barrier()  # bytes are counted from here on
         nn.functional.mse_loss(model(x), y).backward()
         if hasattr(model, "finish_gradient_synchronization"):
             model.finish_gradient_synchronization()
@@ -112,7 +114,7 @@ def one_step(wrap, width=64, count=16, before=0):
 
 
 def try_it(body, *args, world_size=4, **kwargs):
-    """Run something that may go wrong; the run, or None after printing why there is none."""
+    """Run a function that may fail; return the run, or print the ranks' errors and return None."""
     try:
         return launch(body, *args, world_size=world_size, **kwargs)
     except RankError as error:
@@ -141,7 +143,7 @@ def said(prediction, *args):
 # gathers the outputs, and adds the gradients up on GPU 0, the only one that runs the optimizer.
 # `DistributedDataParallel` is one process for each GPU, and one all-reduce of the gradients.
 #
-# Here are both as collectives, on four ranks. Rank 0 is the master of the first.
+# Here are both as collectives, on four ranks. In the first, rank 0 is the master: it plays GPU 0.
 
 
 # %% tags=["skip-in-grading"]
@@ -175,13 +177,15 @@ for step in (master_step, replica_step):
     print(f"{step.__name__:13} {total / run[0]:.2f} M sent by all ranks together")
 
 # %% [markdown]
-# Both move the same bytes: (N−1) M out and (N−1) M in are 2 (N−1) M, and N times 2 (N−1)/N M is 2 (N−1) M
-# too. So `nn.DataParallel` did not lose by its bytes. It lost for these reasons:
+# Both move the same bytes. The master sends (N−1) M of weights and gets (N−1) M of gradients: 2 (N−1) M
+# together. In the all-reduce each of N ranks sends 2 (N−1)/N · M, and that is 2 (N−1) M together, too. So
+# `nn.DataParallel` did not lose by its bytes. It lost for these reasons:
 #
 # - **The weights must arrive before forward begins.** The GPUs have nothing to compute in the meantime.
 #   Gradients can leave while backward still runs (§3), and DDP sends nothing else.
 # - **One Python.** N threads share one interpreter lock (GIL): the kernels of eight GPUs are launched one
-#   after another. With 1,000 kernels a pass and 10 µs each that is 10 ms for one GPU, 80 ms for eight.
+#   after another. With 1,000 kernels a pass, and 10 µs to launch each, that is 10 ms for one GPU and 80 ms
+#   for eight.
 # - **GPU 0 does more.** It holds the optimizer state (8 bytes a parameter in plain fp32 Adam: 56 GB for 7B)
 #   and all outputs, and it steps alone while the others wait.
 # - **One machine.** Threads do not reach the next node.
@@ -238,13 +242,13 @@ def dealt(sampler, n, world_size, epochs):
 dealt(reference.shard_indices, 10, 4, 3)
 
 # %% [markdown]
-# **Predict.** How many samples does each rank get, and how many are given out a second time to fill up? (The
-# run under *Measure* shows it. Predictions that give points are checked in §7.)
+# **Predict.** How many samples does each rank get, and how many are given out again so that all ranks get
+# equally many? (The run under *Measure* shows it. Predictions that give points are checked in §7.)
 
 
 # %% nbgrader={"grade_id": "samples_each", "solution": true}
 def samples_each(n: int, world_size: int) -> tuple[int, int]:
-    """(samples of each rank, how many of all ranks' together are repetitions that fill up)."""
+    """(samples of each rank, how many of the samples on all ranks together are repetitions)."""
     ### BEGIN SOLUTION
     each = -(-n // world_size)
     return each, each * world_size - n
@@ -253,8 +257,8 @@ def samples_each(n: int, world_size: int) -> tuple[int, int]:
 
 # %% [markdown]
 # **Build.** Nothing is sent. All ranks draw the *same* permutation, from a generator seeded with `seed +
-# epoch`, and each takes every N-th sample of it. If N does not divide the number of samples, the order is
-# filled up from its own beginning.
+# epoch`, and each takes every N-th sample of it. If N does not divide the number of samples, the permutation
+# is continued from its own beginning.
 
 
 # %% nbgrader={"grade_id": "shard_indices", "solution": true}
@@ -270,9 +274,9 @@ def shard_indices(
 ) -> list[int]:
     """The samples, of 0 to n - 1, that `rank` sees in `epoch`, in order.
 
-    Every rank gets ceil(n / world_size); places that are missing are filled from the beginning of the
-    order, over and over if n is smaller than their number (3 samples, 8 ranks).
-    drop_last: every rank gets floor(n / world_size), and none is seen twice.
+    Every rank gets ceil(n / world_size) samples. If the order is too short for that, it is continued
+    from its beginning, more than once if need be (3 samples, 8 ranks).
+    drop_last: every rank gets floor(n / world_size), and no sample is seen twice.
     shuffle: an order drawn from `seed + epoch`, the same on all ranks; False: 0, 1, 2, ...
     Rank r takes the places r, r + world_size, r + 2 world_size, ... of the order.
     """
@@ -289,8 +293,9 @@ def shard_indices(
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Think of a pack of cards: shuffled once, dealt round the table.
 # All ranks shuffle alike, so nothing has to be sent.</details>
-# <details><summary>Hint: the step</summary>Places <code>rank, rank + N, ...</code> below
-# <code>each * N</code>; place p holds <code>order[p % n]</code>.</details>
+# <details><summary>Hint: the step</summary>A rank takes the places <code>rank, rank + N, ...</code> below
+# <code>each * N</code>, where <code>each</code> is the number of its samples. Place p holds
+# <code>order[p % n]</code>.</details>
 #
 # **Check.**
 
@@ -333,9 +338,9 @@ def uneven():
 try_it(uneven)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks
-# that have finished. On a cluster no sentence says so: NCCL waits ten minutes, at the end of an
-# epoch.</details>
+# <details><summary>After you have run it</summary>Ranks 0 and 1 wait in their third all-reduce for ranks that
+# have finished. On a cluster you see no such message: NCCL waits for ten minutes, and this happens at the end
+# of an epoch.</details>
 #
 # **In production.** PyTorch has `torch.utils.data.DistributedSampler`. You set its epoch from outside, by
 # `sampler.set_epoch(epoch)`. If you forget it, every epoch has the order of the first.
@@ -358,17 +363,17 @@ for epoch in (0, 1):
 # | time | 25 minutes |
 # | points | 10 |
 #
-# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. So replicas that
-# start equal, average their gradients and step alike stay equal. They stay equal for ever, and need not
-# compare their weights.
+# The loss is a mean over samples, and the gradient of a mean is the mean of the gradients. Replicas start
+# equal, average their gradients and make the same step. So they stay equal for ever, and need not compare
+# their weights.
 #
-# The picture shows one step of the reference on four ranks. Each rank has its computation, and below it its
-# all-reduces, each from the call until the rank has waited for the result.
+# The picture shows one step of the reference on four ranks. For each rank you see its computation, and below
+# that its all-reduces. The bar of an all-reduce runs from the call until the rank has waited for the result.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 def phases(wrap, width=256, count=256):
-    """Seconds from the barrier until forward and until backward has ended on this rank."""
+    """Seconds from the barrier to the end of forward, and to the end of backward, on this rank."""
     rank = dist.get_rank()
     model = wrap(network(rank, width))
     x, y = samples(100 + rank, count, width)
@@ -377,7 +382,7 @@ def phases(wrap, width=256, count=256):
         dist.barrier()
         began = time.perf_counter()
         loss = nn.functional.mse_loss(model(x), y)
-        synchronize()  # on a GPU the clock is read when it has computed, not when it was asked to
+        synchronize()  # on a GPU, read the clock when forward has run, not when it was launched
         forward = time.perf_counter()
         loss.backward()
         synchronize()
@@ -446,8 +451,8 @@ def gradient_bytes_sent(
 # Real models have four things that you must handle: *frozen* parameters (`requires_grad=False`: broadcast
 # them, but they have no gradient), *tied* ones (one tensor under two names: `parameters()` gives it once),
 # *buffers* (part of the model, not of the gradients), and parameters that got *no gradient on this rank*
-# (`.grad` is `None`, because its samples took another branch). The other ranks still wait for this rank in
-# the all-reduce of that gradient.
+# (`.grad` is `None`, because the rank's samples took another branch). The other ranks still wait for this
+# rank in the all-reduce of that gradient.
 
 
 # %% nbgrader={"grade_id": "naive_data_parallel", "solution": true}
@@ -469,7 +474,7 @@ class NaiveDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Make `.grad` of every parameter that requires one the mean over the ranks.
+        """Replace `.grad` by its mean over the ranks, for every parameter that requires a gradient.
 
         A parameter without a gradient on this rank counts as zeros, and gets the mean, too. Sends
         2 (N-1)/N of the gradients' bytes, each gradient once.
@@ -489,8 +494,8 @@ class NaiveDataParallel(nn.Module):
 # writes into it in place. <code>p.detach()</code> shares its memory and may be written.
 # <code>dist.broadcast(t, group_src=0, group=group)</code> starts from the first rank of the group.</details>
 # <details><summary>Hint: the mean</summary><code>dist.all_reduce</code> sums. Divide by
-# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> does
-# both, but only NCCL always has it, and gloo not in every version.)</details>
+# <code>dist.get_world_size(group)</code>, before or after, once. (<code>op=dist.ReduceOp.AVG</code> sums and
+# divides. NCCL always has it, gloo only in some versions.)</details>
 #
 # **Check.**
 
@@ -598,14 +603,15 @@ class ParameterInHook(NaiveDataParallel):
 check("03_data_parallel/naive_data_parallel", ParameterInHook, seed=3)
 
 # %% [markdown]
-# <details><summary>After you have run it</summary>In step 1 the averaged weights are equal already, and
-# nothing seems wrong. The gradients stay each rank's own, and after the step the replicas differ. The next
-# backward averages the *weights*, but its gradients come from unequal ones. It trains, but worse: after forty
-# steps of <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of 0.05. There is no
-# error message.</details>
+# <details><summary>After you have run it</summary>In step 1 the weights that the hook averages are equal
+# already, and nothing seems wrong. But each rank keeps its own gradients, and after the step the replicas
+# differ. The next backward averages the *weights*, but its gradients come from unequal ones. It trains, but
+# worse: after forty steps of <code>losses(ParameterInHook, "SGD")</code> rank 0's loss is 0.18 instead of
+# 0.05. There is no error message.</details>
 #
 # **In production.** Compare your class with `DistributedDataParallel`, on the same model and data. DDP
-# reduces in buckets of 25 MB (the first of 1 MB), so this model's gradients go in one message.
+# reduces in buckets of 25 MB (the first of 1 MB). This model's gradients are 0.1 MB, so they go in one
+# message.
 
 
 # %% tags=["skip-in-grading"]
@@ -633,10 +639,11 @@ def compared(ours, theirs=ddp, before=0):
 compared(NaiveDataParallel)
 
 # %% [markdown]
-# The bytes are equal. One flat all-reduce (`reference.FlatDataParallel`) pays the latency once instead of
-# twelve times. For a model of 300 parameter tensors on 8 ranks, with 14 rounds and α = 20 µs a round, that is
-# 0.3 ms instead of 84 ms. But it hides nothing, and neither does your class: all gradients are sent after
-# backward.
+# The bytes are equal. One all-reduce of all gradients in one flat tensor (`reference.FlatDataParallel`) pays
+# the latency once instead of twelve times. Take a model of 300 parameter tensors on 8 ranks. A ring
+# all-reduce has 2 (N−1) = 14 rounds, and each costs a latency of α = 20 µs. Then the latency is 0.3 ms
+# instead of 84 ms. But a flat all-reduce hides nothing, and neither does
+# your class: all gradients are sent after backward.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that the cost of the all-reduce is "independent
 # of N".</details>
@@ -652,9 +659,9 @@ compared(NaiveDataParallel)
 # | points | 16 |
 #
 # Backward runs from the last layer to the first. When the last layer's gradient is complete, most of the work
-# is still ahead: send it at once. The gradient of layer i travels while backward computes layer i − 1, since
-# backward counts down. One message for each parameter pays too much latency, and one message for all can
-# leave only at the end. Buckets of some megabytes lie between the two.
+# is still ahead: send the gradient at once. The gradient of layer i travels while backward computes layer
+# i − 1, since backward counts down. One message for each parameter pays too much latency, and one message for
+# all can leave only at the end. Buckets of some megabytes lie between the two.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 one_step_drawn(
@@ -670,12 +677,13 @@ one_step_drawn(
 # **Predict.** Backward takes b seconds and makes gradients at an even pace, in B equal buckets. All of the
 # communication takes c seconds, one bucket after the other. Bucket k of B is full at k/B · b. When backward
 # has ended, how long does the step wait? There are two cases: backward is the slower, or communication is.
-# The cell after yours applies your functions to the 0.49 s from the top of this notebook, with a backward of
-# 1 s in a step that computes for 1.5 s in all.
+# The *scaling efficiency* is the share of the step in which a rank computes. The cell after yours applies
+# both functions to the 0.49 s from the top of this notebook: backward takes 1 s, and the whole step computes
+# for 1.5 s.
 #
-# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has arrived
-# before the last one leaves. If communication is the slower, the wire is never idle from the moment when the
-# first bucket leaves. When is that, and when is it done?</details>
+# <details><summary>Hint: the two cases</summary>If backward is the slower, every bucket but the last has
+# arrived before the last one leaves. If communication is the slower, the wire is never idle from the moment
+# when the first bucket leaves. When is that, and when is it done?</details>
 
 
 # %% nbgrader={"grade_id": "exposed_seconds", "solution": true}
@@ -707,12 +715,13 @@ for buckets in (1, 4, 20):
         print("not written yet")
 
 # %% [markdown]
-# **Build.** In `__init__`: broadcast as before; go through the parameters *in reverse order of
-# registration* and fill buckets, closing one before it would exceed `bucket_bytes` (a parameter larger
-# than that has one to itself); give every parameter a hook with `register_post_accumulate_grad_hook`.
+# **Build.** In `__init__`, broadcast as before. Then go through the parameters *in reverse order of
+# registration* and fill buckets. If the next parameter would make a bucket larger than `bucket_bytes`, begin
+# a new bucket (a parameter larger than that has a bucket to itself). Give every parameter a hook with
+# `register_post_accumulate_grad_hook`.
 #
-# In the picture `bucket_bytes` is 400. The numbers say in which order the hooks fire; colours are buckets, and they leave
-# from left to right.
+# In the picture `bucket_bytes` is 400. The numbers say in which order the hooks fire; colours are buckets,
+# and they leave from left to right.
 
 # %% tags=["skip-in-grading"]
 layers = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
@@ -749,13 +758,14 @@ axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=3, frameon=Fal
 figure
 
 # %% [markdown]
-# `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered last,
-# get their gradients first and leave first.
+# `2.weight` is larger than a bucket may be and has one to itself. The last layer's parameters were registered
+# last, get their gradients first and leave first.
 #
-# In the hook the parameter's gradient is complete. If its bucket is full, and all buckets before it have
-# left, copy the bucket's gradients into a flat tensor and start the all-reduce with `async_op=True`. *All
-# ranks must start the same all-reduces in the same order*, but gradients need not become ready in one order
-# on all ranks. So a full bucket waits for those before it. Keep the handle; do not wait.
+# In the hook the parameter's gradient is complete. If its bucket is full (all its gradients are complete),
+# and all buckets before it have left, copy the bucket's gradients into a flat tensor and start the all-reduce
+# with `async_op=True`. *All ranks must start the same all-reduces in the same order*, but gradients may
+# become ready in another order on another rank. So a full bucket waits for those before it. Keep the handle;
+# do not wait.
 #
 # In `finish_gradient_synchronization()`: send the buckets that have not been sent yet (parameters without a
 # gradient count as zeros), wait for each handle, divide, copy back.
@@ -769,8 +779,8 @@ class BucketedDataParallel(nn.Module):
     """Replicas of `module`, whose gradients are averaged in buckets while backward runs."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Group = None):
-        """Wrap `module`: broadcast parameters and buffers from the group's first rank, fill buckets of the
-        parameters that require a gradient, of at most `bucket_bytes` but for larger ones, register hooks."""
+        """Broadcast parameters and buffers from the group's first rank, put the parameters that require a
+        gradient into buckets (above `bucket_bytes` only for one larger parameter), register hooks."""
         super().__init__()
         self.module, self.group = module, group
         ### BEGIN SOLUTION
@@ -808,9 +818,9 @@ class BucketedDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the buckets and make every `.grad` the mean over the ranks.
+        """Wait for the buckets and replace every `.grad` by its mean over the ranks.
 
-        As in NaiveDataParallel, of every parameter that requires a gradient. Sends 2 (N-1)/N of the
+        As in NaiveDataParallel, every parameter that requires a gradient has one. Sends 2 (N-1)/N of the
         gradients' bytes in all, in as many all-reduces as there are buckets.
         """
         ### BEGIN SOLUTION
@@ -849,9 +859,9 @@ class BucketedDataParallel(nn.Module):
 
 
 # %% [markdown]
-# <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters); for
-# every parameter its bucket; for every bucket the parameters that are still missing; and for every bucket
-# that has left its flat tensor and its handle. Start anew at the end of <code>finish</code>.</details>
+# <details><summary>Hint: the things to remember</summary>Remember the buckets (lists of parameters), the
+# bucket of each parameter, the parameters of each bucket whose gradients are still missing, and the flat
+# tensor and the handle of each bucket that has left. Start anew at the end of <code>finish</code>.</details>
 # <details><summary>Hint: flat and back</summary><code>torch.cat([g.flatten() for g in grads])</code>;
 # back with <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as(p)</code>.</details>
 # <details><summary>Hint: it hangs, or values are mixed up</summary>Print the order of all-reduces on each
@@ -869,10 +879,10 @@ report.points(16)
 
 # %% [markdown]
 # **Measure.** On this machine ranks compute on the cores that also copy their messages: overlap wins little
-# here, and other programs on the machine change how much. So the next cell imitates a cluster in slow motion:
-# the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs a core.
-# Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the black line marks the
-# end that your `exposed_seconds` predicts.
+# here, and the gain changes with the other programs on the machine. So the next cell imitates a cluster in
+# slow motion: the backward of each of eight layers takes 10 ms, the wire carries 200 MB/s, and neither needs
+# a core. Ranks, gradients (1 MB a layer) and the order of events are real. Grey is exposed; the black line
+# marks the end that your `exposed_seconds` predicts.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -888,7 +898,7 @@ class Arrival:
 
 
 def slow_wire(bandwidth):
-    """From now on this rank's all-reduces take a wire of so many bytes a second, one after another."""
+    """From now on, send this rank's all-reduces one by one over a wire of `bandwidth` bytes a second."""
     n, real, free = dist.get_world_size(), dist.all_reduce, 0.0
 
     def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -901,7 +911,7 @@ def slow_wire(bandwidth):
 
 
 def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
-    """By name: (seconds of forward and backward, seconds until the gradients are averaged), the best step."""
+    """By name, for the best step: (seconds of forward and backward, then seconds until the mean is there)."""
 
     def pace(module, args, output):
         output.register_hook(lambda gradient: time.sleep(layer))
@@ -926,7 +936,7 @@ def clocked(wraps, layer=0.010, wire=200e6, width=512, depth=8, steps=6):
     return best
 
 
-contestants = {  # and in how many parts the gradients leave
+contestants = {  # name: (class, number of parts in which the gradients leave)
     "naive": (NaiveDataParallel, 1),
     "one bucket of 25 MB": (BucketedDataParallel, 1),
     "a bucket for each layer": (lambda module: BucketedDataParallel(module, 1_100_000), 8),
@@ -938,7 +948,7 @@ if run is not None:
     figure = picture(7.5, 2.2)
     axes = figure.subplots()
     for name, (_, parts) in contestants.items():
-        compute, exposed = min((rank[name] for rank in run), key=lambda one: one[1])  # came last
+        compute, exposed = min((rank[name] for rank in run), key=lambda one: one[1])  # the slowest
         axes.barh(name, 1000 * compute, color=BACKWARD, hatch="///", edgecolor="white")
         axes.barh(name, 1000 * exposed, left=1000 * compute, color=COMMUNICATION)
         print(f"{name:23} exposed {1000 * exposed:5.1f} ms", end=", ")
@@ -967,7 +977,7 @@ figure
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 class LastOnly(BucketedDataParallel):
-    """Gradients of the quiet microbatches never travel."""
+    """Gradients of the microbatches under no_sync() never travel."""
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -994,8 +1004,9 @@ check("03_data_parallel/bucketed_data_parallel", LastOnly, seed=3)
 # too: only the run with accumulation shows the mistake. The check computes the gradients that this mistake
 # would give, and finds exactly those.</details>
 #
-# Accumulation loops often have two other slips. The sum g = Σ gᵢ over K microbatches is K times the mean:
-# divide it by K. And without `no_sync()` DDP sends the gradients K times: K · 24.5 GB for the 7B model.
+# Accumulation loops often make two other mistakes. They forget to divide by K: the sum g = Σ gᵢ over K
+# microbatches is K times the mean. And they forget `no_sync()`: then DDP sends the gradients K times,
+# K · 24.5 GB for the 7B model.
 #
 # The second program *reads a bucket too early*. Without `wait()` the flat tensor may hold anything: the
 # rank's own values, half a sum, the sum. Predict the values that the four ranks see.
@@ -1020,10 +1031,10 @@ if run is not None:
 # The sum is 6. A rank that divides or copies before `wait()` trains on some other value. It raises no
 # exception, and the value may be another one on another day.
 #
-# **In production.** DDP does what you have built, in C++, and a little more. Its first step has one bucket:
-# it watches in which order gradients arrive, and makes its buckets from that. With
-# `find_unused_parameters=True` it walks the graph to see which gradients will never come. Here is a later
-# step of DDP beside one of yours, in buckets of 20 KB:
+# **In production.** DDP does what you have built, in C++, and a little more. In its first step all gradients
+# are one bucket: DDP watches in which order they arrive, and divides them into buckets in that order for the
+# later steps. With `find_unused_parameters=True` it walks the graph to see which gradients will never come.
+# Here is a later step of DDP beside one of yours, in buckets of 20 KB:
 
 # %% tags=["skip-in-grading"]
 compared(
@@ -1034,7 +1045,7 @@ compared(
 
 # %% [markdown]
 # The bytes are the same. The number of buckets differs, because DDP closes them elsewhere. A *comm hook* says
-# what DDP does with a full bucket. DDP brings one for 16 bits:
+# what DDP does with a full bucket. PyTorch has one that sends 16 bits an element:
 
 
 # %% tags=["skip-in-grading"]
@@ -1065,9 +1076,9 @@ compared(BucketedDataParallel, in_half)
 # | time | 5 minutes |
 #
 # The mean of the ranks' gradients was right so far because every rank took the mean over equally many
-# samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0
-# has 30 tokens with a mean gradient of 2, and rank 1 has 10 with 6. The mean of all 40 tokens is (60 +
-# 60)/40 = 3. The mean of the means is 4.
+# samples. But sequences differ in length, the last batch is short, and padding does not count. Say rank 0 has
+# 30 tokens with a mean gradient of 2, and rank 1 has 10 tokens with a mean gradient of 6. The mean of all 40
+# tokens is (30 · 2 + 10 · 6)/40 = 3. The mean of the means is 4.
 #
 # **Break it.** Here are both ways on two ranks, with three samples and one. The right gradient is that of one
 # process with all four samples.
@@ -1102,8 +1113,8 @@ for counted in (False, True):
 
 # %% [markdown]
 # The cure has three steps. Every rank takes the *sum* over its samples. The gradients are summed over the
-# ranks. Then they are divided by the count of all ranks, which costs one all-reduce of 8 bytes. `reference`'s
-# wrappers do it with `finish_gradient_synchronization(count=...)`.
+# ranks. Then they are divided by the number of samples on all ranks together; to add that number up costs one
+# all-reduce of 8 bytes. `reference`'s wrappers do it with `finish_gradient_synchronization(count=...)`.
 #
 # **In production.** DDP divides by N, always. With unequal counts multiply each rank's mean loss by
 # N · (own count)/(count of all) yourself. Until 2024 widely used trainers had this bug in their accumulation
@@ -1141,8 +1152,8 @@ figure
 # element that is small but points the same way in every step adds up until it is sent. That is *error
 # feedback*.
 #
-# Ranks pick different elements. So there is no vector to add up on the way: an element travels as a pair of
-# index and value, and every rank gets the pairs of all ranks, by all-gather.
+# Ranks pick different elements. So the messages cannot be added up on their way round a ring: an element
+# travels as a pair of index and value, and every rank gets the pairs of all ranks, by all-gather.
 #
 # **Predict.** Each rank gives k = max(1, round(fraction · numel)) pairs of 4 + 4 bytes to all others. How
 # many bytes does it send?
@@ -1166,9 +1177,9 @@ for n in (2, 8, 64, 100, 512):
 
 # %% [markdown]
 # It is often said that top-k compresses 10 to 100 times. At 1 % it sends 50 times less on two ranks, since
-# indices cost as much as values, and no less at all on 100.
+# indices cost as much as values. On 100 ranks it sends no less than the all-reduce.
 #
-# **Build.** `error` belongs to the caller, which keeps it from step to step.
+# **Build.** `error` is the rest. It belongs to the caller, which keeps it from step to step.
 
 
 # %% nbgrader={"grade_id": "topk_all_reduce", "solution": true}
@@ -1182,7 +1193,7 @@ def topk_all_reduce(
     tensor: float32, any shape, contiguous or not; the shape is the same on every rank. Overwritten in
     place, with the same bits on every rank.
     error: of the same shape; overwritten by the part of `tensor + error` that this rank did not send.
-    k = max(1, round(fraction * size)), by magnitude.
+    k = max(1, round(fraction * size)); the k largest are those of largest magnitude.
     Sends (N-1) k (4 + 4) bytes: indices as int32, and values.
     """
     ### BEGIN SOLUTION
@@ -1318,7 +1329,8 @@ curves(
 # PowerSGD and 1-bit Adam to read.
 #
 # <details><summary>In the lectures</summary>Lecture 001 §25.1 gives gradient compression 10 to 100 times, by
-# top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates.</details>
+# top-k and by the eight bits of §6. Lecture 002 says that 1-bit Adam quantises gradient updates; it quantises
+# the momentum.</details>
 
 # %% [markdown]
 # ## 6 · Send eight bits
@@ -1330,10 +1342,10 @@ curves(
 # | time | 20 minutes |
 # | points | 8 |
 #
-# Keep all elements, but send only eight bits of each. A block of 256 elements is divided by its *scale*, its
-# largest magnitude over 127, and rounded. That makes 256 bytes and 4 for the scale, 3.94 times less than
-# float32. (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and `dequantize` are
-# given:
+# Keep all elements, but send only eight bits of each. The *scale* of a block of 256 elements is its largest
+# magnitude over 127. The block is divided by its scale and rounded. That makes 256 bytes and 4 for the scale,
+# 3.94 times less than float32. (Against the 16 bits of real gradients it is 1.97 times less.) `quantize` and
+# `dequantize` are given:
 
 # %%
 BLOCK = 256
@@ -1390,8 +1402,8 @@ figure
 # in two steps, as a reduce-scatter and an all-gather do:
 #
 # 1. Cut `tensor + error` into N shards, quantise, and send shard r to rank r: **all-to-all**.
-# 2. Rank r turns the parts that it got back into float32, takes their mean, quantises *the mean*, and gives
-#    it to all: **all-gather**.
+# 2. Rank r receives its parts, turns them into float32 again, takes their mean, quantises *the mean*, and
+#    gives it to all: **all-gather**.
 #
 # The picture is a run of the library on three ranks, with six elements on each. Its numbers are the inputs
 # and outputs of the two collectives. Ranks are rows, time runs right. Follow the third shard of rank 0, the
@@ -1494,10 +1506,10 @@ def int8_bytes_sent(n: int, numel: int) -> float:
 
 
 # %% [markdown]
-# **Build.** There are two roundings, and both must be remembered. The first error is easy: it is `tensor +
-# error`, less the values that the receivers decode. Only the owner of a shard makes the second rounding, and
-# it rounds the *mean*. So the owner adds N times this rounding error to `error`, since next time it is
-# divided by N again. Then nothing is lost:
+# **Build.** There are two roundings, and the errors of both must be remembered. The first error is easy: it
+# is `tensor + error`, less the values that the receivers decode. Only the owner of a shard makes the second
+# rounding, and it rounds the *mean*. So the owner adds N times this rounding error to `error`, since next
+# time it is divided by N again. Then nothing is lost:
 #
 # **N · result + sum of all errors afterwards = sum of all (tensor + error) before.**
 
@@ -1538,8 +1550,8 @@ def int8_all_reduce(tensor: torch.Tensor, error: torch.Tensor, group: Group = No
 
 # %% [markdown]
 # <details><summary>Hint: the shards</summary>Pad <code>tensor + error</code> with zeros to N · s elements and
-# <code>view(N, s)</code>: row r goes to rank r. <code>dist.all_to_all_single(output, input)</code> sends row r
-# of its input to rank r.</details>
+# <code>view(N, s)</code>: row r goes to rank r. <code>dist.all_to_all_single(output, input)</code> sends row
+# r of its input to rank r.</details>
 # <details><summary>Hint: the second error</summary><code>left_out[rank] += n * (mean - result[rank])</code>:
 # this rank owns row <code>rank</code>.</details>
 #
@@ -1568,8 +1580,8 @@ curves(
 )
 
 # %% [markdown]
-# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here and arrives later. From 26
-# ranks on it would send more than int8.
+# int8 lies on float32's curve at a quarter of the bytes. Top-k sends less here, and its loss falls later. Set
+# your two formulas equal: from 26 ranks on top-k would send more than int8.
 #
 # **Break it.** Sum int8 as int8, as `dist.all_reduce` does:
 
@@ -1669,10 +1681,12 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # Overlap hides as much as fits behind backward, and no more. At 3.1 GB/s you must send less, or less often.
 # With K = 8 microbatches, seven of them under `no_sync()`, the bytes are the same, and only the last backward
-# hides any: 6.9 s are exposed as before. But now the step computes for about 12 s, not 1.5: the efficiency is
-# about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long. It makes one
-# *optimizer step* K times as long; a sample takes the same time or less. And the throughput is batch × world
-# size only if all ranks are replicas: tensor-parallel ranks share their samples.)
+# hides any. On 8 ranks the first bucket leaves 0.05 s after that backward begins, and sending takes 7.84 s:
+# 0.05 + 7.84 − 1 = 6.9 s are exposed, as before. But now the step computes for about 12 s, not 1.5: the
+# efficiency is about 0.6 instead of 0.18. (It is often said that accumulation makes training K times as long.
+# It makes one *optimizer step* K times as long; a sample takes the same time or less. And the throughput, in
+# samples a step, is batch × world size only if all ranks are replicas: tensor-parallel ranks, which hold
+# parts of one replica, share their samples.)
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that accumulation makes training K times as
 # long. Lecture 002 gives the throughput as batch × world size.</details>
@@ -1694,10 +1708,10 @@ with contextlib.suppress(NotImplementedError):
 #    **efficiency** (0 to 1)?
 # 3. A program forgets the division by N. Which optimizer's loss curve shows it plainly: `"sgd"`, `"adamw"`,
 #    `"both"` or `"neither"`?
-# 4. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 tokens with a mean gradient of 6. What is the
-#    mean **gradient** of all tokens?
-# 5. Top-k sends 2 % of the elements, in float32 with 4-byte indices. From how many **ranks** on does it send no
-#    less than a plain ring all-reduce?
+# 4. Rank 0 has 30 tokens with a mean gradient of 2, rank 1 has 10 tokens with a mean gradient of 6. What is
+#    the mean **gradient** of all tokens?
+# 5. Top-k sends 2 % of the elements, in float32 with 4-byte indices. From how many **ranks** on does it send
+#    no less than a plain ring all-reduce?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # seconds
@@ -1735,8 +1749,8 @@ report.points(6)
 # Top-k and int8 share a fault: their messages cannot be added on the way, so they have to be gathered. A
 # message that is a linear function of the gradient can be added on the way. The product of a gradient G of
 # (rows, columns) and a thin matrix Q of (columns, r) is linear in G: the mean of the ranks' G·Q is the mean
-# gradient times Q. And r columns may be enough. Here are the singular values of one gradient of our network,
-# the largest first:
+# gradient times Q. And r columns may be enough to keep most of G. Here are the singular values of one
+# gradient of our network, the largest first:
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 figure = picture(5.5, 2.4)
@@ -1749,8 +1763,8 @@ axes.grid(True, axis="y", alpha=0.3)
 figure
 
 # %% [markdown]
-# There are 16: a gradient is a sum of outer products, one for each sample, and 16 samples went in. The first
-# few hold most of the norm.
+# Only 16 of the 64 are not zero: a gradient is a sum of outer products, one for each sample, and 16 samples
+# went in. The first few hold most of the norm.
 #
 # This is one step for a matrix, with Q kept from the last step (in the first step it is random):
 #
@@ -1762,16 +1776,17 @@ figure
 # error = G − P Qᵀ
 # ```
 #
-# With orthonormal columns P Pᵀ projects, and P Qᵀ = P Pᵀ G is the best that the space of P can do. Because
-# gradients change slowly, the last Q already points in the directions in which G is strong. That is the *warm
-# start*, and it makes one multiplication as good as a singular value decomposition.
+# Because the columns of P are orthonormal, P Pᵀ projects onto the space that they span. P Qᵀ = P Pᵀ G is the
+# best approximation of G in that space. Because gradients change slowly, the last Q already points in the
+# directions in which G is strong. That is the *warm start*, and it makes one multiplication as good as a
+# singular value decomposition.
 #
 # **Predict.** Take a gradient of 4,096 x 4,096 in float32, r = 4 and 8 ranks. How many bytes does each rank
 # send, and how many times less is that than the all-reduce? What changes on 800 ranks?
 #
 # <details><summary>After you have said it</summary>P and Q have 4 · (4,096 + 4,096) elements, 131,072 bytes;
-# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816: still 512
-# times less, and there top-k saves nothing any more.</details>
+# two all-reduces send 2 · 7/8 of that, 229,376 bytes, 512 times less. On 800 ranks it is 261,816 bytes, still
+# 512 times less. Top-k at 1 % saves nothing from 100 ranks on.</details>
 #
 # **Build.** A gradient that is not a matrix (a bias's) travels whole.
 
@@ -1781,10 +1796,10 @@ class PowerSGD:
     """Averages gradients over the ranks of `group`, matrices as P Q^T with `rank` columns.
 
     all_reduce(gradients) overwrites each tensor of a list, which has the same shapes in the same order in
-    every step: one of two dimensions, both larger than `rank`, by P Q^T; any other by the exact mean.
-    For each matrix Q and error are kept from step to step. The first Q is random and the same on every
+    every step: a matrix larger than `rank` in both dimensions by P Q^T, any other by the exact mean.
+    For each matrix, Q and error are kept from step to step. The first Q is random and the same on every
     rank: draw it with a torch.Generator of a fixed seed. The same bits on every rank afterwards.
-    A step sends 2 (N-1)/N times the bytes of vectors, P (rows, rank) and Q (columns, rank).
+    A step sends 2 (N-1)/N times the bytes of each P (rows, rank), each Q (columns, rank), each other tensor.
     """
 
     def __init__(self, rank: int = 2, group: Group = None):
@@ -1821,11 +1836,11 @@ class PowerSGD:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>Each rank multiplies its own G, error included; the products are
 # averaged, never G. After the first average every rank has the same P, and each multiplies its own G again. A
-# rank may keep its error against its own Q or against the averaged one: the sum of the errors is the
-# same.</details>
+# rank may compute its error with its own Q or with the averaged one: the sum of the errors over the ranks is
+# the same.</details>
 # <details><summary>Hint: the step</summary><code>torch.linalg.qr(p).Q</code> has orthonormal columns that
-# span what those of p span; <code>asked.T @ p</code> is Q. Keep both by the gradient's position in the
-# list.</details>
+# span the same space as those of p; <code>asked.T @ p</code> is Q. Keep both by the gradient's position in
+# the list.</details>
 #
 # **Check.**
 
@@ -1837,9 +1852,9 @@ report = check("03_data_parallel/powersgd", PowerSGD, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Here are the loss and the bytes beside the others, and the reference without error feedback,
-# which forgets the part of G that P Qᵀ missed. Before you run it: does it cost more than with top-k to forget
-# the rest, or less?
+# **Measure.** Here are your loss and bytes beside those of the others. The last curve is the reference
+# without error feedback: it forgets the part of G that P Qᵀ missed. Before you run it: does it cost more to
+# forget the rest here than with top-k, or less?
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 curves(
@@ -1865,34 +1880,34 @@ curves(
 # | time | 40 minutes |
 # | extra credit | 5 points, on top of the 60. You lose nothing if you skip it |
 #
-# How few bits are enough? You can send the sign of each element, and one number for their size: the mean
-# of |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam
-# divides by the root of the variance, and with a nonlinear step the errors that are sent later do not make
-# up for those before. Tang et al. (2021) looked at the variance of BERT in training: after a while it
-# hardly changes. So *1-bit Adam*
+# How few bits are enough? You can send the sign of each element, and one number for their size: the
+# mean of |x|. That is 32 times less than float32. SGD with error feedback tolerates this; Adam does not. Adam
+# divides by the root of the variance (its second moment), so its step is not linear in the gradient: a part
+# that is sent later does not make up for its absence before. Tang et al. (2021) looked at the variance of
+# BERT in training: after a while it hardly changes. So *1-bit Adam*
 #
 # - begins as Adam, with gradients averaged in full precision (`warmup_steps`),
 # - then leaves the variance as it is. Only the momentum still changes, and it is linear. Each rank adds its
 #   own gradient to the momentum, and **the momentum** is averaged, as signs.
 #
-# As in §6 there is a server for each shard: rank r gets all ranks' signs of shard r, averages, and sends
-# signs of the mean to all. Both steps make an error, and both keep it: a rank keeps `error`, of the whole
-# tensor, and a server keeps `server_error`, of its shard.
+# As in §6 each shard has an owner, here called its *server*: rank r gets all ranks' signs of shard r,
+# averages, and sends signs of the mean to all. Both steps make an error, and both keep it: a rank keeps
+# `error`, of the whole tensor, and a server keeps `server_error`, of its shard.
 #
-# **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less is a whole run
-# whose first 15 % are in full precision?
+# **Predict.** 1 million elements on 8 ranks: how many bytes does each send? How many times less does a whole
+# run send if the first 15 % of its steps are in full precision?
 #
-# <details><summary>After you have said it</summary>A shard has 125,000 elements, 15,625 bytes, and a scale of
-# 4: 7 · 15,629 there and as many back, 218,806 bytes, 32 times less. A run of which 15 % is not compressed
-# sends 0.15 + 0.85/32 = 0.177 of the full bytes: 5.7 times less, and better packing of the bits cannot make
-# it 7.</details>
+# <details><summary>After you have said it</summary>A shard has 125,000 elements: 15,625 bytes of signs, and 4
+# bytes for the scale. A rank sends 7 · 15,629 bytes in the all-to-all and as many in the all-gather, 218,806
+# bytes in all: 32 times less. A run of which 15 % is not compressed sends 0.15 + 0.85/32 = 0.177 of the full
+# bytes: 5.7 times less. Better packing of the bits cannot make it 7: 1/0.15 = 6.7 is the limit.</details>
 #
 # **Build.** You need not write these three functions:
 
 
 # %%
 def shard_rows(flat, n):
-    """(n, s): shard after shard of a vector, zeros at the end; s is a whole number of bytes of signs."""
+    """(n, s): shard after shard of a vector, zeros at the end; s is a multiple of 8 (a byte has 8 signs)."""
     shard = 8 * math.ceil(flat.numel() / (8 * n))
     return nn.functional.pad(flat, (0, n * shard - flat.numel())).view(n, shard)
 
@@ -1920,10 +1935,10 @@ def sign_all_reduce(
 
     tensor: any shape, the same on every rank. Overwritten, with the same bits on every rank.
     error: of the same shape; overwritten by what this rank's signs miss.
-    server_error: one row of `shard_rows`; overwritten by what the signs of the mean of this rank's shard
-    miss. The server takes the signs of mean + server_error. Padding is 0 there.
-    A scale is the mean of |x| over a shard's elements, padding not counted, in float32; an element means its
-    sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as many by all-gather.
+    server_error: shape (s,), a row of `shard_rows`. The server sends the signs of mean + server_error for
+    its shard, and overwrites server_error by the part that these signs miss. It is 0 in the padding.
+    A scale is the mean of |x| over a shard's elements, padding not counted, in float32. Decoded, an element
+    is its sign times its scale. Sends (N-1) (s/8 + 4) bytes by all-to-all, and as many by all-gather.
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(group), dist.get_world_size(group)
@@ -1954,12 +1969,12 @@ def sign_all_reduce(
 
 
 class OneBitAdam:
-    """Adam that averages the gradients itself: after `warmup_steps` the momentum, by sign_all_reduce.
+    """Adam that averages by itself: for `warmup_steps` the gradients, then the momentum by sign_all_reduce.
 
     params: a list, the same values on every rank; each `.grad` is this rank's own. Momentum, variance and
     both errors are kept for each. step() sends an all-reduce for each parameter in the warm-up, and then
-    a sign_all_reduce for each. The bias corrections are Adam's; that of the variance stands still when the
-    variance does: 1 - beta2 ** min(steps, warmup_steps).
+    a sign_all_reduce for each. The bias corrections are Adam's. After the warm-up the variance no longer
+    changes, and neither does its correction: 1 - beta2 ** min(steps, warmup_steps).
     """
 
     def __init__(
@@ -1996,12 +2011,13 @@ class OneBitAdam:
 
 
 # %% [markdown]
-# <details><summary>Hint: the idea</summary>Row r of the rows goes to rank r, so use all-to-all, once for
-# signs and once for scales. You receive n rows of <i>your</i> shard, each with its sender's scale. An error
-# is the tensor that should be sent, less the tensor that the receivers will decode.</details>
-# <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0 where
-# there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is beta a + (1 - beta) b.
-# </details>
+# <details><summary>Hint: the idea</summary>Row r of <code>shard_rows</code> goes to rank r, so use
+# all-to-all, once for signs and once for scales. You receive n rows of <i>your</i> shard, each with its
+# sender's scale. An error is the tensor that should be sent, less the tensor that the receivers will
+# decode.</details>
+# <details><summary>Hint: the step</summary><code>shard_rows(torch.ones_like(tensor).flatten(), n)</code> is 0
+# where there is padding: multiply and divide by it. <code>a.lerp_(b, 1 - beta)</code> is
+# beta a + (1 - beta) b.</details>
 #
 # **Check.**
 
@@ -2013,9 +2029,9 @@ report = check("03_data_parallel/one_bit_adam", sign_all_reduce, OneBitAdam, cas
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure, and break it.** The picture has sixty steps on two ranks, with a warm-up of 15 steps and with one
-# of a single step. Then the variance is that of one gradient. Which elements will then take steps that are
-# far too large?
+# **Measure, and break it.** The picture shows sixty steps on two ranks: a warm-up of all 60 steps, one of 15
+# steps, and one of a single step. After that single step the variance is that of one gradient. Which elements
+# will then take steps that are far too large?
 
 
 # %% tags=["skip-in-grading"]
@@ -2057,14 +2073,15 @@ figure
 # <details><summary>After you have run it</summary>Elements whose first gradient happened to be small have a
 # small variance for good. All their later steps are divided by its root, and are too large.</details>
 #
-# **In production.** DeepSpeed's `OneBitAdam` (`freeze_step` is the warm-up), and 0/1 Adam, which needs no
+# **In production.** DeepSpeed has `OneBitAdam` (`freeze_step` is the warm-up) and 0/1 Adam, which needs no
 # warm-up in full precision (Lu et al. 2022).
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria, on one step of a network of 256 x 256 matrices: 64 samples in all, AdamW, four
-# ranks. M is the gradients' size. One process does the same step on all 64 samples.
+# Here are the three criteria (computation, peak memory, bytes sent), on one step of a network of 256 x 256
+# matrices: 64 samples in all, AdamW, four ranks. M is the gradients' size. One process does the same step on
+# all 64 samples.
 
 
 # %% tags=["skip-in-grading"]
