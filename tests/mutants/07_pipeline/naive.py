@@ -137,7 +137,7 @@ def naive(stages, microbatches):
 
 
 # %% wrong: one list for all ranks
-# says: what rank 0 is to do is a value of type Action, not a list of actions
+# says: the entry of rank 0 is a value of type Action, not a list of actions
 from course_lib.pipeline import Action
 
 
