@@ -269,7 +269,7 @@ class Zero1Optimizer:
 
 
 # %% wrong: zero_grad() clears the shard's gradient
-# says: has to clear the parameters' gradients
+# says: must clear the parameters' gradients
 # base: what the wrong ones change
          self.optimizer.step()
 +        self.shard.grad = None
