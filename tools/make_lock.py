@@ -1,7 +1,8 @@
-"""Remake requirements.lock from pyproject.toml, and environment.yml from the lock: `make lock`.
+"""Remake the lock files from pyproject.toml, and environment.yml from requirements.lock: `make lock`.
 
 Versions that still fit are kept; `make lock ARGS=--upgrade` takes the newest ones. The section [tool.uv] of
-pyproject.toml leaves PyTorch's CUDA packages out, and no registry is named in either file.
+pyproject.toml leaves PyTorch's CUDA packages out, and no registry is named in any file.
+requirements-site.lock has the packages of `make site`. A package in both has the same version in both.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
+SITE_LOCK = ROOT / "requirements-site.lock"
 CONDA = ROOT / "environment.yml"
 CONDA_PYTHON = "3.11"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 COMPILE = [
-    *("pip", "compile", "pyproject.toml", "--all-extras"),
+    *("pip", "compile", "--quiet"),
     *("--universal", "--python-version", "3.11"),
     *("--no-emit-index-url", "--no-emit-find-links"),
     *("--custom-compile-command", "make lock"),
-    *("--output-file", LOCK.name, "--quiet"),
 ]
+COURSE = ["pyproject.toml", "--all-extras", "--output-file", LOCK.name]
+SITE = ["--group", "site", "--constraints", LOCK.name, "--output-file", SITE_LOCK.name]
 
 CONDA_TEXT = """\
 # The versions of requirements.lock for conda, made by `make lock`: do not edit.
@@ -46,9 +49,11 @@ dependencies:
 def main(arguments: Sequence[str]) -> int:
     python = [sys.executable, "-m"]
     subprocess.run([*python, "pip", "install", "--quiet", "uv"], check=True)
-    subprocess.run([*python, "uv", *COMPILE, *arguments], check=True, cwd=ROOT)
+    for chosen in (COURSE, SITE):
+        subprocess.run([*python, "uv", *COMPILE, *chosen, *arguments], check=True, cwd=ROOT)
     CONDA.write_text(environment_yml(LOCK.read_text()))
-    print(f"wrote {LOCK.name} ({len(pins(LOCK.read_text()))} packages) and {CONDA.name}")
+    sizes = [f"{lock.name} ({len(pins(lock.read_text()))} packages)" for lock in (LOCK, SITE_LOCK)]
+    print(f"wrote {', '.join(sizes)} and {CONDA.name}")
     return 0
 
 

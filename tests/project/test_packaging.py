@@ -23,11 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in LOCK.splitlines() if re.match(r"[a-zA-Z]", line)]
+SITE_LOCK = (ROOT / "requirements-site.lock").read_text()
+SITE_PINS = [Requirement(pin) for pin in make_lock.pins(SITE_LOCK)]
+SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["site"]
 STUDENT = {"cloudpickle", "ipython", "ipywidgets", "matplotlib", "numpy", "torch"}
 PYTHONS = ["3.11.2", "3.12.3", "3.13.5"]  # those of Debian 12, Ubuntu 24.04 and Debian 13
 
 
-def pinned(python: str) -> dict[str, str]:
+def pinned(python: str, pins: list[Requirement] = PINS) -> dict[str, str]:
     """Name -> version of what the lock installs under this Python on Linux."""
     system = {
         "python_version": ".".join(python.split(".")[:2]),
@@ -38,7 +41,7 @@ def pinned(python: str) -> dict[str, str]:
         "os_name": "posix",
     }
     chosen = {}
-    for pin in PINS:
+    for pin in pins:
         if pin.marker is None or pin.marker.evaluate(system):
             assert pin.name not in chosen, f"{pin.name} is locked twice for Python {python}"
             chosen[pin.name] = str(pin.specifier).removeprefix("==")
@@ -50,7 +53,7 @@ def pinned(python: str) -> dict[str, str]:
 
 def test_every_version_is_exact_and_public():
     assert len(PINS) > 50
-    for pin in PINS:
+    for pin in [*PINS, *SITE_PINS]:
         assert re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)), pin
         assert pin.url is None, pin
 
@@ -61,9 +64,10 @@ def test_pytorch_is_locked_without_a_build_and_without_cuda():
         assert not re.search(r"nvidia|cuda|triton|nccl", pin.name), pin
 
 
-def test_no_registry_is_named():
-    assert "://" not in LOCK
-    assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host", LOCK)
+@pytest.mark.parametrize("lock", [LOCK, SITE_LOCK], ids=["course", "site"])
+def test_no_registry_is_named(lock: str):
+    assert "://" not in lock
+    assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host", lock)
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -76,6 +80,17 @@ def test_the_lock_is_within_the_ranges_and_holds_every_extra(python):
         if requirement.name != "course-lib":  # an extra that includes another one
             assert requirement.name in locked
             assert requirement.specifier.contains(locked[requirement.name]), requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_sites_packages_agree_with_the_others(python):
+    """They are installed into the same environment, without asking what the others need."""
+    locked, site = pinned(python), pinned(python, SITE_PINS)
+    assert {name: site[name] for name in site if name in locked} == {
+        name: locked[name] for name in site if name in locked
+    }
+    for requirement in map(Requirement, SITE):
+        assert requirement.specifier.contains(site[requirement.name]), requirement
 
 
 def test_this_environment_is_what_the_lock_says():
