@@ -8,11 +8,13 @@ export COURSE_TORCH ?= auto
 PY := .venv/bin/python
 READY := .venv/installed.json
 SUBMISSIONS ?=
+REPOSITORY ?=
+SITE_READY := .venv/requirements-site.lock
 ARGS ?=
 # All tests run in several workers, one more than cores; a choice of them in one process, unless asked for.
 WORKERS := -n auto --max-worker-restart=0
 
-.PHONY: help setup grade check test test-all test-hosts lab bench notebooks lock doctor gpu clean
+.PHONY: help setup grade check test test-all test-hosts lab bench notebooks site lock doctor gpu clean
 
 help: ## this list
 	@echo "usage: make COMMAND"
@@ -64,7 +66,14 @@ bench: $(READY) ## measure launch, collectives and ledger against what else ther
 notebooks: $(READY) ## build the notebooks from their text twins
 	@$(PY) -m autograder build $(ARGS)
 
-lock: $(READY) ## remake requirements.lock and environment.yml (newest versions: make lock ARGS=--upgrade)
+$(SITE_READY): requirements-site.lock $(READY)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@cp $< $@
+
+site: $(SITE_READY) ## build the web pages into build/site/html (make site REPOSITORY=owner/name)
+	@$(PY) tools/make_site.py $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(ARGS)
+
+lock: $(READY) ## remake the lock files and environment.yml (newest versions: make lock ARGS=--upgrade)
 	@$(PY) tools/make_lock.py $(ARGS)
 
 doctor: $(READY) ## say what this machine can do and what is wrong with it

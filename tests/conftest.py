@@ -97,7 +97,8 @@ WITHOUT_RANKS = (
     "test_facts.py", "test_figures.py", "test_gpt.py", "test_intake.py", "test_layer_checks.py",
     "test_imports.py", "test_ledger_tables.py", "test_mutant_files.py", "test_notebook_prose.py",
     "test_packages.py", "test_pages.py", "test_pipeline_schedules.py", "test_places.py", "test_provenance.py",
-    "test_release_stubs.py", "test_reports.py", "test_sentences.py", "test_setup.py", "test_start.py",
+    "test_release_stubs.py", "test_reports.py", "test_sentences.py", "test_setup.py", "test_site.py",
+    "test_start.py",
     "test_style.py",
 )  # fmt: skip
 

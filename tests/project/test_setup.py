@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = (
-    "help", "setup", "grade", "test", "test-all", "test-hosts", "lab", "bench", "notebooks", "lock", "doctor",
+    "help", "setup", "grade", "test", "test-all", "test-hosts", "lab", "bench", "notebooks", "site", "lock",
+    "doctor",
 )  # fmt: skip
 
 
@@ -206,6 +207,11 @@ def test_help_names_every_command():
         (("bench",), "-m benchmarks"),
         (("notebooks",), "-m autograder build"),
         (("doctor",), "-m course_lib.doctor"),
+        (
+            ("site",),
+            "pip install --quiet --disable-pip-version-check --no-deps -r requirements-site.lock",
+        ),
+        (("site", "REPOSITORY=owner/name"), 'tools/make_site.py --repository "owner/name"'),
     ],
 )
 def test_each_command_sets_up_first_and_then_runs_its_program(command, runs):
