@@ -156,24 +156,44 @@ def test_the_changelog_knows_the_version() -> None:
     assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
-WORKFLOW = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+WORKFLOWS = {
+    file.name: file.read_text(encoding="utf-8")
+    for file in sorted((ROOT / ".github" / "workflows").iterdir())
+}
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
-    jobs = yaml.safe_load(WORKFLOW)["jobs"]
+    jobs = yaml.safe_load(WORKFLOWS["tests.yml"])["jobs"]
     commands = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
     assert "make check" in commands["check"] and ".ci/run" in commands["test"]
     assert jobs["check"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 
-def test_the_workflow_has_pinned_actions_and_no_secrets() -> None:
-    actions = re.findall(r"uses: (\S+)", WORKFLOW)
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_has_pinned_actions_and_no_secrets(name: str) -> None:
+    text = WORKFLOWS[name]
+    actions = re.findall(r"uses: (\S+)", text)
     assert actions and all(
         re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", action) for action in actions
     )
-    assert "secrets" not in WORKFLOW
-    assert yaml.safe_load(WORKFLOW)["permissions"] == {"contents": "read"}
+    assert "secrets" not in text
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    more = {job for job, steps in workflow["jobs"].items() if "permissions" in steps}
+    assert more == ({"deploy"} if name == "site.yml" else set())
+
+
+def test_the_site_is_built_for_every_change_and_published_from_main_alone() -> None:
+    """The job with rights of its own runs no code of the repository."""
+    jobs = yaml.safe_load(WORKFLOWS["site.yml"])["jobs"]
+    commands = [step.get("run", "") for step in jobs["site"]["steps"]]
+    assert "make site REPOSITORY=${{ github.repository }}" in commands
+    deploy = jobs["deploy"]
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+    assert "push" in deploy["if"] and "github.ref == 'refs/heads/main'" in deploy["if"]
+    (step,) = deploy["steps"]
+    assert set(step) == {"id", "uses"} and step["uses"].startswith("actions/deploy-pages@")
 
 
 @pytest.mark.parametrize(
