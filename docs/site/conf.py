@@ -6,16 +6,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx.util.logging import getLogger
+
 from autograder.report.formula import drawn
 
-HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "build" / "site" / "source"
+ROOT = Path(__file__).resolve().parents[2]
 
 project = "Distributed training, built by hand"
-version = release = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"][
-    "version"
-]
-project_copyright = "the authors: text and figures under CC BY 4.0, code under the MIT License"
+version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+project_copyright = (
+    "2026 The authors of the course. Text and figures: CC BY 4.0. Code: MIT License."
+)
 
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.githubpages"]
 root_doc = "index"
@@ -34,28 +36,33 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["static"]
 html_favicon = "static/favicon.svg"
-html_extra_path = [str(SOURCE / "extra")]
+html_extra_path = [str(ROOT / "build" / "site" / "source" / "extra")]
 html_css_files = ["course.css"]
 html_js_files = [("stepper.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
 pygments_style = "tango"
-copybutton_selector = ".cell_input pre, :not(.cell_output) > .highlight > pre"
-templates_path: list[str] = []
+copybutton_selector = ":not(.output) > .highlight > pre"  # code, and not what it printed
+
+
+def formula(node: Any, display: bool = False) -> str:
+    """As MathML; a formula that cannot be drawn is a warning."""
+    made = drawn(node.astext(), display=display)
+    if not made.startswith("<math"):
+        getLogger("site").warning(
+            "a formula that cannot be drawn: %s", node.astext(), location=node
+        )
+    return made
 
 
 def inline_formula(translator: Any, node: Any) -> None:
-    translator.body.append(drawn(node.astext()))
-    from docutils import nodes
-
+    translator.body.append(formula(node))
     raise nodes.SkipNode
 
 
 def displayed_formula(translator: Any, node: Any) -> None:
-    translator.body.append(f'<div class="formula">{drawn(node.astext(), display=True)}</div>')
-    from docutils import nodes
-
+    translator.body.append(f'<div class="formula">{formula(node, display=True)}</div>')
     raise nodes.SkipNode
 
 
