@@ -26,8 +26,8 @@ import nbformat
 from site_links import faults
 from site_notebooks import Shown, shown
 
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.release import Place, ReleaseError, opened_anywhere
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.release import Place, ReleaseError, opened_anywhere
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "site"

@@ -1,10 +1,10 @@
 """The notebooks as the site shows them: the student version, with the outputs of the executed solution.
 
 Text and code come from `notebooks/`, where nbgrader's steps have replaced the solutions by stubs and removed
-the hidden tests (`autograder.release`). The outputs come from `solutions/`, cell by cell. Three of them would
-give something away: the report on hidden cases, which follows the visible one, the lines of a solution that a
-deadlock or an error quotes, and a function that a cell prints. They are left out. A stepper becomes a figure
-with a slider (docs/site/static/stepper.js), and any other widget a picture with a sentence.
+the hidden tests (`autograder.course.release`). The outputs come from `solutions/`, cell by cell. Three of
+them would give something away: the report on hidden cases, which follows the visible one, the lines of a
+solution that a deadlock or an error quotes, and a function that a cell prints. They are left out. A stepper
+becomes a figure with a slider (docs/site/static/stepper.js), and any other widget a picture with a sentence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import nbformat
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
 
-from autograder.outputs import WIDGETS
-from autograder.preprocessors.release import ClearSolutions, ClearWidgets
-from autograder.twin import HIDDEN_MARKERS, SOLUTION_MARKERS, grade_id
+from autograder.course.outputs import WIDGETS
+from autograder.course.student_version import ClearSolutions, ClearWidgets
+from autograder.course.twin import HIDDEN_MARKERS, SOLUTION_MARKERS, grade_id
 from course_lib.ledger.shown import SHARPNESS, VIEW
 
 SOLUTION = re.compile(rf"{SOLUTION_MARKERS[0]}\n(.*?){SOLUTION_MARKERS[1]}", re.DOTALL)

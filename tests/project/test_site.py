@@ -14,10 +14,10 @@ from nbformat import NotebookNode
 from site_links import faults
 from site_notebooks import DisclosingError, shown, without_hidden_reports, without_solutions
 
-from autograder.config import NOTEBOOKS, SOLUTIONS, assignments
-from autograder.release import Place, ReleaseError
+from autograder.course.config import NOTEBOOKS, SOLUTIONS, assignments
+from autograder.course.release import Place, ReleaseError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PLACE = Place("owner/name")
 NAMES = assignments()
 
