@@ -200,17 +200,17 @@ def scorecard(runs: Mapping[str, JobRun], *, unit: float, flops_alone: float = 0
 
 def _row(name: str, run: JobRun) -> Row:
     spent = list(run)
-    for rank, one in enumerate(spent):
-        if not isinstance(one, Costs):
+    for rank, cost in enumerate(spent):
+        if not isinstance(cost, Costs):
             raise ValueError(
-                f"rank {rank} of {name!r} returned {one!r:.60}; the job must return what `costs` "
+                f"rank {rank} of {name!r} returned {cost!r:.60}; the job must return what `costs` "
                 "yields: `with costs(mine) as cost: ...` and `return cost`."
             )
     ledger = run.ledger
     return Row(
         strategy=name,
         ranks=ledger.world_size,
-        flops=sum(one.flops for one in spent),
-        peak_bytes=max(one.peak_bytes for one in spent),
+        flops=sum(cost.flops for cost in spent),
+        peak_bytes=max(cost.peak_bytes for cost in spent),
         bytes_sent=max(ledger.bytes_sent(rank) for rank in range(ledger.world_size)),
     )

@@ -124,12 +124,12 @@ def _pieces(
     tensors: Sequence[Tensor] | None, name: str, own: Tensor, count: int, flatten: Callable
 ) -> list[Tensor]:
     """The root's list, each tensor as a row like `own`; an empty list on the other ranks."""
-    given = [] if tensors is None else tensors
-    if len(given) != count:
+    members = [] if tensors is None else tensors
+    if len(members) != count:
         raise ValueError(
-            f"{name} has {len(given)} tensors and should have {count}: one a rank on the root, else none"
+            f"{name} has {len(members)} tensors and should have {count}: one a rank on the root, else none"
         )
-    pieces = [flatten(tensor, f"{name}[{i}]") for i, tensor in enumerate(given)]
+    pieces = [flatten(tensor, f"{name}[{i}]") for i, tensor in enumerate(members)]
     for i, piece in enumerate(pieces):
         check_sizes(1, **{f"{name}[{i}]": piece, "tensor": own})
     return pieces

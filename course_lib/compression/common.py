@@ -51,12 +51,12 @@ def all_gather(mine: torch.Tensor, group: Group) -> torch.Tensor:
 
 def check_pair(tensor: torch.Tensor, error: torch.Tensor, names: tuple[str, str]) -> None:
     """Both are dense tensors of real numbers that can be written, alike in shape and device."""
-    for given, name in zip((tensor, error), names, strict=True):
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"{name} is a {type(given).__name__}; a torch.Tensor is expected")
-        if not given.is_floating_point() or given.layout != torch.strided:
+    for item, name in zip((tensor, error), names, strict=True):
+        if not isinstance(item, torch.Tensor):
+            raise TypeError(f"{name} is a {type(item).__name__}; a torch.Tensor is expected")
+        if not item.is_floating_point() or item.layout != torch.strided:
             raise ValueError(
-                f"{name} is {given.dtype}, {given.layout}: only dense tensors of floating-point numbers can "
+                f"{name} is {item.dtype}, {item.layout}: only dense tensors of floating-point numbers can "
                 "be compressed. Average whole numbers with dist.all_reduce; use to_dense()."
             )
     if tensor.shape != error.shape or tensor.device != error.device:

@@ -106,16 +106,16 @@ class PowerSGD:
     def state_dict(self) -> dict:
         """This rank's errors and Q, as copies."""
         return {
-            "errors": [one.clone() for one in self.errors],
-            "queries": [one.clone() for one in self._queries],
+            "errors": [error.clone() for error in self.errors],
+            "queries": [query.clone() for query in self._queries],
             "shapes": None if self._shapes is None else [tuple(shape) for shape in self._shapes],
             "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from this rank's `state_dict()`, with as many ranks and the same `rank`."""
-        self.errors = [one.clone() for one in state["errors"]]
-        self._queries = [one.clone() for one in state["queries"]]
+        self.errors = [error.clone() for error in state["errors"]]
+        self._queries = [query.clone() for query in state["queries"]]
         shapes = state["shapes"]
         self._shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
         self._generator.set_state(state["generator"])

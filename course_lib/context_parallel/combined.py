@@ -52,7 +52,7 @@ def ulysses_ring_attention(
     together = [layout[i * u : (i + 1) * u] for i in range(r)]  # the tokens of each Ulysses group
     sizes = [tokens_in(spans) for spans in together[outside]]
     q, k, v = (tokens_to_heads(x, sizes, ulysses_group) for x in (q, k, v))
-    parts = [joined(one) for one in together]
+    parts = [joined(spans) for spans in together]
     out = ring_attention(q, k, v, causal, ring_group, layout=parts, block=block)
     return heads_to_tokens(out, sizes, ulysses_group)
 

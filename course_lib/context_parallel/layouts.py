@@ -112,7 +112,7 @@ def collect(x: Tensor, layout: Layout, group: Group = None, dim: int = 1) -> Ten
         padded[: len(parts)] = parts
         gathered = [torch.empty_like(padded) for _ in range(n)]
         dist.all_gather(gathered, padded, group=group)
-        kept = [one[: tokens_in(held)] for one, held in zip(gathered, layout, strict=True)]
+        kept = [part[: tokens_in(held)] for part, held in zip(gathered, layout, strict=True)]
         parts = torch.cat(kept)
     order = positions(joined(layout), x.device)
     whole = torch.empty_like(parts)

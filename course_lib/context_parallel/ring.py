@@ -140,9 +140,9 @@ def pass_on(tensor: Tensor, arriving: Spans, group: Group) -> tuple[Tensor, list
     received = tensor.new_empty(*tensor.shape[:2], tokens_in(arriving), *tensor.shape[3:])
     ends = [(dist.isend, tensor, (rank + 1) % n), (dist.irecv, received, (rank - 1) % n)]
     operations = [
-        dist.P2POp(call, one, group=group, group_peer=peer)
-        for call, one, peer in ends
-        if one.numel()  # a rank without tokens
+        dist.P2POp(call, buffer, group=group, group_peer=peer)
+        for call, buffer, peer in ends
+        if buffer.numel()  # a rank without tokens
     ]
     return received, dist.batch_isend_irecv(operations) if operations else []
 

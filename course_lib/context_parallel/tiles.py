@@ -92,7 +92,7 @@ class _TiledAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         grads = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
         backward_tiles(q, k, v, grad, lse, row_delta(out, grad), *grads, *ctx.where)
-        return *(one.to(q.dtype) for one in grads), None, None, None, None
+        return *(gradient.to(q.dtype) for gradient in grads), None, None, None, None
 
 
 def in_full_precision(function: Callable) -> Callable:

@@ -128,12 +128,12 @@ def _to_tokens(x: Tensor, sizes: list[int], group: Group) -> Tensor:
 
 def _all_to_all(output: list[Tensor], input: list[Tensor], group: Group) -> None:
     """Send the r-th tensor of `input` to rank r, in one flat tensor: gloo has no all-to-all of lists."""
-    sent, received = (torch.cat([one.flatten() for one in many]) for many in (input, output))
+    sent, received = (torch.cat([piece.flatten() for piece in many]) for many in (input, output))
     dist.all_to_all_single(
         received, sent, [x.numel() for x in output], [x.numel() for x in input], group=group
     )
-    for one, values in zip(output, received.split([x.numel() for x in output]), strict=True):
-        one.copy_(values.view_as(one))
+    for piece, values in zip(output, received.split([x.numel() for x in output]), strict=True):
+        piece.copy_(values.view_as(piece))
 
 
 def check_heads(heads: int, kv_heads: int, n: int) -> None:

@@ -47,15 +47,15 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def print_findings(findings: Iterable[Finding]) -> list[Finding]:
-    found = []
+    printed = []
     for finding in findings:
         print(finding, flush=True)
-        found.append(finding)
-    return found
+        printed.append(finding)
+    return printed
 
 
-def summary(found: list[Finding]) -> int:
-    problems = [finding.subject for finding in found if finding.status == "problem"]
+def summary(findings: list[Finding]) -> int:
+    problems = [finding.subject for finding in findings if finding.status == "problem"]
     if problems:
         print(f"\n{len(problems)} to be seen to: {', '.join(problems)}.")
     else:

@@ -21,12 +21,12 @@ from course_lib.runtime.gpus import gpu_count, trial
 def gpus() -> Finding:
     listed = ask_nvidia("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     names = [line.strip() for line in listed.splitlines() if line.strip()]
-    seen = gpu_count()
-    if not names and not seen:
+    usable = gpu_count()
+    if not names and not usable:
         return Finding("ok", "GPUs", "none: the ranks run on the CPU, and all notebooks work there")
     text = (
         "\n".join(f"{i}: {name}" for i, name in enumerate(names))
-        or f"{seen}, nvidia-smi is missing"
+        or f"{usable}, nvidia-smi is missing"
     )
     if torch.version.cuda is None:
         return Finding(
@@ -41,11 +41,11 @@ def gpus() -> Finding:
             f"{torch.version.cuda}: the GPUs cannot be used",
             "Update the NVIDIA driver, or install a PyTorch built for the driver's CUDA version.",
         )  # fmt: skip
-    if seen < len(names):
+    if usable < len(names):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = f"CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else "PyTorch sees fewer"
-        return Finding("note", "GPUs", f"{text}\n{seen} of {len(names)} can be used: {why}")
-    if seen and (error := trial().error):
+        return Finding("note", "GPUs", f"{text}\n{usable} of {len(names)} can be used: {why}")
+    if usable and (error := trial().error):
         return Finding(
             "problem", "GPUs", f"{text}\nthey were counted, but a trial on them failed: {error}",
             "Ranks run on the CPU with gloo until this is mended: see the driver's version, and whether this "

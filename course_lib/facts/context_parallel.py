@@ -83,19 +83,21 @@ def causal_scores(layout: str, n: int, seq: int) -> list[list[int]]:
         raise ValueError(f"seq={seq} is not cut into {parts} equal parts; take a multiple of them")
     c = seq // n
     half = c // 2
-    found = []
+    rounds = []
     for step in range(n):
         before = [step <= rank for rank in range(n)]  # whether the keys' owner is rank or before it
         if layout == "zigzag":
             scores = [2 * half**2 + (half if step == 0 else 0)] * n
         elif layout == "striped":
-            scores = [c * (c + 1) // 2 if one else c * (c - 1) // 2 for one in before]
+            scores = [c * (c + 1) // 2 if earlier else c * (c - 1) // 2 for earlier in before]
         elif layout == "contiguous":
-            scores = [c * (c + 1) // 2 if step == 0 else c**2 if one else 0 for one in before]
+            scores = [
+                c * (c + 1) // 2 if step == 0 else c**2 if earlier else 0 for earlier in before
+            ]
         else:
             raise ValueError(f"layout is 'contiguous', 'striped' or 'zigzag', not {layout!r}")
-        found.append(scores)
-    return found
+        rounds.append(scores)
+    return rounds
 
 
 def causal_slowdown(layout: str, n: int, seq: int | None = None) -> float:

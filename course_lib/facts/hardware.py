@@ -47,12 +47,12 @@ LINKS: tuple[Link, ...] = (
 
 def link(name: str) -> Link:
     """The link of that name; the beginning of the name is enough if no other link begins so."""
-    found = [one for one in LINKS if one.name == name] or [
-        one for one in LINKS if one.name.lower().startswith(name.lower())
+    candidates = [each for each in LINKS if each.name == name] or [
+        each for each in LINKS if each.name.lower().startswith(name.lower())
     ]
-    if len(found) != 1:
+    if len(candidates) != 1:
         raise ValueError(f"{name!r} is not one of the links: {', '.join(o.name for o in LINKS)}")
-    return found[0]
+    return candidates[0]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ NETWORK_ALPHA = 14e-6
 
 def gpu(name: str) -> Gpu:
     """The GPU of that name; the beginning of the name is enough."""
-    found = [one for one in GPUS if one.name.lower().startswith(name.lower())]
-    if len(found) != 1:
+    candidates = [each for each in GPUS if each.name.lower().startswith(name.lower())]
+    if len(candidates) != 1:
         raise ValueError(f"{name!r} is not one of the GPUs: {', '.join(o.name for o in GPUS)}")
-    return found[0]
+    return candidates[0]

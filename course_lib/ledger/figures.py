@@ -63,8 +63,10 @@ def timeline(
 def _origin(ledger: Record, after: str | None) -> float:
     """When time begins, in seconds of the run."""
     if after is None:
-        return min((one.issued for one in ledger.operations()), default=0.0)
-    calls = next((one.calls for one in ledger.collectives() if one.op == after), {})
+        return min((operation.issued for operation in ledger.operations()), default=0.0)
+    calls = next(
+        (collective.calls for collective in ledger.collectives() if collective.op == after), {}
+    )
     left = [call.completed for call in calls.values() if call.completed is not None]
     if not left:
         raise ValueError(
@@ -80,11 +82,18 @@ def _end(ledger: Record, origin: float) -> float:
     other events into a corner.
     """
     whole = max(ledger.ended - origin, 1e-6)
-    waiting = [one for one in ledger.operations() if one.completed is None and one.blocked > 0]
+    waiting = [
+        operation
+        for operation in ledger.operations()
+        if operation.completed is None and operation.blocked > 0
+    ]
     if not waiting:
         return whole
     happened = [
-        t for one in ledger.operations() for t in (one.issued, one.completed) if t is not None
+        t
+        for operation in ledger.operations()
+        for t in (operation.issued, operation.completed)
+        if t is not None
     ]
     return min(whole, 1.5 * max(max(happened) - origin, 1e-6))
 
@@ -148,7 +157,7 @@ def _legend(ax: Axes, ledger: Record, waiting: bool) -> None:
             )
         )
     for op, marker, label in (("send", "x", "never received"), ("recv", "o", "never sent")):
-        if any(one.op == op for one in ledger.unmatched()):
+        if any(operation.op == op for operation in ledger.unmatched()):
             handles.append(
                 Line2D([], [], color=colours.ALARM, ls="", marker=marker, mfc="white", label=label)
             )

@@ -211,7 +211,9 @@ class RecordingGroup(ProcessGroup):
 
 _real: weakref.WeakKeyDictionary[RecordingGroup, Any] = weakref.WeakKeyDictionary()
 # The methods as they were before a program could put others in their place.
-_METHODS = {name: one for name, one in vars(ProcessGroup).items() if callable(one)}
+_METHODS = {
+    name: attribute for name, attribute in vars(ProcessGroup).items() if callable(attribute)
+}
 
 
 def real(group: Any) -> Any:

@@ -58,7 +58,7 @@ class Ledger(Record):
         return matrix_figure(self, title)
 
     def __repr__(self) -> str:
-        kinds = Counter(one.op for one in self.operations())
+        kinds = Counter(operation.op for operation in self.operations())
         calls = ", ".join(f"{kinds[op]:,} {op}" for op in OPERATIONS if kinds[op]) or "no operation"
         sent = [self.bytes_sent(rank) for rank in range(self.world_size)]
         low, high = min(sent, default=0), max(sent, default=0)

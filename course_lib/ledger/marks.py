@@ -50,27 +50,27 @@ def box(first: float, last: float, rank: int) -> list[tuple[float, float]]:
     return [(first, top), (last, top), (last, bottom), (first, bottom)]
 
 
-def blocked_span(one: Operation, ended: float) -> tuple[float, float] | None:
+def blocked_span(operation: Operation, ended: float) -> tuple[float, float] | None:
     """From when to when the rank was blocked in an operation, in seconds of the run."""
-    if one.blocked <= 0:
+    if operation.blocked <= 0:
         return None
-    if one.completed is None:
-        return one.issued, max(ended, one.issued + one.blocked)
-    return one.completed - one.blocked, one.completed
+    if operation.completed is None:
+        return operation.issued, max(ended, operation.issued + operation.blocked)
+    return operation.completed - operation.blocked, operation.completed
 
 
 def blocked(ax: Axes, ledger: Record, clock: Clock) -> bool:
     """Grey where a rank is blocked; hatched when it still was at the end. Returns if one was."""
     spans: list[list[tuple[float, float]]] = [[] for _ in range(ledger.world_size)]
     waiting = []
-    for one in ledger.operations():
-        span = blocked_span(one, ledger.ended)
+    for operation in ledger.operations():
+        span = blocked_span(operation, ledger.ended)
         if span is None or clock.outside(clock.x(span[0]), clock.x(span[1])):
             continue
         first, last = clock.x(span[0]), clock.x(span[1])
-        spans[one.rank].append((first, last))
-        if one.completed is None:
-            waiting.append(box(first, last, one.rank))
+        spans[operation.rank].append((first, last))
+        if operation.completed is None:
+            waiting.append(box(first, last, operation.rank))
     if max(map(len, spans), default=0) > BINS:
         boxes, shades = _shares(spans, clock)
     else:
@@ -107,14 +107,18 @@ def _shares(
 def collective_bands(ax: Axes, collectives: Sequence[Collective], clock: Clock) -> None:
     """A band over the members, from each one's call to the moment it returned."""
     bands, boxes, labels = [], [], []
-    for one in collectives:
-        spans = {rank: _call_span(call, clock) for rank, call in sorted(one.calls.items())}
+    for collective in collectives:
+        spans = {rank: _call_span(call, clock) for rank, call in sorted(collective.calls.items())}
         first, last = min(s[0] for s in spans.values()), max(s[1] for s in spans.values())
         if clock.outside(first, last):
             continue
         boxes += [box(*span, rank) for rank, span in spans.items()]
         bands.append(_band(spans))
-        label = f"{one.op} {wording.size(one.nbytes)}" if one.nbytes else one.op
+        label = (
+            f"{collective.op} {wording.size(collective.nbytes)}"
+            if collective.nbytes
+            else collective.op
+        )
         labels.append((label, min(spans), spans[min(spans)]))
     _labels(ax, labels, clock)
     ax.add_collection(
@@ -136,7 +140,7 @@ def _labels(ax: Axes, labels: Sequence[tuple[str, int, tuple[float, float]]], cl
     """Names above the boxes on the topmost rank: the longest calls first, and no name upon another."""
     low, high = clock.limits
     taken: list[tuple[int, float, float]] = []
-    for label, rank, (first, last) in sorted(labels, key=lambda one: one[2][0] - one[2][1]):
+    for label, rank, (first, last) in sorted(labels, key=lambda label: label[2][0] - label[2][1]):
         middle = (max(first, low) + min(last, high)) / 2
         half = 0.5 * LETTER * (high - low) * len(label)
         left, right = middle - half, middle + half
@@ -217,21 +221,21 @@ def _by_start(segments: Sequence[Segment], bins: int, clock: Clock) -> list[list
 
 def lonely(ax: Axes, ledger: Record, clock: Clock) -> list[str]:
     """Sends and receives without a partner: a stub towards the peer, with a cross at its end."""
-    alone = [one for one in ledger.unmatched() if not _out_of_sight(one, clock)]
-    for one in alone[:MANY]:
-        x = clock.x(one.issued)
-        peer = one.rank if one.peer is None else one.peer
-        side = 0.0 if peer == one.rank else 1.0 if peer > one.rank else -1.0
-        y = one.rank + side * HALF_ROW
+    alone = [operation for operation in ledger.unmatched() if not _out_of_sight(operation, clock)]
+    for operation in alone[:MANY]:
+        x = clock.x(operation.issued)
+        peer = operation.rank if operation.peer is None else operation.peer
+        side = 0.0 if peer == operation.rank else 1.0 if peer > operation.rank else -1.0
+        y = operation.rank + side * HALF_ROW
         ax.plot([x, x], [y, y + side * 0.16], color=colours.ALARM, lw=1.2, ls=(0, (2, 1)), zorder=5)
-        marker = "x" if one.op == "send" else "o"
+        marker = "x" if operation.op == "send" else "o"
         ax.plot(
             [x], [y + side * 0.16], marker, ms=4.5, mfc="white", color=colours.ALARM, zorder=5,
-            gid=f"lonely {one.op}",
+            gid=f"lonely {operation.op}",
         )  # fmt: skip
     left_out = len(alone) - MANY
     return [f"{left_out:,} operations without a partner are left out."] if left_out > 0 else []
 
 
-def _out_of_sight(one: Operation, clock: Clock) -> bool:
-    return clock.outside(clock.x(one.issued), clock.x(one.issued))
+def _out_of_sight(operation: Operation, clock: Clock) -> bool:
+    return clock.outside(clock.x(operation.issued), clock.x(operation.issued))

@@ -66,11 +66,11 @@ def pair(operations: Sequence[Sequence[Operation]]) -> tuple[list[Message], list
     for send in _flat(operations, "send"):
         sends[send.rank, send.peer, send.tag, send.group].append(send)
     receives = _flat(operations, "recv")
-    found: list[Message] = []
+    messages: list[Message] = []
     lonely: list[Operation] = []
     for recv in [r for r in receives if r.peer is not None]:
         queue = sends[recv.peer, recv.rank, recv.tag, recv.group]
-        _take(queue, recv, found, lonely)
+        _take(queue, recv, messages, lonely)
     for recv in [r for r in receives if r.peer is None]:
         queues = [
             queue
@@ -78,36 +78,36 @@ def pair(operations: Sequence[Sequence[Operation]]) -> tuple[list[Message], list
             if queue and (dst, tag, group) == (recv.rank, recv.tag, recv.group)
         ]
         queue = min(queues, key=lambda q: (q[0].issued, q[0].rank), default=deque())
-        _take(queue, recv, found, lonely)
+        _take(queue, recv, messages, lonely)
     lonely.extend(send for queue in sends.values() for send in queue)
-    found.sort(key=lambda message: (message.src, message.send.index))
-    return found, sorted(lonely, key=lambda op: (op.rank, op.index))
+    messages.sort(key=lambda message: (message.src, message.send.index))
+    return messages, sorted(lonely, key=lambda op: (op.rank, op.index))
 
 
 def _flat(operations: Iterable[Iterable[Operation]], op: str) -> list[Operation]:
-    return [one for rank in operations for one in rank if one.op == op]
+    return [operation for rank in operations for operation in rank if operation.op == op]
 
 
 def _take(
-    queue: deque[Operation], recv: Operation, found: list[Message], lonely: list[Operation]
+    queue: deque[Operation], recv: Operation, messages: list[Message], lonely: list[Operation]
 ) -> None:
     if not queue:
         lonely.append(recv)
         return
     send = queue.popleft()
-    found.append(Message(send, recv, send.rank, recv.rank, send.nbytes))
+    messages.append(Message(send, recv, send.rank, recv.rank, send.nbytes))
 
 
 def collectives(operations: Sequence[Sequence[Operation]]) -> list[Collective]:
     """The built-in collectives, ordered by group and turn."""
     turns: dict[tuple[int, ...], list[dict[int, Operation]]] = defaultdict(list)
     for rank in operations:
-        seen: dict[tuple[int, ...], int] = defaultdict(int)
+        called: dict[tuple[int, ...], int] = defaultdict(int)
         for call in rank:
             if call.op not in BUILT_IN:
                 continue
-            turn = seen[call.group]
-            seen[call.group] += 1
+            turn = called[call.group]
+            called[call.group] += 1
             if turn == len(turns[call.group]):
                 turns[call.group].append({})
             turns[call.group][turn][call.rank] = call

@@ -44,8 +44,10 @@ def remarks(ledger: Ledger) -> Iterator[Remark]:
     """All that NCCL would do otherwise in a run that went well over gloo, the worst first."""
     each = MOST // ledger.world_size
     operations = [ledger.operations(rank)[:each] for rank in range(ledger.world_size)]
-    messages = [one for rank in operations for one in rank if one.op in POINT_TO_POINT]
-    anywhere = next((one for one in messages if one.peer is None), None)
+    messages = [
+        operation for rank in operations for operation in rank if operation.op in POINT_TO_POINT
+    ]
+    anywhere = next((message for message in messages if message.peer is None), None)
     if anywhere is not None:
         said = (
             f"rank {anywhere.rank} receives from any rank, which NCCL cannot{at([anywhere.line])}."
@@ -53,7 +55,7 @@ def remarks(ledger: Ledger) -> Iterator[Remark]:
         general = "a rank receives from any rank, which NCCL cannot."
         yield Remark(said, general, "Name the sender: dist.recv(..., src).", (anywhere.line,))
         return
-    if messages and any(side_by_side(one) for one in operations):
+    if messages and any(side_by_side(operation) for operation in operations):
         circle = Order(operations).circle()
         if circle:
             yield hang(circle)
@@ -66,12 +68,12 @@ def side_by_side(operations: Sequence[Operation]) -> bool:
     If no rank does, each operation waits for the one before on gloo as well.
     """
     over: dict[tuple, float] = {}  # of each group: when its last operation was known to be complete
-    for one in operations:
-        group = (one.group_name, one.group)
-        if not one.joined and over.get(group, 0.0) > one.issued:
+    for operation in operations:
+        group = (operation.group_name, operation.group)
+        if not operation.joined and over.get(group, 0.0) > operation.issued:
             return True
-        completed = float("inf") if one.completed is None else one.completed
-        over[group] = max(completed, over.get(group, 0.0)) if one.joined else completed
+        completed = float("inf") if operation.completed is None else operation.completed
+        over[group] = max(completed, over.get(group, 0.0)) if operation.joined else completed
     return False
 
 
@@ -83,27 +85,29 @@ def hang(circle: Sequence[Held]) -> Remark:
 
 def stopped(circle: Sequence[Held]) -> Remark:
     """The same for a run on NCCL that has come to a stop there."""
-    begun = all(one.then.index >= 0 for one in circle)
+    begun = all(held.then.index >= 0 for held in circle)
     general = f"Both ends were begun, but {IN_TURN}" if begun else IN_TURN
     said = f"{general}: {described(circle)}."
     return Remark(said, f"{general}.", cure(circle), tuple(places(circle)))
 
 
 def cure(circle: Sequence[Held]) -> str:
-    kinds = {one.op for held in circle for one in (held.first, held.then)}
+    kinds = {operation.op for held in circle for operation in (held.first, held.then)}
     return TOGETHER if kinds <= set(POINT_TO_POINT) else ONE_ORDER
 
 
 def described(circle: Sequence[Held]) -> str:
     """ "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins send(dst=0) before recv(src=0)"."""
-    several = len({one.group_name for held in circle for one in (held.first, held.then)}) > 1
-    told = []
+    several = (
+        len({operation.group_name for held in circle for operation in (held.first, held.then)}) > 1
+    )
+    parts = []
     for held in circle[:SHOWN]:
-        first, then = (name(one, several) for one in (held.first, held.then))
-        told.append(f"rank {held.first.rank} begins {first} before {then}")
+        first, then = (name(operation, several) for operation in (held.first, held.then))
+        parts.append(f"rank {held.first.rank} begins {first} before {then}")
     if len(circle) > SHOWN:
-        told.append(f"and so on in a circle of {len(circle)}")
-    return ", ".join(told) + at(places(circle[:SHOWN]))
+        parts.append(f"and so on in a circle of {len(circle)}")
+    return ", ".join(parts) + at(places(circle[:SHOWN]))
 
 
 def name(operation: Operation, with_group: bool) -> str:
@@ -115,7 +119,9 @@ def name(operation: Operation, with_group: bool) -> str:
 
 
 def places(circle: Sequence[Held]) -> list[str]:
-    lines = [one.line for held in circle for one in (held.first, held.then) if one.line]
+    lines = [
+        operation.line for held in circle for operation in (held.first, held.then) if operation.line
+    ]
     return list(dict.fromkeys(lines))
 
 
@@ -126,23 +132,25 @@ def at(lines: Sequence[str]) -> str:
         file, _, number = line.rpartition(", line ")
         if file and number.isdecimal():
             numbers[file].add(int(number))
-    told = [
+    places = [
         f"{file}, line{'s' * (len(several) > 1)} {wording.listed(sorted(several))}"
         for file, several in numbers.items()
     ]
-    return f" ({'; '.join(told)})" if told else ""
+    return f" ({'; '.join(places)})" if places else ""
 
 
 def mixed_up(messages: Sequence[Operation]) -> Iterator[Remark]:
     """Messages that only their tags tell apart."""
     tags: dict[tuple, dict[str, list[Operation]]] = defaultdict(lambda: {"send": [], "recv": []})
-    for one in messages:
-        tags[(*ends(one), one.group_name, one.group)][one.op].append(one)
+    for message in messages:
+        tags[(*ends(message), message.group_name, message.group)][message.op].append(message)
     for (src, dst, *_), sides in sorted(tags.items()):
-        sent, received = ([one.tag for one in sides[op]] for op in ("send", "recv"))
+        sent, received = ([message.tag for message in sides[op]] for op in ("send", "recv"))
         if sent != received and sorted(sent) == sorted(received):
             first = next(
-                one for one, tag in zip(sides["recv"], sent, strict=True) if one.tag != tag
+                message
+                for message, tag in zip(sides["recv"], sent, strict=True)
+                if message.tag != tag
             )
             order = "in another order than they are sent in, by their tags"
             said = f"rank {dst} receives the messages of rank {src} {order}{at([first.line])}."

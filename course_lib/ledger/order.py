@@ -121,7 +121,9 @@ class Order:
             for rank in part.needs - part.exchange.parts.keys():
                 self.missing[rank, part.step.lane].append(part)
         for rank, issued in enumerate(operations):
-            for step in dict.fromkeys(self.steps[rank][one.index] for one in issued if done(one)):
+            for step in dict.fromkeys(
+                self.steps[rank][operation.index] for operation in issued if done(operation)
+            ):
                 if taken_in or all(received(part, done) for part in step.parts):
                     self.over(step)
         while self.to_look_at:
@@ -236,9 +238,9 @@ class Order:
         """
         known = set[Step]()
         for queue in list(self.lanes.values()):
-            found = self.circle_from(self.held_by(queue[0])[0], known) if queue else []
-            if found and (not in_lanes or any(held.in_lane for held in found)):
-                return found
+            circle = self.circle_from(self.held_by(queue[0])[0], known) if queue else []
+            if circle and (not in_lanes or any(held.in_lane for held in circle)):
+                return circle
         return []
 
     def circle_from(self, step: Step, known: set[Step]) -> list[Held]:
@@ -255,8 +257,10 @@ class Order:
                 return []
         path[step] = held
         steps = list(path)
-        inside = [path[one] for one in steps[steps.index(step) :]]
-        return sorted((one for one in inside if one), key=lambda one: one.first.rank)
+        inside = [path[inner] for inner in steps[steps.index(step) :]]
+        return sorted(
+            (held_step for held_step in inside if held_step), key=lambda held: held.first.rank
+        )
 
     def next_of(self, step: Step) -> tuple[Step, Held | None]:
         """The step at which the awaited rank stands, and why; None if that rank may still come."""

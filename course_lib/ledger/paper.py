@@ -159,18 +159,18 @@ class Paper:
 def runs(parcel: Parcel) -> list[tuple[str, np.ndarray]]:
     """[("0-3", counts)]: elements that follow one another and hold the same contributions."""
     assert parcel.counts is not None and parcel.elements is not None
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for i, element in enumerate(parcel.elements):
         joins = (
-            found
+            ranges
             and element == parcel.elements[i - 1] + 1
             and np.array_equal(parcel.counts[i], parcel.counts[i - 1])
         )
         if joins:
-            found[-1].append(i)
+            ranges[-1].append(i)
         else:
-            found.append([i])
-    return [(_name(parcel.elements[run]), parcel.counts[run[0]]) for run in found]
+            ranges.append([i])
+    return [(_name(parcel.elements[run]), parcel.counts[run[0]]) for run in ranges]
 
 
 def _name(elements: np.ndarray) -> str:

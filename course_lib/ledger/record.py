@@ -54,11 +54,16 @@ class Record:
         if op is not None:
             self._check_op(op)
         ranks = range(self.world_size) if rank is None else [self._check_rank(rank)]
-        return [one for r in ranks for one in self._operations[r] if op is None or one.op == op]
+        return [
+            operation
+            for r in ranks
+            for operation in self._operations[r]
+            if op is None or operation.op == op
+        ]
 
     def bytes_sent(self, rank: int) -> int | float:
         """Bytes that this rank sent; an int if the number is whole, as it always is for messages."""
-        total = math.fsum(one.bytes_sent for one in self.operations(rank))
+        total = math.fsum(operation.bytes_sent for operation in self.operations(rank))
         return _whole(total)
 
     def messages_sent(self, rank: int) -> int:
@@ -73,10 +78,10 @@ class Record:
         group (rings and chains), spread over the group (all-to-all, scatter), to the root (gather).
         """
         sent = np.zeros((self.world_size, self.world_size))
-        for one in self.operations():
-            if one.bytes_sent:
-                receivers = _receivers(one)
-                sent[one.rank, receivers] += one.bytes_sent / len(receivers)
+        for operation in self.operations():
+            if operation.bytes_sent:
+                receivers = _receivers(operation)
+                sent[operation.rank, receivers] += operation.bytes_sent / len(receivers)
         nearest = np.round(sent)
         return nearest.astype(np.int64) if np.allclose(sent, nearest, rtol=0, atol=1e-6) else sent
 
@@ -106,8 +111,12 @@ class Record:
 
     def _last_time(self) -> float:
         times = [0.0]
-        for one in self.operations():
-            times.append(one.issued + one.blocked if one.completed is None else one.completed)
+        for operation in self.operations():
+            times.append(
+                operation.issued + operation.blocked
+                if operation.completed is None
+                else operation.completed
+            )
         return max(times)
 
     def _check_rank(self, rank: int) -> int:
@@ -117,20 +126,20 @@ class Record:
         return rank
 
     def _check_op(self, op: str) -> None:
-        if op not in OPERATIONS and all(one.op != op for one in self.operations()):
+        if op not in OPERATIONS and all(operation.op != op for operation in self.operations()):
             raise ValueError(
                 f"the ledger knows no operation {op!r}; the names are {', '.join(OPERATIONS)}."
             )
 
 
-def _receivers(one: Operation) -> list[int]:
+def _receivers(operation: Operation) -> list[int]:
     """The ranks to which an operation's bytes are booked."""
-    others = [rank for rank in one.group if rank != one.rank]
-    if one.op in (*POINT_TO_POINT, "gather"):
-        return others if one.peer is None else [one.peer]
-    if one.op in ("all_to_all", "scatter"):
+    others = [rank for rank in operation.group if rank != operation.rank]
+    if operation.op in (*POINT_TO_POINT, "gather"):
+        return others if operation.peer is None else [operation.peer]
+    if operation.op in ("all_to_all", "scatter"):
         return others
-    return [one.group[(one.group.index(one.rank) + 1) % len(one.group)]]
+    return [operation.group[(operation.group.index(operation.rank) + 1) % len(operation.group)]]
 
 
 def _whole(number: float) -> int | float:

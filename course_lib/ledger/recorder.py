@@ -192,12 +192,12 @@ class Recorder:
     def never_waited(self) -> list[int]:
         """Rows of messages that the student's own line began and never waited for."""
         size, log = rows.ROW.size, self.log.rows.map
-        found = []
+        forgotten = []
         for index in range(self.state.rows):
             op, flags = log[index * size], log[index * size + rows.FLAGS_AT]
             if op <= 1 and flags & rows.DIRECT and not flags & rows.WAITED:
-                found.append(index)
-        return found
+                forgotten.append(index)
+        return forgotten
 
     def add(
         self, op: str, tensors: list[torch.Tensor], nbytes: int, group: Members,
@@ -261,8 +261,8 @@ class Recorder:
     def compare_collective(self, op: str, group: Members, key: int, turn: int, mine: str) -> None:
         calls = {self.rank: mine}
         for member in group.ranks:
-            if member != self.rank and (found := self.board.look(member, key)) is not None:
-                calls[member] = found[1]
+            if member != self.rank and (posted := self.board.look(member, key)) is not None:
+                calls[member] = posted[1]
         if len({comparable(call) for call in calls.values()}) == 1:
             return
         whole = len(group.ranks) == self.world_size

@@ -49,15 +49,19 @@ def rounds(
 ) -> list[Round]:
     """The rounds of a run, in order. Operations without a partner belong to none."""
     depth = _Depths(operations, messages, collectives).run()
-    found: dict[int, Round] = {}
+    by_number: dict[int, Round] = {}
     for exchange, number in depth:
-        one = found.setdefault(number, Round(number))
+        round_ = by_number.setdefault(number, Round(number))
         if isinstance(exchange, Message):
-            one.messages.append(exchange)
+            round_.messages.append(exchange)
         elif exchange.op != "barrier":
-            one.collectives.append(exchange)
-    filled = [found[n] for n in sorted(found) if found[n].messages or found[n].collectives]
-    return [Round(n, one.messages, one.collectives) for n, one in enumerate(filled, start=1)]
+            round_.collectives.append(exchange)
+    filled = [
+        by_number[n] for n in sorted(by_number) if by_number[n].messages or by_number[n].collectives
+    ]
+    return [
+        Round(n, round_.messages, round_.collectives) for n, round_ in enumerate(filled, start=1)
+    ]
 
 
 def events(operations: Sequence[Operation]) -> list[_Event]:

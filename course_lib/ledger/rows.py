@@ -233,13 +233,13 @@ def read_log(
     raw = os.pread(rows_fd, min(state.rows, most.rows) * ROW.size, 0)
     texts, whole = read_texts(os.pread(texts_fd, min(state.text_bytes, most.text), 0))
     whole &= len(raw) == state.rows * ROW.size and state.text_bytes <= most.text
-    found: list[Row] = []
+    readable: list[Row] = []
     for fields in ROW.iter_unpack(raw[: len(raw) // ROW.size * ROW.size]):
         row = Row(*fields)
         if not makes_sense(row, texts, world_size):
-            return Reading(found, texts, True)
-        found.append(row)
-    return Reading(found, texts, not whole)
+            return Reading(readable, texts, True)
+        readable.append(row)
+    return Reading(readable, texts, not whole)
 
 
 def read_texts(raw: bytes) -> tuple[dict[int, str], bool]:

@@ -76,8 +76,12 @@ def steps(ledger: Ledger, states: Sequence[Film] | np.ndarray | None = None) -> 
         return Steps(n, [("", counts.shape[2])], counts, own, _steps(rounds, {}, n))
     films = _checked_films(list(states), n)
     rounds = _filmed(rounds, films)
-    number_of = {(one.rank, one.index): r.number for r in rounds for one in _arrivals(r)}
-    all_of = {(one.rank, one.index): r.number for r in rounds for one in _operations(r)}
+    number_of = {
+        (operation.rank, operation.index): r.number for r in rounds for operation in _arrivals(r)
+    }
+    all_of = {
+        (operation.rank, operation.index): r.number for r in rounds for operation in _operations(r)
+    }
     codes = np.array(
         [
             [_after(film, k, len(rounds), number_of, all_of) for film in films]
@@ -124,34 +128,34 @@ def _checked_films(films: list[Film], n: int) -> list[Film]:
 
 def _filmed(rounds: Sequence[Round], films: Sequence[Film]) -> list[Round]:
     """The part of the rounds that happened while the films ran, numbered from 1."""
-    seen = {(film.rank, index) for film in films for _, index in film.events}
+    filmed = {(film.rank, index) for film in films for _, index in film.events}
 
     def on_film(operation) -> bool:
-        return (operation.rank, operation.index) in seen
+        return (operation.rank, operation.index) in filmed
 
     kept = [
         Round(
-            one.number,
-            [m for m in one.messages if on_film(m.send) or on_film(m.recv)],
-            [c for c in one.collectives if any(map(on_film, c.calls.values()))],
+            round_.number,
+            [m for m in round_.messages if on_film(m.send) or on_film(m.recv)],
+            [c for c in round_.collectives if any(map(on_film, c.calls.values()))],
         )
-        for one in rounds
+        for round_ in rounds
     ]
-    kept = [one for one in kept if one.messages or one.collectives]
-    return [Round(k, one.messages, one.collectives) for k, one in enumerate(kept, start=1)]
+    kept = [round_ for round_ in kept if round_.messages or round_.collectives]
+    return [Round(k, round_.messages, round_.collectives) for k, round_ in enumerate(kept, start=1)]
 
 
-def _arrivals(one: Round) -> list:
+def _arrivals(round_: Round) -> list:
     """The operations of a round that bring something to their rank."""
-    return [message.recv for message in one.messages] + _calls(one)
+    return [message.recv for message in round_.messages] + _calls(round_)
 
 
-def _operations(one: Round) -> list:
-    return [op for m in one.messages for op in (m.send, m.recv)] + _calls(one)
+def _operations(round_: Round) -> list:
+    return [op for m in round_.messages for op in (m.send, m.recv)] + _calls(round_)
 
 
-def _calls(one: Round) -> list:
-    return [call for collective in one.collectives for call in collective.calls.values()]
+def _calls(round_: Round) -> list:
+    return [call for collective in round_.collectives for call in collective.calls.values()]
 
 
 def _after(
@@ -177,7 +181,10 @@ def _after(
 
 
 def _steps(rounds: Sequence[Round], carried: dict[tuple, np.ndarray], n: int) -> list[Step]:
-    return [Step([_parcel(m, carried, n) for m in one.messages], one.collectives) for one in rounds]
+    return [
+        Step([_parcel(m, carried, n) for m in round_.messages], round_.collectives)
+        for round_ in rounds
+    ]
 
 
 def _parcel(message: Message, carried: dict[tuple, np.ndarray], n: int) -> Parcel:

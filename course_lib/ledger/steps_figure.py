@@ -68,18 +68,18 @@ class Layout:
 
 def blocks_of(film: Steps) -> tuple[Block, ...]:
     """The watched tensors; a tensor that never changes is fixed, unless no tensor changes."""
-    found, start = [], 0
+    blocks, start = [], 0
     for name, size in film.names:
         part = slice(start, start + size)
         fixed = bool(
             (film.counts[:, :, part] == film.counts[:1, :, part]).all()
             and (film.elements[:, :, part] == film.elements[:1, :, part]).all()
         )
-        found.append(Block(name, start, size, fixed))
+        blocks.append(Block(name, start, size, fixed))
         start += size
-    if all(block.fixed for block in found):
-        return tuple(Block(b.name, b.start, b.size, False) for b in found)
-    return tuple(found)
+    if all(block.fixed for block in blocks):
+        return tuple(Block(b.name, b.start, b.size, False) for b in blocks)
+    return tuple(blocks)
 
 
 def layout(film: Steps, rounds: int) -> Layout:
@@ -250,7 +250,7 @@ def _lane(
 
 def _summary(step: Step) -> str:
     """ "4 x 8 B": how many messages of how many bytes; then the built-ins."""
-    parts = sorted({one.op for one in step.collectives})
+    parts = sorted({collective.op for collective in step.collectives})
     sizes = [parcel.nbytes for parcel in step.parcels]
     if sizes:
         low, high = wording.size(min(sizes)), wording.size(max(sizes))

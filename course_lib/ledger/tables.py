@@ -169,9 +169,9 @@ class Total:
 
 
 def _total(operations: Sequence[Operation]) -> Total:
-    sends = [one for one in operations if one.op == "send"]
-    in_messages = math.fsum(one.bytes_sent for one in sends)
-    booked = math.fsum(one.bytes_sent for one in operations if one.op != "send")
+    sends = [operation for operation in operations if operation.op == "send"]
+    in_messages = math.fsum(send.bytes_sent for send in sends)
+    booked = math.fsum(operation.bytes_sent for operation in operations if operation.op != "send")
     return Total(len(sends), in_messages, booked)
 
 
@@ -200,8 +200,10 @@ def _rows(operations: Sequence[Sequence[Operation]], world_size: int) -> list[Ro
     merged: dict[tuple, list[list[Operation]]] = {}
     for rank_operations in operations:
         groups: dict[tuple, list[Operation]] = {}
-        for one in rank_operations:
-            groups.setdefault((one.op, one.line, one.group, one.dtype), []).append(one)
+        for operation in rank_operations:
+            groups.setdefault(
+                (operation.op, operation.line, operation.group, operation.dtype), []
+            ).append(operation)
         for key, calls in groups.items():
             merged.setdefault((*key, *_sums(calls)), []).append(calls)
     rows = sorted(merged.values(), key=lambda ranks: (ranks[0][0].index, ranks[0][0].rank))
@@ -209,7 +211,11 @@ def _rows(operations: Sequence[Sequence[Operation]], world_size: int) -> list[Ro
 
 
 def _sums(calls: Sequence[Operation]) -> tuple[int, int, float]:
-    return len(calls), sum(one.nbytes for one in calls), math.fsum(one.bytes_sent for one in calls)
+    return (
+        len(calls),
+        sum(call.nbytes for call in calls),
+        math.fsum(call.bytes_sent for call in calls),
+    )
 
 
 def _row(ranks: Sequence[Sequence[Operation]], world_size: int) -> Row:
@@ -217,13 +223,13 @@ def _row(ranks: Sequence[Sequence[Operation]], world_size: int) -> Row:
     calls, nbytes, sent = _sums(ranks[0])
     return Row(
         op=first.op,
-        ranks=tuple(one[0].rank for one in ranks),
+        ranks=tuple(calls[0].rank for calls in ranks),
         calls=calls,
         peer=_peer(ranks, world_size),
-        tensor=wording.tensor(first.dtype, [one.shape for rank in ranks for one in rank]),
+        tensor=wording.tensor(first.dtype, [call.shape for rank in ranks for call in rank]),
         nbytes=nbytes,
         sent=sent,
-        blocked=tuple(math.fsum(one.blocked for one in rank) for rank in ranks),
+        blocked=tuple(math.fsum(call.blocked for call in rank) for rank in ranks),
         line=first.line,
         source=first.source,
     )
@@ -232,13 +238,13 @@ def _row(ranks: Sequence[Sequence[Operation]], world_size: int) -> Row:
 def _peer(ranks: Sequence[Sequence[Operation]], world_size: int) -> str:
     """The peers, as the pattern in a program: "rank + 1", "rank ^ 1", "0"."""
     first = ranks[0][0]
-    peers = {rank[0].rank: {one.peer for one in rank if one.peer is not None} for rank in ranks}
+    peers = {rank[0].rank: {call.peer for call in rank if call.peer is not None} for rank in ranks}
     together = set.union(*peers.values())
     if first.op not in POINT_TO_POINT:
         members = wording.rank_list(first.group, world_size)
         parts = [f"root {wording.rank_list(together)}"] if together else []
         return ", ".join(parts if members == "all" else [*parts, f"group {members}"])
-    if any(one.peer is None for rank in ranks for one in rank):
+    if any(call.peer is None for rank in ranks for call in rank):
         return "any"
     if len(peers) > 1 and all(len(others) == 1 for others in peers.values()):
         pattern = _pattern({rank: min(others) for rank, others in peers.items()}, world_size)

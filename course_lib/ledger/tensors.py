@@ -22,8 +22,8 @@ def describe(tensors: list[torch.Tensor]) -> str:
     """ "float32[2, 3]", or "4 x float32[2, 3]" for a list."""
     if not tensors:
         return ""
-    one = f"{dtype_name(tensors[0])}{list(tensors[0].shape)}"
-    return one if len(tensors) == 1 else f"{len(tensors)} x {one}"
+    first = f"{dtype_name(tensors[0])}{list(tensors[0].shape)}"
+    return first if len(tensors) == 1 else f"{len(tensors)} x {first}"
 
 
 def comparable(signature: str) -> str:

@@ -113,9 +113,9 @@ class GPT(nn.Module):
                 f"positions must be (seq,) or (batch, seq) as tokens, {tuple(tokens.shape)}, "
                 f"not {tuple(positions.shape)}"
             )
-        for what, given, end in (("token", tokens, vocab_size), ("position", positions, context)):
-            if given.device.type == "cpu" and given.numel():
-                low, high = (int(one) for one in given.aminmax())
+        for what, numbers, end in (("token", tokens, vocab_size), ("position", positions, context)):
+            if numbers.device.type == "cpu" and numbers.numel():
+                low, high = (int(bound) for bound in numbers.aminmax())
                 if low < 0 or high >= end:
                     wrong = low if low < 0 else high
                     raise ValueError(f"{what} {wrong} lies outside 0 .. {end - 1}")
@@ -186,7 +186,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim), head h of q with head
     h // (heads / kv_heads) of k and v. They hold the whole sequence, in order. Returns q's shape.
     """
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return out.transpose(1, 2)

@@ -67,7 +67,7 @@ def flat(row: Sequence[Action | Pair]) -> Iterator[Action]:
 
 def stage_ranks(schedule: Schedule) -> dict[int, int]:
     """The rank that holds each stage, which is the rank with its actions; the schedule must be valid."""
-    return {one.stage: rank for rank, row in enumerate(schedule) for one in flat(row)}
+    return {action.stage: rank for rank, row in enumerate(schedule) for action in flat(row)}
 
 
 def chain_length(stages: int, copies: int) -> int:

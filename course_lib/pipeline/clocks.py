@@ -67,12 +67,12 @@ def clock_of(device: torch.device) -> Clock:
 
 def readings(group: Group = None) -> list[Reading]:
     """This rank's clock around a few barriers, for `ahead`. All ranks of the group must call it."""
-    found = []
+    moments = []
     for _ in range(BARRIERS):
         before = time.perf_counter()
         dist.barrier(group)
-        found.append((before, time.perf_counter()))
-    return found
+        moments.append((before, time.perf_counter()))
+    return moments
 
 
 def ahead(mine: Sequence[Reading], reference: Sequence[Reading]) -> float:

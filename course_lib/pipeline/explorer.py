@@ -79,10 +79,10 @@ class Explorer:
         moment: int = STEPS, critical: bool = False,
     ) -> Picture:  # fmt: skip
         """The chart, with time marked after `moment` of 100 steps; after the last step no mark is drawn."""
-        found = self.simulation(name, stages, microbatches, chunks, durations)
-        now = None if moment >= STEPS else found.total * moment / STEPS
+        simulation = self.simulation(name, stages, microbatches, chunks, durations)
+        now = None if moment >= STEPS else simulation.total * moment / STEPS
         title = f"{name}: {stages} ranks, {microbatches} microbatches"
-        return gantt(found, title, now, critical)
+        return gantt(simulation, title, now, critical)
 
     def widget(self) -> Any:
         """The ipywidgets box: sliders above the chart, or above a sentence if there is no chart.
@@ -97,7 +97,7 @@ class Explorer:
         sentence = widgets.Label()
 
         def draw(_change: Any = None) -> None:
-            value = {name: one.value for name, one in controls.items()}
+            value = {name: control.value for name, control in controls.items()}
             times = (value["forward"], value["input"], value["weight"])
             durations = Durations(*times, communication=value["communication"])
             controls["chunks"].disabled = not self.takes_chunks(value["schedule"])
@@ -114,8 +114,8 @@ class Explorer:
             image.layout.visibility = "visible"
             image.value = small_png(picture)
 
-        for one in controls.values():
-            one.observe(draw, names="value")
+        for control in controls.values():
+            control.observe(draw, names="value")
         draw()
         play = widgets.Play(value=STEPS, min=0, max=STEPS, interval=250, show_repeat=False)
         widgets.jslink((play, "value"), (controls["time"], "value"))

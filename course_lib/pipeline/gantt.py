@@ -56,7 +56,7 @@ def gantt(
             raise ValueError(
                 "only a simulation knows its critical path: draw these times without critical"
             )
-        path = [_box(one, 0, 1) for one in times.critical_path]
+        path = [_box(event, 0, 1) for event in times.critical_path]
         _draw(ax, path, "critical", facecolors="none", edgecolors=colours.INK, lw=1.4, zorder=5)
     if now is not None:
         ax.axvline(now, color=colours.ALARM, lw=1.2, zorder=6, gid="now")
@@ -121,20 +121,22 @@ def _cells(ax: Axes, times: Times, now: float | None) -> None:
     inch = ax.get_xlim()[1] / (WIDTH * (RIGHT - LEFT))
     wide = LEAST_NUMBER * inch
     # Edges as wide as narrow cells would cover them, and a busy rank would look idle.
-    edge = min(EDGE, EDGE_SHARE * 72 * median(one.end - one.start for one in times.events) / inch)
+    edge = min(
+        EDGE, EDGE_SHARE * 72 * median(timed.end - timed.start for timed in times.events) / inch
+    )
     shapes: dict[tuple[str, bool], list[Corners]] = {}
     waiting: list[Corners] = []
     for event in times.events:
         halves = parts(event.action)
-        for place, one in enumerate(halves):
+        for place, half in enumerate(halves):
             box = _box(event, place / len(halves), (place + 1) / len(halves))
             if now is not None and event.start >= now:
                 waiting.append(box)
                 continue
-            pale = chunks[event.rank].index(one.stage) % 2 == 1
-            shapes.setdefault((one.kind, pale), []).append(box)
+            pale = chunks[event.rank].index(half.stage) % 2 == 1
+            shapes.setdefault((half.kind, pale), []).append(box)
             if event.end - event.start >= wide:
-                _number(ax, box, one, len(halves))
+                _number(ax, box, half, len(halves))
     for (kind, pale), boxes in shapes.items():
         colour = colours.tint(COLOURS[kind]) if pale else COLOURS[kind]
         gid = f"{kind}{' pale' if pale else ''}"
@@ -144,7 +146,7 @@ def _cells(ax: Axes, times: Times, now: float | None) -> None:
 
 def _chunks(row: Sequence[Action | Pair]) -> list[int]:
     """The stages of a rank, in order."""
-    return sorted({one.stage for action in row for one in parts(action)})
+    return sorted({half.stage for action in row for half in parts(action)})
 
 
 def _box(event: Timed, above: float, below: float) -> Corners:
@@ -154,10 +156,10 @@ def _box(event: Timed, above: float, below: float) -> Corners:
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
-def _number(ax: Axes, box: Corners, one: Action, halves: int) -> None:
+def _number(ax: Axes, box: Corners, action: Action, halves: int) -> None:
     (left, top), (right, bottom) = box[0], box[2]
     ax.text(
-        (left + right) / 2, (top + bottom) / 2, str(one.microbatch), ha="center", va="center_baseline",
+        (left + right) / 2, (top + bottom) / 2, str(action.microbatch), ha="center", va="center_baseline",
         fontsize=colours.SMALL / (1 if halves == 1 else 1.5), color=colours.INK, zorder=4, clip_on=True,
         path_effects=[withStroke(linewidth=1.6, foreground="white")],
     )  # fmt: skip
@@ -183,7 +185,7 @@ def _say(ax: Axes, times: Times, title: str | None, seconds: bool) -> None:
             "milliseconds", (0, 0), (0, -21), "axes fraction", "offset points", va="top",
             fontsize=colours.SMALL, color=colours.QUIET,
         )  # fmt: skip
-    there = {one.kind for row in times.schedule for action in row for one in parts(action)}
+    there = {half.kind for row in times.schedule for action in row for half in parts(action)}
     handles = [
         Patch(fc=COLOURS[kind], ec="white", label=LABELS[kind]) for kind in LABELS if kind in there
     ]

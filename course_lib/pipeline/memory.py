@@ -18,8 +18,8 @@ def peak_activations(schedule: Schedule, weight_share: float = 0) -> list[float]
     peaks = []
     for row in schedule:
         held = peak = 0
-        for one in flat(row):
-            held += change[one.kind]
+        for action in flat(row):
+            held += change[action.kind]
             peak = max(peak, held)
         peaks.append(peak)
     return peaks
@@ -36,11 +36,11 @@ def weight_versions(schedule: Schedule) -> dict[Action, int]:
     versions: dict[Action, int] = {}
     updates: dict[int, int] = {}
     for row in schedule:
-        for one in flat(row):
-            if one.kind not in ("F", "B"):
+        for action in flat(row):
+            if action.kind not in ("F", "B"):
                 raise ValueError(
-                    f"{one}: updates follow whole backwards; write B in place of I and W"
+                    f"{action}: updates follow whole backwards; write B in place of I and W"
                 )
-            versions[one] = updates.get(one.stage, 0)
-            updates[one.stage] = versions[one] + (one.kind == "B")
+            versions[action] = updates.get(action.stage, 0)
+            updates[action.stage] = versions[action] + (action.kind == "B")
     return versions

@@ -68,7 +68,7 @@ def run_schedule(
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     rank = dist.get_rank(group)
     check(stages, actions, microbatches, rank, dist.get_world_size(group))
-    shared = [one.shared for one in stages]
+    shared = [held.shared for held in stages]
     earlier = take_gradients(shared)
     run = Run(stages, actions[rank], microbatches, group)
     run.follow(plan(actions, rank, stages[0].copies))
@@ -100,7 +100,9 @@ class Run:
         self.losses: dict[int, Tensor] = {}
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.later: dict[tuple[int, int], LaterWeights] = {}
-        self.halved = {(one.stage, one.microbatch) for one in flat(row) if one.kind == "I"}
+        self.halved = {
+            (action.stage, action.microbatch) for action in flat(row) if action.kind == "I"
+        }
         self.count = sum(stages[0].count(targets) for _, targets in microbatches)
 
     def follow(self, steps: Sequence[Sequence[Step]]) -> None:

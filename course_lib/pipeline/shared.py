@@ -82,7 +82,9 @@ def add_gradients(
 
 def _once(stages: Sequence[dict[str, Shared]]) -> list[tuple[str, Shared]]:
     """The shared parameters, each once, in the same order on all ranks."""
-    return sorted({name: one for shared in stages for name, one in shared.items()}.items())
+    return sorted(
+        {name: parameter for shared in stages for name, parameter in shared.items()}.items()
+    )
 
 
 def _operation(what, tensor: Tensor, rank: int, group: Group) -> dist.P2POp:

@@ -37,7 +37,7 @@ class Durations:
     def split(self, chunks: int) -> Durations:
         """The durations of one stage if a rank's layers make this many; messages take as long as before."""
         whole = (self.forward, self.input, self.weight, self.backward, self.overlapped)
-        parts = [None if one is None else one / chunks for one in whole]
+        parts = [None if seconds is None else seconds / chunks for seconds in whole]
         return Durations(*parts, communication=self.communication)  # type: ignore[arg-type]
 
     def of(self, action: Action | Pair) -> float:
@@ -110,12 +110,12 @@ class Times:
     @property
     def events(self) -> list[Timed]:
         """All actions, by their start."""
-        found = [
+        events = [
             Timed(rank, action, start, end)
             for rank, row in enumerate(self.schedule)
             for action, start, end in zip(row, *self._times[rank], strict=True)
         ]
-        return sorted(found, key=lambda one: (one.start, one.rank))
+        return sorted(events, key=lambda event: (event.start, event.rank))
 
     @property
     def _times(self) -> list[tuple[list[float], list[float]]]:
@@ -136,7 +136,7 @@ class Simulation(Times):
         """The chain of actions that bounds the total, first to last: to be faster, shorten one of these."""
         where: Where | None = max(
             ((rank, len(row) - 1) for rank, row in enumerate(self.schedule) if row),
-            key=lambda one: self.ends[one[0]][one[1]],
+            key=lambda last: self.ends[last[0]][last[1]],
         )
         path = []
         while where is not None:
@@ -164,7 +164,7 @@ def simulate(
     """
     if not checked:
         validate(schedule, copies=copies)
-    stages = 1 + max(one.stage for row in schedule for one in flat(row))
+    stages = 1 + max(action.stage for row in schedule for action in flat(row))
     clock = _Clock(schedule, _by_stage(durations, stages), chain_length(stages, copies))
     if not clock.run():
         raise ScheduleError(violation(schedule, copies=copies))
@@ -190,8 +190,10 @@ class _Clock:
 
     def __init__(self, schedule: Schedule, durations: list[Durations], length: int):
         self.schedule, self.length, self.durations = schedule, length, durations
-        self.delays = [one.communication for one in durations]
-        self.seconds = [{kind: one.of(Action(0, kind, 0)) for kind in KINDS} for one in durations]
+        self.delays = [stage.communication for stage in durations]
+        self.seconds = [
+            {kind: stage.of(Action(0, kind, 0)) for kind in KINDS} for stage in durations
+        ]
         self.starts: list[list[float]] = [[] for _ in schedule]
         self.ends: list[list[float]] = [[] for _ in schedule]
         self.causes: list[list[Where | None]] = [[] for _ in schedule]
@@ -245,7 +247,7 @@ class _Clock:
         seconds = self.durations[pair.forward.stage].overlapped
         if seconds is not None:
             return seconds
-        return sum(self.seconds[one.stage][one.kind] for one in pair)
+        return sum(self.seconds[half.stage][half.kind] for half in pair)
 
     def _needed(self, stage: int, kind: str, microbatch: int) -> tuple[int, str, int] | None:
         """The same as `actions.source`, without the cost of an Action."""

@@ -93,7 +93,7 @@ def gpt_stages(
         for name in modules[stage % length].parameter_names():
             holders.setdefault(name, []).append(ranks[stage])
     width = model.token_embedding.embedding_dim
-    found = []
+    own = []
     for index in sorted(stage for stage in ranks if ranks[stage] == rank):
         module = modules[index % length]
         shared = {
@@ -101,11 +101,11 @@ def gpt_stages(
             for name, param in module.parameter_names().items()
             if len(set(holders[name])) > 1
         }
-        found.append(
+        own.append(
             Stage(index, length, module, lambda x: (*x.shape, width), shared=shared, copies=copies)
         )
-    same_values([stage.shared for stage in found], rank, group)
-    return found
+    same_values([stage.shared for stage in own], rank, group)
+    return own
 
 
 def balanced(blocks: int, stages: int, head: float) -> list[range]:

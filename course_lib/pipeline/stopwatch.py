@@ -68,13 +68,17 @@ class Stopwatch:
     def passes(self) -> list[Pass]:
         """All passes, by their start; on a GPU it waits until they are done."""
         at = self._clock.seconds
-        found = [Pass(one, at(self._began[one]), at(self._ended[one])) for one in self._ended]
-        return sorted(found, key=lambda one: one.start)
+        passes = [
+            Pass(action, at(self._began[action]), at(self._ended[action])) for action in self._ended
+        ]
+        return sorted(passes, key=lambda each: each.start)
 
     def _all(self, kind: str, stage: int | None = None) -> list[Action]:
         """The row's actions of a kind, of one stage or of all; the last comes first, for `pop`."""
-        found = [one for one in self._row if one.kind == kind and stage in (None, one.stage)]
-        return found[::-1]
+        actions = [
+            action for action in self._row if action.kind == kind and stage in (None, action.stage)
+        ]
+        return actions[::-1]
 
     def _begin(self, action: Action) -> None:
         self._began[action], self._last = self._clock.mark(), action

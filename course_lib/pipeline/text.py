@@ -36,18 +36,18 @@ def from_text(text: str) -> list[list[Action | Pair]]:
 
 
 def _parse(cell: str, rank: int) -> Action | Pair:
-    if found := _PAIR.fullmatch(cell):
-        forward, backward = (_single(one.strip(), cell, rank) for one in found.groups())
+    if pair := _PAIR.fullmatch(cell):
+        forward, backward = (_single(half.strip(), cell, rank) for half in pair.groups())
         return Pair(forward, backward)
     return _single(cell, cell, rank)
 
 
 def _single(text: str, cell: str, rank: int) -> Action:
-    found = _ACTION.fullmatch(text)
-    if found is None:
+    match = _ACTION.fullmatch(text)
+    if match is None:
         raise ValueError(
             f"row {rank}: {cell!r} is not an action. Write stage, one of F B I W, and microbatch, such as "
             "2F0, or a pair such as (0F3;7B1)OVERLAP_F_B; sends and receives are not written down"
         )
-    stage, kind, microbatch = found.groups()
+    stage, kind, microbatch = match.groups()
     return Action(int(stage), kind, int(microbatch))

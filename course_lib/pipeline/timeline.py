@@ -83,8 +83,8 @@ class Timeline(Times):
 
     def _passes(self) -> Iterator[tuple[int, Pass]]:
         for rank, row in enumerate(self.schedule):
-            for one in zip(flat(row), self.starts[rank], self.ends[rank], strict=True):
-                yield rank, Pass(*one)
+            for timed in zip(flat(row), self.starts[rank], self.ends[rank], strict=True):
+                yield rank, Pass(*timed)
 
 
 def measure(
@@ -115,11 +115,13 @@ def measure(
         with Stopwatch(stages, actions[dist.get_rank(group)]) as watch:
             step()
         passes.append(watch.passes())
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, (readings(group), passes), group=group)
-    aligned = [_aligned(one, clock, found[0][0]) for clock, one in found]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, (readings(group), passes), group=group)
+    aligned = [
+        _aligned(passes_of_rank, clock, gathered[0][0]) for clock, passes_of_rank in gathered
+    ]
     timelines = [together(rows, stages[0].length) for rows in zip(*aligned, strict=True)]
-    return sorted(timelines, key=lambda one: one.total)[len(timelines) // 2]
+    return sorted(timelines, key=lambda timeline: timeline.total)[len(timelines) // 2]
 
 
 def together(rows: Sequence[Sequence[Pass]], length: int) -> Timeline:
@@ -131,9 +133,9 @@ def together(rows: Sequence[Sequence[Pass]], length: int) -> Timeline:
         )
     began = min(row[0].start for row in rows if row)
     return Timeline(
-        [[one.action for one in row] for row in rows],
-        [[one.start - began for one in row] for row in rows],
-        [[one.end - began for one in row] for row in rows],
+        [[timed.action for timed in row] for row in rows],
+        [[timed.start - began for timed in row] for row in rows],
+        [[timed.end - began for timed in row] for row in rows],
         length,
     )
 
@@ -143,4 +145,6 @@ def _aligned(
 ) -> list[list[Pass]]:
     """A rank's passes of all steps, on the reference's clock."""
     early = ahead(clock, reference)
-    return [[Pass(one, start - early, end - early) for one, start, end in each] for each in steps]
+    return [
+        [Pass(action, start - early, end - early) for action, start, end in each] for each in steps
+    ]

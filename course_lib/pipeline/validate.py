@@ -24,9 +24,9 @@ def validate(
     schedule: Schedule, stages: int | None = None, microbatches: int | None = None, copies: int = 1
 ) -> None:
     """Raise ScheduleError with the first violation, if there is one; arguments as for `violation`."""
-    found = violation(schedule, stages, microbatches, copies)
-    if found is not None:
-        raise ScheduleError(found)
+    sentence = violation(schedule, stages, microbatches, copies)
+    if sentence is not None:
+        raise ScheduleError(sentence)
 
 
 def violation(
@@ -42,16 +42,16 @@ def violation(
     if not schedule or not any(schedule):
         return "the schedule is empty: no rank does anything"
     for check in (_malformed, _misplaced, _disorder):
-        if found := check(schedule):
-            return found
+        if sentence := check(schedule):
+            return sentence
     places = _places(schedule)
-    stages = stages or 1 + max(one.stage for one in places)
-    microbatches = microbatches or 1 + max(one.microbatch for one in places)
+    stages = stages or 1 + max(action.stage for action in places)
+    microbatches = microbatches or 1 + max(action.microbatch for action in places)
     if copies < 1 or stages % copies or microbatches % copies:
         return f"{stages} stages and {microbatches} microbatches are not shared evenly by {copies} copies"
     counts = (stages // copies, microbatches // copies, stages, microbatches)
-    found = _foreign(places, *counts) or _missing(places, *counts)
-    return found or _deadlock(schedule, places, stages // copies)
+    sentence = _foreign(places, *counts) or _missing(places, *counts)
+    return sentence or _deadlock(schedule, places, stages // copies)
 
 
 def _malformed(schedule: Schedule) -> str | None:
@@ -65,12 +65,12 @@ def _malformed(schedule: Schedule) -> str | None:
             where = f"rank {rank}, action {index}"
             if not isinstance(entry, Action | Pair):
                 return f"{where}: {entry!r} is neither an Action nor a Pair"
-            for one in parts(entry):
-                if not isinstance(one, Action) or one.kind not in list(KINDS):
-                    return f"{where}: {one!r} is not an action: its kind must be one of {', '.join(KINDS)}"
-                for name, number in (("stage", one.stage), ("microbatch", one.microbatch)):
+            for action in parts(entry):
+                if not isinstance(action, Action) or action.kind not in list(KINDS):
+                    return f"{where}: {action!r} is not an action: its kind must be one of {', '.join(KINDS)}"
+                for name, number in (("stage", action.stage), ("microbatch", action.microbatch)):
                     if not isinstance(number, int) or number < 0:
-                        return f"{where}: {name} {number!r} of {one!r} must be a whole number from 0 on"
+                        return f"{where}: {name} {number!r} of {action!r} must be a whole number from 0 on"
             if isinstance(entry, Pair) and (entry[0].kind, entry[1].kind) != ("F", "B"):
                 return f"{where}: {entry} must pair a forward F with a whole backward B"
             if isinstance(entry, Pair) and entry[0][::2] == entry[1][::2]:
@@ -81,12 +81,12 @@ def _malformed(schedule: Schedule) -> str | None:
 def _misplaced(schedule: Schedule) -> str | None:
     """A stage on two ranks."""
     first: dict[int, tuple[int, Action]] = {}
-    for rank, index, one in _walk(schedule):
-        holder, earlier = first.setdefault(one.stage, (rank, one))
+    for rank, index, action in _walk(schedule):
+        holder, earlier = first.setdefault(action.stage, (rank, action))
         if holder != rank:
             return (
-                f"rank {rank}, action {index} ({one}): stage {one.stage} lives on rank {holder}, which does "
-                f"{earlier}. All of a stage's actions belong to the rank that holds its weights"
+                f"rank {rank}, action {index} ({action}): stage {action.stage} lives on rank {holder}, "
+                f"which does {earlier}. All of a stage's actions belong to the rank that holds its weights"
             )
     return None
 
@@ -95,22 +95,22 @@ def _disorder(schedule: Schedule) -> str | None:
     """An action that is done twice, or before another that its rank has to do first."""
     done: dict[Action, int] = {}
     later = _places(schedule)
-    for rank, index, one in _walk(schedule):
-        where = f"rank {rank}, action {index} ({one})"
-        if one in done:
+    for rank, index, action in _walk(schedule):
+        where = f"rank {rank}, action {index} ({action})"
+        if action in done:
             return (
-                f"{where}: rank {rank} did {one} before, as its action {done[one]}. A microbatch goes "
+                f"{where}: rank {rank} did {action} before, as its action {done[action]}. A microbatch goes "
                 "through a stage forward once and backward once"
             )
-        other = one._replace(kind="B" if one.kind in "IW" else "I")
-        if one.kind != "F" and other in done:
+        other = action._replace(kind="B" if action.kind in "IW" else "I")
+        if action.kind != "F" and other in done:
             return f"{where}: {other} was done before. A backward is either whole (B) or in halves (I, W)"
-        needed = {"B": "F", "I": "F", "W": "I"}.get(one.kind)
-        if needed and (first := one._replace(kind=needed)) not in done:
+        needed = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+        if needed and (first := action._replace(kind=needed)) not in done:
             place = later.get(first)
             when = f"does only later, as its action {place[1]}" if place else "never does"
             return f"{where}: it needs {first}, which rank {rank} {when}"
-        done[one] = index
+        done[action] = index
     return None
 
 
@@ -118,16 +118,18 @@ def _foreign(
     places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
 ) -> str | None:
     """Stages and microbatches out of range, or a microbatch in the wrong copy of the model."""
-    for one, (rank, index) in places.items():
-        where = f"rank {rank}, action {index} ({one})"
-        if one.stage >= stages:
-            return f"{where}: there is no stage {one.stage}, only 0 to {stages - 1}"
-        if one.microbatch >= microbatches:
-            return f"{where}: there is no microbatch {one.microbatch}, only 0 to {microbatches - 1}"
-        copy = one.stage // length
-        if one.microbatch // share != copy:
+    for action, (rank, index) in places.items():
+        where = f"rank {rank}, action {index} ({action})"
+        if action.stage >= stages:
+            return f"{where}: there is no stage {action.stage}, only 0 to {stages - 1}"
+        if action.microbatch >= microbatches:
             return (
-                f"{where}: stage {one.stage} is of copy {copy} of the model, which does microbatches "
+                f"{where}: there is no microbatch {action.microbatch}, only 0 to {microbatches - 1}"
+            )
+        copy = action.stage // length
+        if action.microbatch // share != copy:
+            return (
+                f"{where}: stage {action.stage} is of copy {copy} of the model, which does microbatches "
                 f"{copy * share} to {(copy + 1) * share - 1}"
             )
     return None
@@ -137,7 +139,7 @@ def _missing(
     places: dict[Action, Where], length: int, share: int, stages: int, microbatches: int
 ) -> str | None:
     """Passes that no rank does, and the rank that waits for them."""
-    ranks = {one.stage: rank for one, (rank, _) in places.items()}
+    ranks = {action.stage: rank for action, (rank, _) in places.items()}
     for microbatch, place in product(range(microbatches), range(length)):
         stage = microbatch // share * length + place
         if stage not in ranks:
@@ -148,9 +150,9 @@ def _missing(
         if gone is None:
             continue
         sentence = f"rank {ranks[stage]} holds stage {stage} and never does {gone}"
-        for one, (rank, index) in places.items():
-            if source(one, length) == gone:
-                return f"{sentence}, which rank {rank} needs for its action {index} ({one})"
+        for action, (rank, index) in places.items():
+            if source(action, length) == gone:
+                return f"{sentence}, which rank {rank} needs for its action {index} ({action})"
         return f"{sentence}, the {KINDS[gone.kind]} of microbatch {microbatch}"
     return None
 
@@ -177,8 +179,8 @@ def _deadlock(schedule: Schedule, places: dict[Action, Where], length: int) -> s
         for rank, row in enumerate(schedule):
             while heads[rank] < len(row) and not _wants(row[heads[rank]], length, done):
                 done |= {
-                    one._replace(kind="B") if one.kind == "I" else one
-                    for one in parts(row[heads[rank]])
+                    action._replace(kind="B") if action.kind == "I" else action
+                    for action in parts(row[heads[rank]])
                 }
                 heads[rank] += 1
                 moved = True
@@ -205,13 +207,13 @@ def _cycle(
         )
         rank, start = holder, holder
     cycle = list(waits)[list(waits).index(start) :]
-    return "deadlock: " + "; ".join(waits[one] for one in cycle)
+    return "deadlock: " + "; ".join(waits[action] for action in cycle)
 
 
 def _wants(entry: Action | Pair, length: int, done: set[Action]) -> Action | None:
     """The output that an action still waits for, or None."""
-    for one in parts(entry):
-        needed = source(one, length)
+    for action in parts(entry):
+        needed = source(action, length)
         if needed is not None and needed not in done:
             return needed
     return None
@@ -221,9 +223,9 @@ def _walk(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
     """Every action with its rank and its place in the rank's list."""
     for rank, row in enumerate(schedule):
         for index, entry in enumerate(row):
-            for one in parts(entry):
-                yield rank, index, one
+            for action in parts(entry):
+                yield rank, index, action
 
 
 def _places(schedule: Schedule) -> dict[Action, Where]:
-    return {one: (rank, index) for rank, index, one in _walk(schedule)}
+    return {action: (rank, index) for rank, index, action in _walk(schedule)}

@@ -80,10 +80,10 @@ def end_with_descendants(pid: int) -> None:
     os.waitpid(pid, 0)
     while True:
         try:
-            found, _ = os.waitpid(-1, os.WNOHANG)
+            ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if found:
+        if ended:
             continue
         everybody = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
         orphans = init.descendants(os.getpid(), everybody)

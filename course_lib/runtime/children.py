@@ -61,14 +61,14 @@ class Children:
         self.measured: dict[int, Held] = {}  # the answers to `measure`, once they are there
         self._over = self.ended = False
         self._number = len(entries)
-        given: list[int] = []
+        descriptors: list[int] = []
         children = []
         for entry, arguments, fds in entries:
             places = []
             for fd in fds:
-                if fd not in given:
-                    given.append(fd)
-                places.append(given.index(fd))
+                if fd not in descriptors:
+                    descriptors.append(fd)
+                places.append(descriptors.index(fd))
             children.append([entry, arguments, places])
         order = {
             "fork": self.id,
@@ -79,7 +79,7 @@ class Children:
         }
         preloaded.groups[self.id] = self
         try:
-            socket.send_fds(preloaded.socket, [json.dumps(order).encode()], given)
+            socket.send_fds(preloaded.socket, [json.dumps(order).encode()], descriptors)
         except OSError:
             raise LaunchError(preloaded.obituary()) from None
 

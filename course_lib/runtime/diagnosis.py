@@ -172,8 +172,8 @@ def deadlock_failure(watch: Watch, reports: dict[int, RankReport]) -> Failure:
     if not held:
         return failure("deadlock", head, advice, reports)
     remark = on_nccl.stopped(held)
-    found = failure("deadlock", head, f"{remark.said} {remark.advice}", reports)
-    return replace(found, held=remark)
+    error = failure("deadlock", head, f"{remark.said} {remark.advice}", reports)
+    return replace(error, held=remark)
 
 
 def find_circle(waiting: dict[int, set[int]]) -> list[int]:
@@ -241,7 +241,7 @@ def report_death(watch: Watch, rank: int, snap: Snapshot) -> RankReport:
 
 def signal_name(number: int) -> str:
     """ "SIGKILL"; real-time signals have no name in `signal.Signals`."""
-    known = {one.value: one.name for one in signal.Signals}
+    known = {sent.value: sent.name for sent in signal.Signals}
     return known.get(number, f"signal {number}")
 
 
@@ -324,7 +324,7 @@ def stack_line(watch: Watch, rank: int) -> str:
     blocks = [b for b in re.split(r"(?m)^(?=(?:Current thread|Thread) )", dump) if PACKAGE in b]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\w*)', blocks[-1] if blocks else dump)
     # a dataclass's own methods have no source to show
-    shown = [one for one in frames if one[0] != "<string>" or not one[2].startswith("__")]
+    shown = [frame for frame in frames if frame[0] != "<string>" or not frame[2].startswith("__")]
     own = users_frames([[file, int(line), name] for file, line, name in shown][::-1])
     return line_text(f"{own[-1][0]}|{own[-1][1]}") if own else ""
 

@@ -64,8 +64,8 @@ def trial() -> Trial:
 
     It takes as long as PyTorch takes to import, so it runs only if ranks would use the GPUs.
     """
-    seen = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
-    key = tuple(os.environ.get(name) for name in seen)
+    variables = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
+    key = tuple(os.environ.get(name) for name in variables)
     if key not in _trials:
         _trials[key] = run_trial()
     return _trials[key]

@@ -83,23 +83,23 @@ def held_with_children(pid: int, still: bool = False) -> Held:
     still: stop each one meanwhile, so that no memory moves between two readings of one process.
     """
     with stopped(pid) if still else contextlib.nullcontext():
-        found = [held(pid)]
+        amounts = [held(pid)]
     for child in children(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.append(held_with_children(child, still))
-    whole, anonymous, resident, peak, fresh = zip(*found, strict=True)
+            amounts.append(held_with_children(child, still))
+    whole, anonymous, resident, peak, fresh = zip(*amounts, strict=True)
     return Held(sum(whole), sum(anonymous), sum(resident), sum(peak), min(fresh))
 
 
 def children(pid: int) -> list[int]:
     """Processes that this one's threads started."""
-    found = []
+    pids = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(
             FileNotFoundError
         ):  # an ended thread, or a kernel without that file
-            found += contents(f"/proc/{pid}/task/{thread}/children").split()
-    return [int(child) for child in found]
+            pids += contents(f"/proc/{pid}/task/{thread}/children").split()
+    return [int(child) for child in pids]
 
 
 def contents(path: str) -> str:
@@ -109,12 +109,12 @@ def contents(path: str) -> str:
 
 def in_files(pid: int) -> int:
     """Bytes of files that are memory: those of a sandbox's private folders, and those without a name."""
-    found = dict(files_without_a_name(pid))
+    nbytes = dict(files_without_a_name(pid))
     for folder in private_folders(pid):
         system = os.statvfs(f"/proc/{pid}/root{folder}")
-        found[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
-        found[folder] += (system.f_files - system.f_ffree) * OF_A_NAME
-    return sum(found.values())
+        nbytes[folder] = (system.f_blocks - system.f_bfree) * system.f_frsize
+        nbytes[folder] += (system.f_files - system.f_ffree) * OF_A_NAME
+    return sum(nbytes.values())
 
 
 def files_without_a_name(pid: int) -> Iterator[tuple[object, int]]:

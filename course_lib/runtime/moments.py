@@ -101,7 +101,7 @@ class Moments:
     enough: Sequence[Mapping[str, float]] = ()
     known: Collection[str] | None = None
     room: int = 0
-    found: list[dict[str, list[Held]]] = field(default_factory=list)
+    readings: list[dict[str, list[Held]]] = field(default_factory=list)
     rises: list[dict[str, list[int]]] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     last: dict[int, Held] = field(default_factory=dict)  # the last measurement of each rank
@@ -110,7 +110,7 @@ class Moments:
 
     def __post_init__(self) -> None:
         self.files = [self.held_for(rank) for rank in range(self.pool.world_size)]
-        self.found = [{} for _ in range(self.pool.world_size)]
+        self.readings = [{} for _ in range(self.pool.world_size)]
         self.rises = [{} for _ in range(self.pool.world_size)]
         self.pool.children.measured.clear()
 
@@ -121,48 +121,50 @@ class Moments:
             raise EOFError
         try:
             names, on_gpu = json.loads(data)
-            as_agreed = isinstance(names, list) and all(isinstance(one, str) for one in names)
+            as_agreed = isinstance(names, list) and all(isinstance(name, str) for name in names)
         except (ValueError, TypeError, RecursionError):
             as_agreed = False
         if not as_agreed or rank in self.waiting:
             raise wire.WireError("it tells of its memory in no agreed form")
         if self.known is not None and not all(self.is_due(rank, name) for name in names):
             raise wire.WireError("it asked to be measured where the check does not")
-        if sum(len(some) for some in self.found[rank].values()) + len(names) > MOST:
+        if sum(len(some) for some in self.readings[rank].values()) + len(names) > MOST:
             raise wire.WireError(f"it asked to be measured more than {MOST:,} times")
-        one = self.waiting[rank] = Waiting(tuple(names), time.monotonic())
+        waiting = self.waiting[rank] = Waiting(tuple(names), time.monotonic())
         if self.pool.backend == "nccl" and type(on_gpu) is int:
-            one.least = Held(on_gpu, on_gpu)
+            waiting.least = Held(on_gpu, on_gpu)
             self.go_on(rank)
         else:
             self.pool.children.measure(rank)
 
     def is_due(self, rank: int, name: str) -> bool:
-        again = name in self.found[rank] and name not in REPEATED
+        again = name in self.readings[rank] and name not in REPEATED
         return self.known is not None and name in self.known and not again
 
     def step(self) -> None:
         """Take in the measurements since the last step."""
         now = time.monotonic()
-        for rank, one in list(self.waiting.items()):
-            told = self.pool.children.measured.pop(rank, None)
-            if told is not None:
+        for rank, waiting in list(self.waiting.items()):
+            measured = self.pool.children.measured.pop(rank, None)
+            if measured is not None:
                 for_it = self.held_for(rank) - self.files[rank]
-                told = told._replace(whole=told.whole + for_it)
-                before, self.last[rank] = self.last.get(rank), told
-                if one.least is None and before is not None and before.fresh:
-                    one.rise = max(0, told.peak - self.at_most(rank, before).resident)
-                one.least = told if one.least is None else Held(*map(min, one.least, told))
-                one.times += 1
-                over = now - one.since > LETTING_GO and one.times > PAUSES
-                if self.is_enough(rank, one) or over:
+                measured = measured._replace(whole=measured.whole + for_it)
+                before, self.last[rank] = self.last.get(rank), measured
+                if waiting.least is None and before is not None and before.fresh:
+                    waiting.rise = max(0, measured.peak - self.at_most(rank, before).resident)
+                waiting.least = (
+                    measured if waiting.least is None else Held(*map(min, waiting.least, measured))
+                )
+                waiting.times += 1
+                over = now - waiting.since > LETTING_GO and waiting.times > PAUSES
+                if self.is_enough(rank, waiting) or over:
                     if over:
-                        self.in_vain |= {(rank, name) for name in one.names}
+                        self.in_vain |= {(rank, name) for name in waiting.names}
                     self.go_on(rank)
                 else:
-                    one.again = now + PAUSE
-            elif now >= one.again:
-                one.again = math.inf
+                    waiting.again = now + PAUSE
+            elif now >= waiting.again:
+                waiting.again = math.inf
                 self.pool.children.measure(rank)
 
     def held_for(self, rank: int) -> int:
@@ -170,26 +172,26 @@ class Moments:
         own = (*self.pool.logs[rank], self.pool.stacks[rank])
         return sum(512 * os.fstat(fd).st_blocks for fd in own)
 
-    def is_enough(self, rank: int, one: Waiting) -> bool:
+    def is_enough(self, rank: int, waiting: Waiting) -> bool:
         bounds = self.enough[rank] if self.enough else {}
         return all(
             (rank, name) in self.in_vain
-            or self.above(rank, name, one.least) <= bounds.get(name, math.inf)
-            for name in one.names
+            or self.above(rank, name, waiting.least) <= bounds.get(name, math.inf)
+            for name in waiting.names
         )
 
     def above(self, rank: int, name: str, held: Held | None) -> int:
         """Bytes above the base, of the kind that the name is about."""
         before, pages, _ = name.rpartition(PAGES)
-        (base,) = self.found[rank].get(f"{before}{pages}{BASE}", [NOTHING])[:1]
+        (base,) = self.readings[rank].get(f"{before}{pages}{BASE}", [NOTHING])[:1]
         kind = "anonymous" if name == ANONYMOUS else "whole"
         return getattr(held, kind) - getattr(self.at_most(rank, base), kind)
 
     def at_most(self, rank: int, base: Held) -> Held:
         """The part of a base that counts: no more than START and the room above it."""
-        if self.pool.backend == "nccl" or START not in self.found[rank]:
+        if self.pool.backend == "nccl" or START not in self.readings[rank]:
             return base  # libraries take as much of a GPU as they like
-        (start,) = self.found[rank][START]
+        (start,) = self.readings[rank][START]
         return base._replace(
             whole=min(base.whole, start.whole + self.room),
             anonymous=min(base.anonymous, start.anonymous + self.room),
@@ -197,16 +199,19 @@ class Moments:
         )
 
     def go_on(self, rank: int) -> None:
-        one = self.waiting.pop(rank)
-        for name in one.names:
-            self.found[rank].setdefault(name, []).append(one.least or NOTHING)
-            self.rises[rank].setdefault(name, []).append(one.rise)
+        waiting = self.waiting.pop(rank)
+        for name in waiting.names:
+            self.readings[rank].setdefault(name, []).append(waiting.least or NOTHING)
+            self.rises[rank].setdefault(name, []).append(waiting.rise)
         with contextlib.suppress(OSError):  # it was ended meanwhile
             self.pool.moments[rank].send(GO)
 
-    def told(self) -> list[dict[str, list[int]]]:
+    def above_base(self) -> list[dict[str, list[int]]]:
         """For each rank the bytes above its base, by the names of moments, in their order."""
         return [
-            {name: [self.above(rank, name, one) for one in some] for name, some in found.items()}
-            for rank, found in enumerate(self.found)
+            {
+                name: [self.above(rank, name, held) for held in some]
+                for name, some in of_rank.items()
+            }
+            for rank, of_rank in enumerate(self.readings)
         ]

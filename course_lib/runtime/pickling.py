@@ -27,8 +27,8 @@ def explain(fn: Callable, args: tuple, kwargs: dict, error: Exception) -> str:
     candidates += [(f"argument {key!r}", value) for key, value in kwargs.items()]
     candidates += parts("", fn)
     for label, value in candidates:
-        if (found := culprit(label, value)) is not None:
-            label, value, reason = found
+        if (blamed := culprit(label, value)) is not None:
+            label, value, reason = blamed
             advice = next((says for kind, says in ADVICE if isinstance(value, kind)), OTHERWISE)
             return (
                 f"{name} cannot be sent to the ranks: {label} is a {type(value).__name__}, which cannot "
@@ -42,8 +42,8 @@ def culprit(label: str, value: Any, depth: int = DEEPEST) -> tuple[str, Any, str
     if (reason := unpicklable(value)) is None:
         return None
     for inner, part in parts(label, value) if depth else ():
-        if (found := culprit(inner, part, depth - 1)) is not None:
-            return found
+        if (blamed := culprit(inner, part, depth - 1)) is not None:
+            return blamed
     return label, value, reason
 
 
@@ -60,26 +60,33 @@ def parts(label: str, value: Any) -> list[tuple[str, Any]]:
         kept = [*enumerate(value.args), *value.keywords.items()]
         return [
             *parts(label, value.func),
-            *((f"the partial's argument {k!r}", one) for k, one in kept),
+            *((f"the partial's argument {k!r}", argument) for k, argument in kept),
         ]
     if isinstance(value, type):
-        own = {key: getattr(one, "__func__", one) for key, one in vars(value).items()}
-        functions = [one for one in own.values() if isinstance(one, FunctionType)]
-        found = [
-            pair for one in functions for pair in captured(one, f"{value.__name__}.{one.__name__}")
+        own = {
+            key: getattr(attribute, "__func__", attribute) for key, attribute in vars(value).items()
+        }
+        functions = [attribute for attribute in own.values() if isinstance(attribute, FunctionType)]
+        inside = [
+            pair
+            for function in functions
+            for pair in captured(function, f"{value.__name__}.{function.__name__}")
         ]
-        plain = {key: one for key, one in own.items() if not key.startswith("__")}
+        plain = {key: attribute for key, attribute in own.items() if not key.startswith("__")}
         return [
-            *found,
-            *((f"the attribute {key!r} of {value.__name__}", one) for key, one in plain.items()),
+            *inside,
+            *(
+                (f"the attribute {key!r} of {value.__name__}", attribute)
+                for key, attribute in plain.items()
+            ),
         ]
     if isinstance(value, list | tuple | dict):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return [(f"[{key!r}] of {label}", one) for key, one in pairs]
+        return [(f"[{key!r}] of {label}", element) for key, element in pairs]
     own = getattr(value, "__dict__", None)
     who = label or f"the {type(value).__name__}"
     return (
-        [(f"the attribute {k!r} of {who}", one) for k, one in own.items()]
+        [(f"the attribute {k!r} of {who}", attribute) for k, attribute in own.items()]
         if isinstance(own, dict)
         else []
     )
@@ -101,11 +108,15 @@ def captured(fn: FunctionType, who: str) -> Iterator[tuple[str, Any]]:
 
 def global_names(code: CodeType) -> dict[str, None]:
     """The globals that a function's code reads, also in functions within it, in order."""
-    found = {one.argval: None for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    names = {
+        instruction.argval: None
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "LOAD_GLOBAL"
+    }
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found |= global_names(const)
-    return found
+            names |= global_names(const)
+    return names
 
 
 def unpicklable(value: Any) -> str | None:

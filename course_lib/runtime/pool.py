@@ -167,10 +167,10 @@ class SeparateProcess:
 
     def process(self) -> Preloaded:
         """The process, started anew if it has ended."""
-        found = _others.get(self)
-        if found is None or not found.alive():
-            found = _others[self] = Preloaded(self.modules, self.environment)
-        return found
+        process = _others.get(self)
+        if process is None or not process.alive():
+            process = _others[self] = Preloaded(self.modules, self.environment)
+        return process
 
 
 def pool(
@@ -184,11 +184,11 @@ def pool(
     """
     process = preloaded()
     environment = read_at_the_start(process, sandbox)
-    found = _spares.pop((world_size, backend, record, sandbox, environment), None)
-    if found is not None and found.preloaded is process and healthy(found):
-        if found.imported.issuperset(imports):
-            return found
-        found.end()
+    spare = _spares.pop((world_size, backend, record, sandbox, environment), None)
+    if spare is not None and spare.preloaded is process and healthy(spare):
+        if spare.imported.issuperset(imports):
+            return spare
+        spare.end()
     return Pool(process, world_size, backend, record, sandbox, environment)
 
 

@@ -30,22 +30,22 @@ class Preloaded:
     def __init__(self, modules: tuple[str, ...] = (), environment: dict[str, str] | None = None):
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environment = dict(os.environ if environment is None else environment)
-        given = dict(
+        variables = dict(
             self.environment, **dict.fromkeys(ONE_THREAD, "1"), COURSE_ROLE="preloaded",
             PYTORCH_NVML_BASED_CUDA_CHECK="1",
         )  # fmt: skip
-        given.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        given.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        variables.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # NCCL's order of messages is explained in words where it matters, not by a warning in every rank
-        given.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+        variables.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         code = (
             f"import sys; sys.path[:] = {[os.path.abspath(p) for p in sys.path]!r}\n"
             "from course_lib.runtime.preload import main\n"
             f"main({there.fileno()}, {os.getpid()}, {[*PRELOAD, *modules]!r})"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[there.fileno()], env=given,
+            [sys.executable, "-c", code], pass_fds=[there.fileno()], env=variables,
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip

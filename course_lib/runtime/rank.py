@@ -280,10 +280,10 @@ def flush() -> None:
 def describe_error(error: BaseException) -> dict:
     """An exception as plain data: each link of its chain with type, text and the student's frames."""
     chain = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    while link is not None and id(link) not in visited:
+        visited.add(id(link))
         frames = [
             [frame.filename, frame.lineno, frame.name]
             for frame in traceback.extract_tb(link.__traceback__)

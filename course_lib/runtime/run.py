@@ -50,7 +50,7 @@ class Outcome:
     seconds: float
     backend: str
     output: list[list[str]]  # the last lines that each rank printed
-    held: list[dict[str, list[int]]] = field(default_factory=list)  # see `Moments.told`
+    held: list[dict[str, list[int]]] = field(default_factory=list)  # see `Moments.above_base`
     rose: list[dict[str, list[int]]] = field(
         default_factory=list
     )  # by so much since the moment before
@@ -128,7 +128,7 @@ def run_ranks(
         after = pool.children.loopback() if before is not None else None
         sent = after - before if before is not None and after is not None else None
         limit = pool.children.limit
-        held, rose = watch.moments.told(), watch.moments.rises
+        held, rose = watch.moments.above_base(), watch.moments.rises
         return Outcome(
             replies, failure, ledger, seconds, backend, said, held, rose, sent, limit, new
         )
@@ -219,7 +219,7 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
             for stream, fd in zip(("out", "err"), pool.pipes[rank], strict=True):
                 selector.register(fd, selectors.EVENT_READ, (stream, rank))
         selector.register(pool.preloaded.socket, selectors.EVENT_READ, ("process", -1))
-        seen = [(0, time.monotonic())] * pool.world_size  # each rank's events, and their time
+        latest = [(0, time.monotonic())] * pool.world_size  # each rank's events, and their time
         look_again = 0.0
         while watch.running:
             wait = PAUSE if watch.moments.waiting else 0.05 if watch.first_trouble else 0.1
@@ -236,14 +236,14 @@ def observe(watch: Watch, output: Output, timeout: float, longest: float) -> Non
             if now - began > max(seconds, min(longest, seconds * slowdown())):
                 watch.verdict = "timeout"
                 return
-            for rank, (events, _) in enumerate(seen):
+            for rank, (events, _) in enumerate(latest):
                 if (count := pool.board.read(rank).events) != events:
-                    seen[rank] = (count, now)
-            still = {rank for rank, (_, since) in enumerate(seen) if now - since > STILL}
+                    latest[rank] = (count, now)
+            still = {rank for rank, (_, since) in enumerate(latest) if now - since > STILL}
             if still & watch.running and not watch.first_trouble and now > look_again:
                 look_again = now + STILL / 4
                 snap = Snapshot.of(pool)
-                long = all(now - seen[rank][1] > LONG_STILL for rank in watch.running)
+                long = all(now - latest[rank][1] > LONG_STILL for rank in watch.running)
                 for taken_in in (True, False) if snap.in_order and long else (True,):
                     waiting = stuck(snap, watch.running, taken_in)
                     if waiting and set(waiting) <= still:

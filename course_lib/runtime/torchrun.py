@@ -102,7 +102,7 @@ class Recording:
         if kind is None:  # after an error the others may never come
             gathered: list[Any] = [None] * self.world_size
             dist.all_gather_object(gathered, (self._operations(), ended))
-            operations = [one for one, _ in gathered]
+            operations = [log for log, _ in gathered]
             last = max(its_end for _, its_end in gathered)
             self.ledger = Ledger(self.world_size, operations, self.backend, ended=last)
 

@@ -80,7 +80,9 @@ class Snapshot:
         ]
         return Order(
             issued,
-            done=lambda one: bool(self.logs[one.rank][one.index].flags & rows.DONE),
+            done=lambda operation: bool(
+                self.logs[operation.rank][operation.index].flags & rows.DONE
+            ),
             blocked=self.blocked(),
             going_on=going_on,
             taken_in=taken_in,

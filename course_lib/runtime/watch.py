@@ -36,7 +36,7 @@ class Watch:
     def all_begun(self) -> bool:
         """Whether every rank has begun the task; a student's code runs after that."""
         states = [self.pool.board.read(rank) for rank in range(self.pool.world_size)]
-        return all(one.task == self.task and one.state != rows.IDLE for one in states)
+        return all(state.task == self.task and state.state != rows.IDLE for state in states)
 
     def raised(self) -> list[int]:
         return [rank for rank, (reply, _) in self.replies.items() if not reply["ok"]]
@@ -50,5 +50,5 @@ class Watch:
 
     def imported(self, module: str) -> bool:
         """Whether some rank had that module at its end."""
-        told = [reply.get("imported") for reply, _ in self.replies.values()]
-        return any(isinstance(names, list) and module in names for names in told)
+        imports = [reply.get("imported") for reply, _ in self.replies.values()]
+        return any(isinstance(names, list) and module in names for names in imports)

@@ -77,25 +77,25 @@ class ParallelSelfAttention(nn.Module):
             )
         self.group, self.head_dim, self.dropout = group, width // heads, dropout
         self.attend, self.rotate = attend, rotate
-        given = linears or {}
+        own = linears or {}
 
         def key_or_value(name: str) -> _KeyValue:
-            linear = given.get(name)
+            linear = own.get(name)
             return _KeyValue(
                 width, kv_heads, self.head_dim, bias, group, sequence=sequence, linear=linear
             )
 
         self.query = ColumnParallelLinear(
-            width, width, bias, False, group, sequence=sequence, linear=given.get("query")
+            width, width, bias, False, group, sequence=sequence, linear=own.get("query")
         )
         self.key, self.value = key_or_value("key"), key_or_value("value")
         self.out = RowParallelLinear(
-            width, width, bias, True, group, sequence=sequence, linear=given.get("out")
+            width, width, bias, True, group, sequence=sequence, linear=own.get("out")
         )
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         projected = column_parallel(x, [self.query, self.key, self.value])
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)) for one in projected)
+        q, k, v = (heads.unflatten(-1, (-1, self.head_dim)) for heads in projected)
         if self.rotate is not None:
             if positions is None:
                 positions = torch.arange(q.shape[1], device=q.device)
@@ -145,7 +145,7 @@ class _KeyValue(ColumnParallelLinear):
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     """q (batch, seq, heads, head_dim), k and v (batch, seq, kv_heads, head_dim); returns q's shape."""
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=grouped, dropout_p=dropout

@@ -48,17 +48,17 @@ class ParallelMLP(nn.Module):
         super().__init__()
         if activation not in ("gelu", "swiglu"):
             raise ValueError(f"activation is 'gelu' or 'swiglu', not {activation!r}")
-        given = linears or {}
+        own = linears or {}
 
         def column(name: str) -> ColumnParallelLinear:
             return ColumnParallelLinear(
-                width, hidden, bias, False, group, sequence=sequence, linear=given.get(name)
+                width, hidden, bias, False, group, sequence=sequence, linear=own.get(name)
             )
 
         self.gate = column("gate") if activation == "swiglu" else None
         self.up = column("up")
         self.down = RowParallelLinear(
-            hidden, width, bias, True, group, sequence=sequence, linear=given.get("down")
+            hidden, width, bias, True, group, sequence=sequence, linear=own.get("down")
         )
 
     def forward(self, x: Tensor) -> Tensor:

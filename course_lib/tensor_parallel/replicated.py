@@ -24,16 +24,16 @@ def sum_gradients(group: Group, *parameters: Tensor | None) -> tuple[Tensor | No
     forward: the parameters themselves. backward: their gradients, summed over the ranks in one all-reduce:
     each rank sends 2 (n-1)/n of their bytes in every backward.
     """
-    given = [one for one in parameters if one is not None]
-    summed = iter(_SumGradients.apply(group, *given) if given else ())
-    return tuple(None if one is None else next(summed) for one in parameters)
+    present = [parameter for parameter in parameters if parameter is not None]
+    summed = iter(_SumGradients.apply(group, *present) if present else ())
+    return tuple(None if parameter is None else next(summed) for parameter in parameters)
 
 
 class _SumGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        return tuple(one.view_as(one) for one in parameters)
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
     @once_differentiable

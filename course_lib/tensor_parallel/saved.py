@@ -30,7 +30,7 @@ def saved_for_backward(apart_from: Iterable[Tensor] = ()) -> Iterator[SavedBytes
     function keeps as an attribute of its context is not counted.
     """
     counted = SavedBytes()
-    known = {one.untyped_storage().data_ptr() for one in apart_from}
+    known = {tensor.untyped_storage().data_ptr() for tensor in apart_from}
     alive = []  # else freed memory could go to another tensor, which would count as the same
 
     def pack(tensor: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def check_tokens(what: str, tokens: Tensor, vocab_size: int) -> None:
     """Raise ValueError for a token outside 0 .. vocab_size - 1, on the CPU: there the check costs nothing."""
     if tokens.device.type != "cpu" or not tokens.numel():
         return
-    low, high = (int(one) for one in tokens.aminmax())
+    low, high = (int(bound) for bound in tokens.aminmax())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise ValueError(f"{what} {wrong} lies outside the vocabulary, 0 .. {vocab_size - 1}")

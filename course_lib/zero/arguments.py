@@ -23,8 +23,8 @@ def param_groups(
         raise TypeError(
             "params is a tensor; a list of tensors is expected, such as module.parameters()"
         )
-    given = list(params)
-    dicts = given if given and isinstance(given[0], dict) else [{"params": given}]
+    listed = list(params)
+    dicts = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     groups: list[ParamGroup] = []
     for group in dicts:
         members = group["params"]

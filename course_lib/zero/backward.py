@@ -56,18 +56,20 @@ def when_gradients(mode: Literal["all", "any"], of: object, call: Callable[[], N
         register_multi_grad_hook(tensors, lambda _: call(), mode=mode)
 
 
-def tensors_in(value: object, seen: set[int] | None = None) -> list[torch.Tensor]:
+def tensors_in(value: object, visited: set[int] | None = None) -> list[torch.Tensor]:
     """The tensors that require a gradient in a module's input or output, however nested."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(value, torch.Tensor):
         return [value] if value.requires_grad else []
-    if id(value) in seen or isinstance(value, str | bytes | int | float | nn.Module | type(None)):
+    if id(value) in visited or isinstance(
+        value, str | bytes | int | float | nn.Module | type(None)
+    ):
         return []
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, Mapping):
         members: Iterable[object] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         members = value
     else:
         members = getattr(value, "__dict__", {}).values()
-    return [tensor for member in members for tensor in tensors_in(member, seen)]
+    return [tensor for member in members for tensor in tensors_in(member, visited)]

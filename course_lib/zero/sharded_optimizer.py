@@ -54,9 +54,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Raises ValueError if another sharded optimizer holds one of them.
         """
-        self._given = [param for given in groups for param in given["params"]]
+        self._given = [param for group in groups for param in group["params"]]
         self._number = {param: i for i, param in enumerate(self._given)}
-        self._numbers = [[self._number[param] for param in given["params"]] for given in groups]
+        self._numbers = [[self._number[param] for param in group["params"]] for group in groups]
         _claim([param for param in self._given if param.requires_grad], self)
         return [param for param in self._given if not param.requires_grad]
 
@@ -68,8 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for param, shard in zip(bucket.params, bucket.shards, strict=True)
         }
         return [
-            {**given, "params": [shard_of[p] for p in given["params"] if p.requires_grad]}
-            for given in groups
+            {**group, "params": [shard_of[p] for p in group["params"] if p.requires_grad]}
+            for group in groups
         ]
 
     def _complete(self) -> None:

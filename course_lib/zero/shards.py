@@ -67,9 +67,9 @@ def flatten_and_shard(params: Iterable[torch.Tensor], n: int) -> list[torch.Tens
         raise ValueError("params is empty: there is nothing to cut into shards")
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
-        told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        mixture = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise ValueError(
-            f"params are {told}: a flat buffer has one dtype and one device. Call once for each kind."
+            f"params are {mixture}: a flat buffer has one dtype and one device. Call once for each kind."
         )
     total = sum(tensor.numel() for tensor in tensors)
     flat = tensors[0].new_zeros(padded(total, n))

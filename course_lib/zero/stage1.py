@@ -58,8 +58,8 @@ class Zero1Optimizer(ShardedOptimizer):
             self.transport.broadcast(frozen.detach())
         self.buckets = [
             Bucket(members, self.transport, self.home)  # flat (n * shard,), own (shard,)
-            for given in groups
-            for members in self._in_buckets([p for p in given["params"] if p.requires_grad])
+            for param_group in groups
+            for members in self._in_buckets([p for p in param_group["params"] if p.requires_grad])
         ]
         self.optimizer = optimizer_cls(self._of_shards(groups), **defaults)  # knows shards only
         self._complete()

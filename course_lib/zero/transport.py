@@ -32,10 +32,10 @@ class Transport:
         reduce_scatter: Collective | None = None,
         all_gather: Collective | None = None,
     ):
-        for name, given in (("reduce_scatter", reduce_scatter), ("all_gather", all_gather)):
-            if given is not None and not callable(given):
+        for name, function in (("reduce_scatter", reduce_scatter), ("all_gather", all_gather)):
+            if function is not None and not callable(function):
                 raise TypeError(
-                    f"{name} is a {type(given).__name__}; a function (output, input, group) is expected"
+                    f"{name} is a {type(function).__name__}; a function (output, input, group) is expected"
                 )
         self.group = group
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)

@@ -84,15 +84,15 @@ def unit_parameters(module: nn.Module, units: Units) -> list[tuple[nn.Module, li
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     visited: set[tuple[int, int]] = set()
 
-    def visit(one: nn.Module, unit: nn.Module) -> None:
-        unit = one if one in chosen else unit
-        if (id(one), id(unit)) in visited:
+    def visit(inner: nn.Module, unit: nn.Module) -> None:
+        unit = inner if inner in chosen else unit
+        if (id(inner), id(unit)) in visited:
             return
-        visited.add((id(one), id(unit)))
-        for param in one._parameters.values():
+        visited.add((id(inner), id(unit)))
+        for param in inner._parameters.values():
             if param is not None:
                 owners.setdefault(param, []).append(unit)
-        for child in one.children():
+        for child in inner.children():
             visit(child, unit)
 
     visit(module, module)
@@ -105,18 +105,20 @@ def unit_parameters(module: nn.Module, units: Units) -> list[tuple[nn.Module, li
 
 def _chosen(module: nn.Module, units: Units) -> list[nn.Module]:
     """The modules that `units` names, in the module's own order, without the module itself."""
-    inside = [one for one in module.modules() if one is not module]
+    inside = [inner for inner in module.modules() if inner is not module]
     if units is None:
         return _layers(module) or list(module.children())
-    given = [units] if isinstance(units, type) else list(units)
-    classes = tuple(one for one in given if isinstance(one, type))
-    others = [one for one in given if not isinstance(one, type)]
-    for one in others:
-        if not any(one is known for known in module.modules()):
-            raise ValueError(f"units holds a {type(one).__name__} that is not inside the module")
-    chosen = [one for one in inside if isinstance(one, classes) or any(one is m for m in others)]
-    if classes and not any(isinstance(one, classes) for one in module.modules()):
-        names = ", ".join(one.__name__ for one in classes)
+    chosen_by = [units] if isinstance(units, type) else list(units)
+    classes = tuple(kind for kind in chosen_by if isinstance(kind, type))
+    others = [unit for unit in chosen_by if not isinstance(unit, type)]
+    for other in others:
+        if not any(other is known for known in module.modules()):
+            raise ValueError(f"units holds a {type(other).__name__} that is not inside the module")
+    chosen = [
+        inner for inner in inside if isinstance(inner, classes) or any(inner is m for m in others)
+    ]
+    if classes and not any(isinstance(inner, classes) for inner in module.modules()):
+        names = ", ".join(kind.__name__ for kind in classes)
         raise ValueError(f"units names {names}, but the module has no submodule of that class")
     return chosen
 
@@ -124,8 +126,8 @@ def _chosen(module: nn.Module, units: Units) -> list[nn.Module]:
 def _layers(module: nn.Module) -> list[nn.Module]:
     """The elements of the outermost ModuleLists and Sequentials."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
-        found = []
+        layers = []
         for child in module.children():
-            found += _layers(child) if isinstance(child, nn.ModuleList) else [child]
-        return found
+            layers += _layers(child) if isinstance(child, nn.ModuleList) else [child]
+        return layers
     return [layer for child in module.children() for layer in _layers(child)]

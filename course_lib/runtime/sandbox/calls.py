@@ -145,11 +145,11 @@ def packed(steps: Iterable[Step]) -> bytes:
 def set_filter(packed: bytes) -> None:
     kept = ctypes.create_string_buffer(packed, len(packed))
     header = struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(kept))
-    found = libc.syscall(
+    result = libc.syscall(
         here(SYS_SECCOMP), ctypes.c_uint(SET_MODE_FILTER), ctypes.c_uint(ALL_THREADS), header
     )
-    if check(found, "seccomp"):
-        raise OSError(errno.EBUSY, f"seccomp: thread {found} has a filter of its own")
+    if check(result, "seccomp"):
+        raise OSError(errno.EBUSY, f"seccomp: thread {result} has a filter of its own")
 
 
 def here(numbers: Numbers) -> int | None:
@@ -244,7 +244,7 @@ def answers(*all_of_them: int) -> list[Step]:
 
 def unless(values: Iterable[int]) -> list[Step]:
     """Refuse the call if the loaded value is one of these."""
-    refused = [step for one in values for step in ((EQUAL, 0, 1, one), *answers(REFUSE))]
+    refused = [step for number in values for step in ((EQUAL, 0, 1, number), *answers(REFUSE))]
     return [*refused, *answers(ALLOW)]
 
 

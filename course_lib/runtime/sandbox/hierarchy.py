@@ -42,28 +42,28 @@ def own_folders(groups: str, mounts: str) -> dict[str, str]:
 
     groups, mounts: the texts of /proc/self/cgroup and /proc/self/mountinfo.
     """
-    found = {}
+    folders = {}
     for line in groups.splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(",") if names else [UNIFIED]:
             for root, point in mounted(mounts, name):
                 top = root.rstrip("/")
                 if (path == root or path.startswith(f"{top}/")) and ".." not in path.split("/"):
-                    found[name] = point + path[len(top) :].rstrip("/")
-    return found
+                    folders[name] = point + path[len(top) :].rstrip("/")
+    return folders
 
 
 def mounted(mounts: str, controller: str) -> list[tuple[str, str]]:
     """The mounts of a hierarchy: (which of its groups is at the top there, where that is)."""
-    found = []
+    mounts_of_it = []
     for line in mounts.splitlines():
         where, _, what = line.partition(" - ")
         kind, _, options = what.split(" ", 2)
         its = [UNIFIED] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
         if controller in its:
             root, point = where.split()[3:5]
-            found.append((root, point))
-    return found
+            mounts_of_it.append((root, point))
+    return mounts_of_it
 
 
 def prepare() -> None:
@@ -100,11 +100,11 @@ def family(pids: set[int]) -> set[int]:
     while pid:
         eldest = pid if pid in pids else eldest
         pid = parent_of.get(pid) or parent(pid)
-    found, size = {eldest}, 0
-    while len(found) > size:
-        size = len(found)
-        found |= {pid for pid, its in parent_of.items() if its in found}
-    return found
+    members, size = {eldest}, 0
+    while len(members) > size:
+        size = len(members)
+        members |= {pid for pid, its in parent_of.items() if its in members}
+    return members
 
 
 def move(pid: int, folder: str) -> None:

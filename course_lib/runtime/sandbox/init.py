@@ -273,11 +273,11 @@ def all_pids() -> list[int]:
 
 def descendants(root: int, everybody: list[int]) -> list[int]:
     parents = {pid: parent_of(pid) for pid in everybody}
-    found, grown = {root}, True
+    family, grown = {root}, True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        found, grown = found | more, bool(more)
-    return sorted(found - {root})
+        more = {pid for pid, parent in parents.items() if parent in family} - family
+        family, grown = family | more, bool(more)
+    return sorted(family - {root})
 
 
 def read(path: str) -> str:
@@ -310,11 +310,11 @@ def bytes_without_a_name(pids: Iterable[int]) -> int:
 
     A file that a process has mapped is among its private pages too. Nothing in the course needs such files.
     """
-    found: dict[object, int] = {}
+    nbytes: dict[object, int] = {}
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found.update(held.files_without_a_name(pid))
-    return sum(found.values())
+            nbytes.update(held.files_without_a_name(pid))
+    return sum(nbytes.values())
 
 
 def loopback_bytes() -> int:

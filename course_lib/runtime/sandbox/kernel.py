@@ -87,8 +87,8 @@ def pivot_root_number() -> int:
 
 
 def prctl(option: int, *arguments: int) -> None:
-    given = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
-    check(libc.prctl(option, *given), f"prctl({option})")
+    numbers = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    check(libc.prctl(option, *numbers), f"prctl({option})")
 
 
 def loopback_up() -> None:

@@ -46,7 +46,7 @@ def tuples(sandbox: Sandbox) -> dict:
 def candidates(root: bool) -> Iterator[tuple[str, ...]]:
     """From the strongest to none. Landlock is for machines that forbid a mount namespace."""
     users = [(spec.LOW_PRIVILEGE,), ()] if root else [()]
-    always = ALWAYS if calls.known() else tuple(one for one in ALWAYS if one != spec.CALLS)
+    always = ALWAYS if calls.known() else tuple(layer for layer in ALWAYS if layer != spec.CALLS)
     for low in users:
         yield (*NAMESPACES, spec.USER, *low, *always, spec.APART)
     for low in users:
@@ -91,14 +91,14 @@ def try_out(preloaded: Preloaded, sandbox: Sandbox) -> tuple[str, ...] | None:
             for mine in (writer, looker):
                 mine.settimeout(30)
             looker.sendall(writer.recv(1 << 12))
-            seen = json.loads(looker.recv(1 << 16) or b"null")
+            answers = json.loads(looker.recv(1 << 16) or b"null")
         except (LaunchError, OSError, ValueError):
             return None
         finally:
             children.end()
-    if seen is None or not seen["imports"]:
+    if answers is None or not answers["imports"]:
         return None
-    return tuple(layer for layer in sandbox.layers if seen.get(layer, True))
+    return tuple(layer for layer in sandbox.layers if answers.get(layer, True))
 
 
 def leave_note(arguments: dict, fds: list[int]) -> NoReturn:
@@ -121,7 +121,7 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
     with open("/proc/self/uid_map") as file:
         mapped = int(file.read().split()[2])
     hidden = not readable(arguments["secret"])
-    seen = {
+    answers = {
         "imports": readable(os.__file__) and readable(kernel.__file__),
         spec.MOUNT: hidden,
         spec.LANDLOCK: hidden,
@@ -136,7 +136,7 @@ def look_around(arguments: dict, fds: list[int]) -> NoReturn:
         and not readable(f"/proc/{sibling['pid']}/environ")
         and calls.can_forbid(),  # last: it holds from here on
     }
-    sock.sendall(json.dumps(seen).encode())
+    sock.sendall(json.dumps(answers).encode())
     os._exit(0)
 
 

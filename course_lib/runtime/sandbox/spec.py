@@ -79,7 +79,7 @@ class Sandbox:
         return all(layer in self.layers for layer in layers)
 
     def without(self, *layers: str) -> Sandbox:
-        return replace(self, layers=tuple(one for one in self.layers if one not in layers))
+        return replace(self, layers=tuple(layer for layer in self.layers if layer not in layers))
 
     @property
     def isolates_files(self) -> bool:
@@ -104,9 +104,9 @@ def python_folders() -> tuple[str, ...]:
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
     for package in PACKAGES:
-        found = importlib.util.find_spec(package)
-        if found is not None and found.origin is not None:
-            folders.add(os.path.dirname(os.path.dirname(found.origin)))
+        module = importlib.util.find_spec(package)
+        if module is not None and module.origin is not None:
+            folders.add(os.path.dirname(os.path.dirname(module.origin)))
     real = {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder for folder in folders | real if os.path.isdir(folder)))
 
