@@ -17,7 +17,7 @@
 # | you need | notebook 02: reduce-scatter, all-gather; notebook 03: replicas, gradient hooks |
 # | time | four hours, and 20 minutes for the optional section |
 # | points | 60, and 3 of extra credit |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -41,19 +41,19 @@
 # | K | microbatches whose gradients add up before a step |
 # | model states | weights, gradients and the optimizer's state. ZeRO shards these; activations do not belong to them |
 # | replicated | every rank has all of the tensor, with the same values |
-# | partial | every rank has a tensor of full size, but only its own term of the sum: the gradients after backward |
+# | partial | every rank has a tensor of full size, but it is only this rank's term of the sum. The gradients after backward are partial |
 # | sharded | every rank has one of N equal parts of the tensor, its *shard*; rank r *owns* the r-th |
 # | master copy | the float32 weights on which the optimizer works when the model's are in 16 bits |
 # | unit | parameters that are gathered and freed together: here, a block |
 #
-# The unit of bytes sent is **(N−1)/N · P** elements. Each rank sends as many in one reduce-scatter or one
-# all-gather of P elements:
+# Bytes sent are counted in *units of traffic*, which are not the units of this table. One unit of traffic is
+# **(N−1)/N · P** elements, as many as each rank sends in one reduce-scatter or one all-gather of P elements:
 #
 # | collective | before | after | sent |
 # |---|---|---|---|
 # | reduce-scatter | partial | sharded | 1 |
 # | all-gather | sharded | replicated | 1 |
-# | all-reduce | partial | replicated | 2, since it is the first and then the second (notebook 02) |
+# | all-reduce | partial | replicated | 2, since it is a reduce-scatter and then an all-gather (notebook 02) |
 
 # %%
 import contextlib
@@ -81,11 +81,11 @@ WIDTH, DEPTH = 128, 8
 P = DEPTH * WIDTH * (WIDTH + 1)  # parameters of the model below
 
 # %% [markdown]
-# You need not read the tools now. `Network` is a small model whose layers stand in `blocks`. `train` makes a
-# few steps of it on every rank and measures how many bytes of tensors the rank holds: after the last
-# backward, after the last step, and whenever forward leaves a block or backward enters one. `most` is the
-# largest of these measurements. `memory_picture` draws the measurements of the last step. `sent` reads from
-# the ledger how much a rank sent in that step.
+# The next cell holds the tools of this notebook; you need not read it now. `Network` is a small model whose
+# layers stand in `blocks`. `train` trains it for a few steps on every rank and measures how many bytes of
+# tensors the rank holds: after the last backward, after the last step, and whenever forward leaves a block or
+# backward enters one. `most` is the largest of these measurements. `memory_picture` draws the measurements of
+# the last step. `sent` reads from the ledger how much a rank sent in that step.
 
 
 # %%
@@ -123,7 +123,7 @@ def held():
 
 
 def train(make, steps=2, microbatches=1, samples=2):
-    """Steps of `make(model)`, a pair (model, optimizer), on every rank's own data and own first weights."""
+    """Train the pair (model, optimizer) of `make(model)`; every rank has its own data and first weights."""
     gc.collect()
     gc.freeze()  # existing tensors do not count
     rank = dist.get_rank()
@@ -135,12 +135,12 @@ def train(make, steps=2, microbatches=1, samples=2):
         if output.requires_grad:
             output.register_hook(lambda grad: most.append(held()))
 
-    for block in network.blocks:  # after make(): its hooks run first, so a gathered block is seen
+    for block in network.blocks:  # make()'s hooks run first: in backward a gathered block is seen
         block.register_forward_hook(look)
     generator = torch.Generator().manual_seed(100 + rank)
     data = [torch.randn(2, samples, WIDTH, generator=generator) for _ in range(microbatches)]
     for _ in range(steps):
-        dist.barrier()  # `sent` counts from the last one on
+        dist.barrier()  # `sent` counts from the last barrier on
         with costs() as spent:
             for x, y in data:
                 loss = nn.functional.mse_loss(model(x.to(device())), y.to(device())) / microbatches
@@ -149,13 +149,13 @@ def train(make, steps=2, microbatches=1, samples=2):
             most.append(held())
             optimizer.step()
             optimizer.zero_grad()
-    looks = [*most[-2 * DEPTH - 1 :], held()]  # forward, backward, after it, after the step
+    looks = [*most[-2 * DEPTH - 1 :], held()]  # forward, backward, after backward, after the step
     found = {"after backward": looks[-2], "after step": looks[-1], "most": max(most)}
     return {**found, "looks": looks, "flops": spent.flops}
 
 
 def sent(run, rank=0, since=-1):
-    """The bytes that a rank sent after a barrier, the last one, in units of (N-1)/N P elements of four bytes."""
+    """Bytes that a rank sent after barrier `since` (-1: the last), in units of (N-1)/N P floats."""
     operations = run.ledger.operations(rank)
     begin = [i for i, one in enumerate(operations) if one.op == "barrier"][since]
     n = run.ledger.world_size
@@ -206,11 +206,11 @@ def try_it(body, *args, world_size=4, **kwargs):
 # | time | 20 minutes |
 # | points | 6 |
 #
-# Where do 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m and a
-# variance v in float32: 4 + 4. And it needs the weights themselves in float32, because a step of 1e-5 on a
-# weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 + 4 + 8: 16 again, but that is a
-# coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights and gradients stay in float32.
-# DeepSpeed and Megatron-LM have 2 + 2 + 12.)
+# Where do the 16 bytes a parameter come from? Weights and gradients in 16 bits: 2 + 2. Adam keeps a mean m
+# and a variance v in float32: 4 + 4. And Adam needs the weights themselves in float32, because a step of 1e-5
+# on a weight of 1 is lost in bf16: 4 more. Plain float32 training has 4 for weights, 4 for gradients, and 8
+# for m and v: 16 again, but that is a coincidence. (PyTorch's `autocast` also takes 16 bytes: there weights
+# and gradients stay in float32. DeepSpeed and Megatron-LM have 2 + 2 + 12.)
 #
 # You will read other figures for the optimizer's state. 4 bytes a parameter, 28 GB for 7B, are m and v in 16
 # bits, without a master copy. 8 bytes are m and v in float32, without the master copy. 12 bytes are all
@@ -243,10 +243,10 @@ for when in ("after backward", "after step"):
 # | 2 | state, gradients | weights |
 # | 3 | state, gradients, weights | nothing |
 #
-# With `offload` a part lies in the memory of the host, the computer in which the GPU sits, and does not
-# count. This part is the optimizer's state; from stage 2 on the gradient shard too (ZeRO-Offload); and in
-# stage 3 the weights' shard too (ZeRO-Infinity). Count the bytes that stay on the GPU between backward and
-# step.
+# With `offload` some of the tensors lie in the memory of the host, the computer in which the GPU sits, and do
+# not count: in every stage the optimizer's state, from stage 2 on also the gradient shard (ZeRO-Offload), and
+# in stage 3 also the weights' shard (ZeRO-Infinity). Count the bytes that stay on the GPU between backward
+# and step.
 
 # %%
 WEIGHTS, GRADIENTS, STATES = 2, 2, 12  # bytes a parameter
@@ -257,7 +257,7 @@ def memory_per_rank(params: float, n: int, stage: int, offload: bool = False) ->
     """Bytes of model states on each of n ranks, mixed-precision Adam: 16 bytes a parameter in all.
 
     params and n may be any numbers: nothing is rounded or padded. stage: 0 (replicas), 1, 2 or 3.
-    offload: see above; asked for from stage 1 on.
+    offload: see above; the check sets it from stage 1 on.
     """
     ### BEGIN SOLUTION
     if stage not in (0, 1, 2, 3):
@@ -302,13 +302,13 @@ with contextlib.suppress(NotImplementedError):  # prints nothing before you have
     print(f"175B on 64 GPUs, stage 3: {memory_per_rank(175e9, 64, 3) / 1e9:.2f} GB")
 
 # %% [markdown]
-# Note two things. Stage 1 alone saves 73.5 of the 98 GB that there are to save. And the weights set a floor
-# under stages 1 and 2. ZeRO-2 is sometimes recommended up to 70B, but it keeps 2 bytes a parameter on every
-# GPU: 140 GB for 70B, however many GPUs there are.
+# Note two things. Stage 1 alone saves 112 − 38.5 = 73.5 GB of the 112 − 14 = 98 GB that stage 3 saves. And
+# the weights set a floor under stages 1 and 2. ZeRO-2 is sometimes recommended for models of up to 70B, but
+# it keeps 2 bytes a parameter on every GPU: 140 GB for 70B, however many GPUs there are.
 #
-# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide. Then keep 20 GB free for
-# the parts that the formula leaves out: activations, buffers for the communication, gaps between the
-# allocator's pieces.
+# **Break it.** How large a model can you train on 1 GPU of 80 GB, and on 8? Divide the memory by the bytes a
+# parameter. Then keep 20 GB free for the parts that the formula leaves out: activations, buffers for the
+# communication, gaps between the allocator's pieces.
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -319,13 +319,13 @@ with contextlib.suppress(NotImplementedError):
 # %% [markdown]
 # One GPU trains less than 5B. And if you budget all 80 GB for states, the first forward runs out of memory.
 #
-# **In production.** Figure 1 of the ZeRO paper has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB. Your function
-# gives:
+# **In production.** Figure 1 of the ZeRO paper has 7.5B on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB for stages 0
+# to 3. The next cell prints the same numbers from your function.
 #
 # <details><summary>In the lectures</summary>Lecture 000 has "~28 GB" of optimizer states for 7B: m and v in
 # 16 bits. Lecture 002 has 8 bytes a parameter, without the master copy. Lecture 001 has the 12, shows 2 + 2 +
-# 12 as PyTorch's, and calls the 12 once "fp32 momentum + variance": those are 8. It gives the table above in
-# parts, and recommends "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are the weights alone,
+# 12 as PyTorch's, and once calls the 12 "fp32 momentum + variance", which are 8. It gives parts of the table
+# of 7B, and recommends "FSDP or ZeRO-2" for 10 to 70B. Its 5.5 GB for 175B on 64 GPUs are the weights alone,
 # and its "&lt;10B" for one GPU without parallelism is more than fits.</details>
 
 # %% tags=["skip-in-grading"]
@@ -420,9 +420,9 @@ report = check("04_zero/flatten_and_shard", flatten_and_shard, cases="hidden")
 report.points(6)
 
 # %% [markdown]
-# **Measure.** Padding costs little: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. If
-# you cut each of its 291 tensors by itself, it costs 291 times as much, which is still nothing. If you cut
-# *small* tensors on many ranks, it costs more:
+# **Measure.** Padding costs little: a model of 7B on 1,024 ranks has at most 1,023 zeros, 2 kB in bf16. A
+# LLaMA of 7B has 291 tensors: 9 in each of 32 blocks, and 3 more. If you cut each tensor by itself, padding
+# costs 291 times as much, which is still nothing. If you cut *small* tensors on many ranks, it costs more:
 
 # %% tags=["skip-in-grading"]
 with contextlib.suppress(NotImplementedError):
@@ -445,8 +445,8 @@ try_it(uneven, world_size=2)
 
 # %% [markdown]
 # **In production.** FSDP1 calls this a `FlatParameter`, DeepSpeed a `flat` partition. FSDP2 (`fully_shard`)
-# cuts each parameter along its first dimension instead and copies on the way. It has some more padding and
-# one more copy, and in return every shard is still a parameter with a name.
+# cuts each parameter along its first dimension instead. It has some more padding and one more copy, between
+# the parameters and the buffer of the collective. In return every shard is still a parameter with a name.
 #
 # <details><summary>In the lectures</summary>Lecture 001 describes FSDP with "GPU i holds shard i (e.g. layers
 # 0-3 of 32)". That is pipelining.</details>
@@ -461,8 +461,9 @@ try_it(uneven, world_size=2)
 # | time | 45 minutes |
 # | points | 14 |
 #
-# The picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of all
-# tensors of the rank, as forward leaves the eight blocks and as backward enters them.
+# The next picture shows a replica's memory in one step of AdamW in float32. Every bar is one measurement of
+# all tensors of the rank: when forward leaves each of the eight blocks, when backward enters each of them,
+# and twice at the end.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 measured = {0: launch(train, replicas, world_size=1)}
@@ -483,14 +484,15 @@ memory_picture({"replicas": measured[0]})
 # | 2. the optimizer's step, on the shard | sharded | sharded | 0 |
 # | 3. all-gather the shards: every rank has all new weights | sharded | replicated | 1 |
 #
-# Together they send 2 units. An all-reduce of the gradients alone, which replicas need, sends 2 as well. The
-# saved memory costs no byte.
+# Together they send 2 units of traffic. An all-reduce of the gradients alone, which replicas need, sends 2 as
+# well. The memory is saved without any more traffic.
 #
-# Over K microbatches it stays 2: the partial gradients add up on each rank, and the step exchanges them once.
+# Over K microbatches the traffic stays 2: the partial gradients add up on each rank, and the step exchanges
+# them once.
 #
 # **Predict.** ZeRO-1 is often drawn with another workflow: *all-reduce* the gradients, step, all-gather the
-# parameters. How many times the bytes does that send? Write your number down as `answer_2` in §8. You will
-# measure it at the end of this section.
+# parameters. How many times as many bytes as the workflow above does that send? Write your number down as
+# `answer_2` in §8. You will measure it at the end of this section.
 #
 # **Build.** From outside your class is an optimizer (`step`, `zero_grad`). Inside it has an ordinary one,
 # which knows a single parameter: the shard.
@@ -498,7 +500,7 @@ memory_picture({"replicas": measured[0]})
 # - `params`: all parameters of the model, as one gives them to `torch.optim`. This is often
 #   `model.parameters()`, an iterator that can be used only once, so make a list of it. Some may be frozen
 #   (`requires_grad` is False): those are not trained, but they get the first rank's values like all others.
-# - A parameter that has no gradient counts as zeros. Not every rank uses the same parts of a model.
+# - A missing gradient counts as zeros: a rank need not use every part of the model.
 # - After the step keep no large tensor but the shard and the inner optimizer's state: the shard's gradient
 #   goes, too.
 
@@ -536,7 +538,7 @@ class Zero1Optimizer:
 
     params: all parameters of a model. They get the values of the first rank. optimizer_cls, **defaults: the
     optimizer and its arguments, such as torch.optim.AdamW, lr=1e-3.
-    Sends 2 (N-1)/N of the parameters a step, however many backwards came before it.
+    A step sends 2 (N-1)/N of the parameters, however many backwards came before it.
     """
 
     def __init__(self, params, optimizer_cls, *, group: Group = None, **defaults):
@@ -579,10 +581,10 @@ class Zero1Optimizer:
 # <details><summary>Hint: writing back</summary>Under <code>torch.no_grad()</code>, for each parameter in the same
 # order: <code>param.copy_(whole[offset : offset + param.numel()].view_as(param))</code>.</details>
 #
-# **Check.** The check compares the values with one process on all data, the bytes with the formula, and the
-# memory that the operating system counts for the process. In its lines P stands for the bytes of the
-# parameters in float32. Its memory runs use SGD with momentum, so P + 2P/N are the weights, and the shard
-# with its momentum. A further P/N is the shard's gradient, which only the step needs.
+# **Check.** The check compares the values with those of one process on all data, and the bytes with the
+# formula. It also bounds the memory that the operating system counts for the process. In its lines P stands
+# for the bytes of the parameters in float32. Its memory runs use SGD with momentum: P is the weights, and
+# 2P/N is the shard and its momentum. A further P/N is the shard's gradient, which only the step needs.
 
 # %% nbgrader={"grade_id": "zero1_optimizer_check", "points": 14}
 report = check("04_zero/zero1_optimizer", Zero1Optimizer)
@@ -593,8 +595,8 @@ report.points(14)
 
 # %% [markdown]
 # **Measure.** Here is your optimizer on four ranks, AdamW in float32: weights 4P, gradients 4P, and 12P/N for
-# the shard's copy, m and v. (In mixed precision that copy *is* the float32 master: you have built it
-# already.)
+# the shard, m and v. (The shard is a copy of its part of the weights. In mixed precision that copy *is* the
+# float32 master: you have built it already.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -603,7 +605,7 @@ def zero1(model):
 
 
 def show(name, make, expected, world_size=4, **options):
-    """Bytes a parameter, said and found, and what a step sends."""
+    """Run `train`; print the bytes a parameter, measured and expected, and the traffic of a step."""
     run = try_it(train, make, world_size=world_size, **options)
     if run:
         found = ", ".join(f"{when} {run[0][when] / P:.2f}" for when in expected)
@@ -617,8 +619,8 @@ measured[1] = show("ZeRO-1", zero1, {"after backward": 8 + 12 / 4, "after step":
 # %% [markdown]
 # The bytes above the expected value are inputs and activations.
 #
-# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Keep it there, with your
-# optimizer inside. Will the values still be right? Which line of a check would notice?
+# **Break it.** Notebook 03 ends with `DistributedDataParallel` around every model. Keep it there, and give
+# its parameters to your optimizer. Will the values still be right? Which line of the check would notice?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -630,15 +632,15 @@ def under_ddp(model):
 _ = show("under DDP", under_ddp, {"after step": 4 + 12 / 4})
 
 # %% [markdown]
-# The mean of equal gradients is the same again, so the values do not show it. The bytes do: 2 of DDP and 2 of
-# yours. (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) If you cut the shards out
-# of DDP's result instead, you send 3: that is the other workflow. A test that looks at values alone accepts
-# both, and also plain AdamW behind an all-reduce, which sends 2 and keeps all of the state. Which of the
-# check's lines refuses which?
+# The mean of equal gradients is the same again, so the values do not show the waste. The bytes do: DDP sends
+# 2 and your optimizer 2. (DDP also keeps its buckets, a second copy of the gradients: 4 bytes more.) If you
+# cut the shards out of DDP's result instead, you send 3: that is the other workflow. A test that looks at
+# values alone accepts both programs, and also plain AdamW behind an all-reduce, which sends 2 and keeps all
+# of the state. Which line of the check refuses which of these three?
 #
-# **In production.** `torch.distributed.optim.ZeroRedundancyOptimizer` under `DistributedDataParallel`.
-# DDP averages all gradients, as it always does; the optimizer then broadcasts each rank's part. Which
-# workflow is that?
+# **In production.** PyTorch has `torch.distributed.optim.ZeroRedundancyOptimizer`, for use under
+# `DistributedDataParallel`. DDP averages all gradients, as it always does; the optimizer then broadcasts each
+# rank's part. Which workflow is that?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -656,7 +658,7 @@ def trained(make, steps=3):
 
 
 def row(make):
-    """All its parameters in a row, whole."""
+    """All parameters of the model that `trained` returns, whole, in one row."""
     model = trained(make)
     if hasattr(model, "full_state_dict"):
         tensors = list(model.full_state_dict().values())
@@ -696,20 +698,21 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# PyTorch's optimizer gives the same values and sends one and a half times the bytes. It has the other
-# workflow, because DDP was there first. It has one advantage: its all-reduce runs *during* backward, and
-# yours waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and Megatron-LM's distributed
-# optimizer reduce-scatter.)
+# PyTorch's optimizer gives the same values and sends one and a half times the bytes. It follows the other
+# workflow, because DDP was there first. That workflow has one advantage: its all-reduce runs *during*
+# backward, and yours waits until the step. ZeRO-2 will not have to wait. (DeepSpeed's stage 1 and
+# Megatron-LM's distributed optimizer do as you do: they reduce-scatter the gradients.)
 #
-# **On this machine.** The ledger *books* a built-in at the least that any algorithm must send, here 1 for the
-# reduce-scatter and 1 for the all-gather. That is why its bytes can be held against a formula, on any
-# machine. The bytes that are really sent may differ: gloo, the CPU's backend, has no reduce-scatter of its
-# own. It makes an all-reduce and throws (N−1)/N of the sum away: 2 on the wire (notebook 02 §2). NCCL sends
-# the bytes that are booked.
+# **On this machine.** For a built-in collective the ledger *books* the fewest bytes that any algorithm must
+# send, here 1 unit for the reduce-scatter and 1 for the all-gather. That is why the booked bytes can be
+# compared with a formula on any machine. The bytes that are really sent may differ: gloo, the CPU's backend,
+# has no reduce-scatter of its own. It makes an all-reduce and throws (N−1)/N of the sum away: 2 on the wire
+# (notebook 02 §2). NCCL sends the bytes that are booked.
 #
-# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and has the same
-# arguments. Here it takes the place of PyTorch's function, in ranks that end with the cell. Linux counts the
-# bytes of every connection. What do you expect, in the four cases?
+# The ring that you wrote in notebook 02 sends the bytes that are booked, on gloo too, and takes the same
+# arguments as PyTorch's functions. The next cell puts the ring in their place, but only in ranks that end
+# with the cell, so nothing stays changed. Linux counts the bytes of every connection. What do you expect on 2
+# and on 4 ranks, with PyTorch's functions and with the ring?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -729,7 +732,7 @@ def wire_bytes():
 
 
 def over_the_ring(make):
-    """The same, its reduce-scatters and all-gathers done by the ring of notebook 02."""
+    """`make`, with its reduce-scatters and all-gathers done by the ring of notebook 02."""
 
     def made(model):
         from course_lib import collectives as ring  # paste your own functions, if you have them
@@ -766,11 +769,11 @@ for world_size in (2, 4):
             print(f"{world_size} ranks, {name:20} booked {booked:.2f}, on the wire {max(run):.2f}")
 
 # %% [markdown]
-# It sends 3 instead of 2: over gloo your ZeRO-1 sends as much as the other workflow, until it has a better
-# transport. The library's classes take one: `Zero1Optimizer(..., reduce_scatter=ring.reduce_scatter,
-# all_gather=ring.all_gather)`. (Linux counts everything on the connection, even the bytes that TCP had to
-# send again: a few hundredths more.) Stages 2 and 3 reduce-scatter, too: `over_the_ring(zero2)` saves their
-# bytes.
+# With PyTorch's functions your ZeRO-1 sends 3 over gloo instead of 2, as much as the other workflow. With the
+# ring it sends 2. The library's classes take such functions as arguments: `Zero1Optimizer(...,
+# reduce_scatter=ring.reduce_scatter, all_gather=ring.all_gather)`. (Linux counts everything on the
+# connection, even the bytes that TCP had to send again: a few hundredths more.) Stages 2 and 3
+# reduce-scatter, too, so the ring saves bytes there as well: try `over_the_ring(zero2)` after §4.
 #
 # <details><summary>In the lectures</summary>Lecture 001 draws ZeRO-1 with the all-reduce. Lecture 004 has the
 # reduce-scatter.</details>
@@ -804,31 +807,33 @@ drawn = {"replicas": measured[0], "ZeRO-1": launch(train, library1, world_size=4
 memory_picture(drawn)
 
 # %% [markdown]
-# The floor is lower: m and v are 8/4 bytes now. The stairs of backward have become a plateau, since the
-# library keeps one row for all gradients from step to step: 4 + 4 + 8/4 = 10 bytes throughout. (An optimizer
-# that makes its row anew in each step climbs from 6 to 10. Yours has 4/4 more all the time: its shard is a
-# copy, the library's is a part of the weights' row.) Either way all gradients stay until the step, though
-# each rank will read only 1/N of them. So send them off while backward produces them: when the gradients of
-# some neighbouring parameters (a *bucket*) are there, reduce-scatter them, keep your own shard, and free the
-# rest. The full gradient never exists.
+# The floor is lower: m and v are 8/4 bytes now. In the replica's picture the bars of backward rise like
+# stairs; here they have become a plateau, since the library keeps one row for all gradients from step to
+# step: 4 of weights + 4 of gradients + 8/4 of state = 10 bytes throughout. (In an optimizer that makes its
+# row anew in each step, the bars climb from 6 to 10. Yours keeps 4/4 more than the library's all the time:
+# your shard is a copy, and the library's is a part of the row in which the weights lie.) Either way all
+# gradients stay until the step, though each rank will read only 1/N of them. So send them off while backward
+# produces them: when the gradients of some neighbouring parameters (a *bucket*) are there, reduce-scatter
+# them, keep your own shard, and free the rest. The full gradient never exists.
 #
 # **Predict.** How much does a rank keep now, after backward? What is the peak, with buckets of B bytes?
 #
-# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded: 2P + 14P/N bytes. The
-# peak is higher by a bucket or two.</details>
+# <details><summary>Answer</summary>The weights are replicated, and the rest is sharded. In mixed precision
+# that is 2P + 14P/N bytes. The peak is higher by a bucket or two.</details>
 #
-# And over K microbatches, of which none can keep its gradients for the next: how many times ZeRO-1's bytes?
-# That is `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. That holds for one microbatch.)
+# Over K microbatches no rank keeps full gradients in which those of the next microbatch could add up, so
+# every microbatch is reduce-scattered. How many times as many bytes as ZeRO-1 does ZeRO-2 then send? That is
+# `answer_3` in §8. (ZeRO-2 is often called ZeRO-1 with less memory. That holds for one microbatch.)
 #
 # **Build.** Each bucket has its own row, its own zeros and its own shard; the inner optimizer gets the
 # list of shards. Backward runs from the last layer to the first: fill the buckets in reverse order.
 #
 # Three rules make the order right on all ranks.
-# 1. Buckets leave *in order*. Ranks may get their gradients in different orders, or not at all; a bucket
-#    that is full before its turn waits.
-# 2. When backward ends, send the buckets that have not been sent yet: a parameter without a gradient counts
-#    as zeros. `after_backward(function)`, called from a hook, calls `function` at that moment.
-# 3. Shards of several backwards add up.
+# 1. Buckets leave *in order*. Gradients may arrive in another order on another rank, and some may not arrive
+#    at all; a bucket that is full before its turn waits.
+# 2. When backward ends, send the buckets that have not been sent yet: a missing gradient counts as zeros.
+#    `after_backward(function)`, called from a hook, calls `function` when backward ends.
+# 3. The gradient shards of several backwards add up.
 
 
 # %%
@@ -905,7 +910,7 @@ class Zero2Optimizer:
         ### END SOLUTION
 
     def zero_grad(self):
-        """Forget the gradients: the shards' are None afterwards, as zeros would keep their memory."""
+        """Forget the gradients: each shard's is None afterwards, because zeros would keep the memory."""
         ### BEGIN SOLUTION
         self.optimizer.zero_grad()
         ### END SOLUTION
@@ -930,7 +935,8 @@ report.points(12)
 
 # %% [markdown]
 # **Measure.** Here are one microbatch, then four, beside ZeRO-1. In float32 we expect 4P + 16P/N after
-# backward.
+# backward: 4P of weights, and for each parameter of the shard 4 of gradient, 4 of the shard itself, and 8 of
+# m and v.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -943,11 +949,11 @@ _ = show("ZeRO-1, 4 microbatches", zero1, {"after backward": 8 + 12 / 4}, microb
 _ = show("ZeRO-2, 4 microbatches", zero2, {"after backward": 4 + 16 / 4}, microbatches=4)
 
 # %% [markdown]
-# With four microbatches it sends 5 units instead of 2: you pay for memory with bytes. If gradients must add
-# up over many microbatches, take ZeRO-1. Pipelines have many (notebook 07).
+# With four microbatches ZeRO-2 sends 5 units instead of ZeRO-1's 2: you pay for memory with traffic. If
+# gradients must add up over many microbatches, take ZeRO-1. Pipelines have many (notebook 07).
 #
 # **Break it.** Break rule 1, with two ranks and two buckets. On rank 1 the gradients arrive in another order,
-# and it sends each bucket as soon as it is full. The buckets have different sizes here:
+# and the rank sends each bucket as soon as the bucket is full. The buckets have different sizes here:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -965,9 +971,9 @@ try_it(in_order_of_arrival, world_size=2)
 # With buckets of *equal* size there would be no error: gradients of one layer would be added to those of
 # another. That is why the order is fixed, in DDP and FSDP as well.
 #
-# **In production.** `"stage": 2` in DeepSpeed. FSDP has `reshard_after_forward=False` (weights are gathered
-# once and stay for backward; FSDP1 called it `SHARD_GRAD_OP`): it shards the weights between steps, too, and
-# ZeRO-2 does not.
+# **In production.** DeepSpeed has `"stage": 2`. The nearest setting of FSDP is `reshard_after_forward=False`:
+# weights are gathered once and stay for backward. (FSDP1 called it `SHARD_GRAD_OP`.) There is a difference:
+# FSDP shards the weights between steps, too, and ZeRO-2 does not.
 #
 # <details><summary>In the lectures</summary>Lecture 004 calls ZeRO-2 "exactly the same as ZeRO-1, except with
 # lower memory requirement".</details>
@@ -989,23 +995,23 @@ drawn["ZeRO-2"] = launch(train, library2, world_size=4)
 memory_picture(drawn)
 
 # %% [markdown]
-# The stairs rise by only one byte now, from 6 to 7: the shards of the gradients. The largest part are the
-# weights, 4 bytes of the 7; for 7B in 16 bits they are 14 GB on every rank. A block's weights are needed
-# twice in a step, in its forward and in its backward. In between they only take room. So keep the shard, and
-# gather a block when it is used.
+# The bars of backward rise by only one byte now, from 6 to 7; this byte is the shard of the gradients. The
+# weights are the largest part, 4 bytes of the 7; for 7B in 16 bits they are 14 GB on every rank. A block's
+# weights are needed twice in a step, in its forward and in its backward. In between they only take room. So
+# keep the shard, and gather a block when it is used.
 #
 # | for each block | from | to | sent |
 # |---|---|---|---|
 # | forward: all-gather its weights, compute, free them | sharded | replicated, for a moment | 1 |
 # | backward: all-gather them again, compute, free them | sharded | replicated, for a moment | 1 |
-# | backward: reduce-scatter its gradients, keep the own shard | partial | sharded | 1 |
+# | backward: reduce-scatter its gradients, keep this rank's shard | partial | sharded | 1 |
 # | step: on the shards. The next forward gathers them | sharded | sharded | 0 |
 #
-# Together they send 3 units instead of 2: half as much again. For that a rank keeps 16P/N bytes instead of
-# 16P.
+# Together they send 3 units of traffic instead of 2: half as much again. For that a rank keeps 16P/N bytes
+# instead of 16P.
 #
-# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and one block at a time beside it. How large is a block
-# of the 32? (7B / 32 · 2 bytes = 0.44 GB.)
+# **Predict.** On 64 GPUs a model of 7B needs 1.75 GB, and one block at a time beside it. How large is one of
+# its 32 blocks? (7B / 32 · 2 bytes = 0.44 GB.)
 #
 # The hard part is to *free* the weights. A tensor is a view of a *storage*, which is the memory itself, and
 # autograd has kept views of the weights for the backward. If you give `param.data` another tensor, autograd
@@ -1028,9 +1034,10 @@ print("again:", view)
 # - All of `params` are trained, or all are frozen. They get the first rank's values, in one row as in §2.
 #   The unit keeps this rank's part of the row as `shard`, an `nn.Parameter`, frozen if they are.
 # - `gather()` makes every parameter whole, in its shape, with the values that the shards hold *now*: the
-#   optimizer has changed them since. A second `gather()` without a `free()` in between sends nothing.
+#   optimizer may have changed them since the last `gather()`. A second `gather()` without a `free()` in
+#   between sends nothing.
 # - `free()` gives the memory back. The parameters and every view that autograd keeps of them stay views of
-#   the storage, which is empty until the next `gather()`. A new unit is free.
+#   the storage, which is empty until the next `gather()`. In a new unit the storage is empty, too.
 # - `reduce()` is called when the parameters' gradients are there. It adds the mean over the ranks to
 #   `shard.grad` and sets the gradients of the parameters to None. A missing gradient counts as zeros.
 # - Between uses a rank holds its shard and the shard's gradient. No attribute keeps a copy of a whole row of
@@ -1059,7 +1066,7 @@ class Unit:
         ### END SOLUTION
 
     def gather(self):
-        """Give the parameters their memory, and all ranks' shards."""
+        """Give the parameters their memory, filled with all ranks' shards."""
         ### BEGIN SOLUTION
         if not self.here:
             self.flat.untyped_storage().resize_(self.nbytes)
@@ -1076,7 +1083,7 @@ class Unit:
         ### END SOLUTION
 
     def reduce(self):
-        """Add the mean of the parameters' gradients to the shard's, and forget them."""
+        """Add the mean of the parameters' gradients to the shard's gradient, and forget the former."""
         ### BEGIN SOLUTION
         whole = flat_gradient(self.params, self.n)
         for param in self.params:
@@ -1087,18 +1094,18 @@ class Unit:
 
 
 # %% [markdown]
-# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor, of which the parameters are views,
-# <code>param.data = flat[...].view(shape)</code>, once, in the constructor. The shard is a copy of 1/N of
+# <details><summary>Hint: one flat tensor</summary>Keep one flat tensor. In the constructor make every
+# parameter a view of it, once: <code>param.data = flat[...].view(shape)</code>. The shard is a copy of 1/N of
 # it, <code>.clone()</code>: a view would be empty after <code>free()</code>. <code>gather()</code> and
 # <code>free()</code> resize the storage of the flat tensor and leave the views alone.</details>
 # <details><summary>Hint: reduce</summary>It is ZeRO-2's bucket: a row of the gradients, a reduce-scatter, and
 # the mean added to <code>shard.grad</code>. It reads no parameter. Write <code>@torch.no_grad()</code> above
-# <code>gather()</code> and <code>reduce()</code>: the shard requires a gradient, and they belong to no
-# graph.</details>
+# <code>gather()</code> and <code>reduce()</code>: the shard requires a gradient, and autograd is not to
+# record these two methods.</details>
 #
-# **Check.** The check takes one unit, without a model. It looks at its shard, at its memory after every call,
-# and at the values that autograd finds after a `free()` and a `gather()`. Then it measures the memory of each
-# rank with a larger unit, of 4 MB.
+# **Check.** The check takes one unit, without a model. It looks at the unit's shard, at the unit's memory
+# after every call, and at the values that autograd finds after a `free()` and a `gather()`. Then it measures
+# the memory of each rank with a larger unit, of 4 MB.
 
 # %% nbgrader={"grade_id": "zero3_unit_check", "points": 7}
 report = check("04_zero/zero3_unit", Unit)
@@ -1114,10 +1121,10 @@ report.points(7)
 #   that two blocks share (tied weights), form one more unit, which is whole during the forward and the
 #   backward of the whole module. A block may stand in the list twice.
 # - `parameters()` gives this rank's flat shards, and any torch optimizer can be made of them. A unit is
-#   frozen or trained as a whole: a block with both kinds has two.
-# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A parameter
-#   for which no rank has a gradient counts as zeros. (If some ranks had one, units would be reduced in different
-#   orders, as in §4: the check does not try that.)
+#   frozen or trained as a whole: a block with frozen and with trained parameters has two units.
+# - After backward, `shard.grad` holds the mean over the ranks; several backwards add up. A gradient that is
+#   missing on all ranks counts as zeros. (If it were missing on some ranks only, the ranks would reduce units
+#   in different orders, as in §4: the check does not try that.)
 # - All ranks may call `full_state_dict()` at any time between steps. It returns a whole copy of every
 #   parameter, frozen and unused ones too, by its name in `module.named_parameters()`. No unit stays gathered
 #   after it.
@@ -1186,7 +1193,7 @@ class Zero3Module(nn.Module):
         self._unsent.discard(unit)
 
     def _end(self):
-        """Units of which a parameter got no gradient, and frozen ones."""
+        """Send the units of which a parameter got no gradient; free these and the frozen ones."""
         for unit in self.units:
             if unit in self._unsent:
                 self._send(unit)
@@ -1195,7 +1202,7 @@ class Zero3Module(nn.Module):
         ### END SOLUTION
 
     def forward(self, *args):
-        """As the module's."""
+        """Run the module's forward."""
         ### BEGIN SOLUTION
         return self.module(*args)
         ### END SOLUTION
@@ -1222,11 +1229,11 @@ class Zero3Module(nn.Module):
 # %% [markdown]
 # <details><summary>Hint: the work of each hook</summary>The forward pre-hook gathers. The forward hook frees,
 # and puts a hook on the output, which gathers again. The post-accumulate hook of each parameter reduces and
-# frees if all gradients of the unit are there. After backward come the units that are not complete, and the
-# frozen ones.</details>
-# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Is it a
-# full <i>backward</i> hook that frees? If a module's input needs no gradient, as the first block's, this hook
-# fires before the module's own backward.</details>
+# frees if all gradients of the unit are there. After backward, reduce the units that are not complete, and
+# free them and the frozen ones.</details>
+# <details><summary>Hint: the rank dies</summary>A kernel that reads freed storage ends the process. Do you
+# free in a full <i>backward</i> hook? If a module's input needs no gradient, like the first block's, this
+# hook fires before the module's own backward.</details>
 #
 # **Check.**
 
@@ -1254,13 +1261,15 @@ for stage, run in measured.items():
 memory_picture({f"ZeRO-{stage}" if stage else "replicas": run for stage, run in measured.items()})
 
 # %% [markdown]
-# These are your own four. Stage 3 is highest when backward enters the first block: 12/4 of shard and state,
-# 7/8 of the gradients' 4/4, and one block whole, 4/8: 4.38. The measurements miss stage 2's bucket: it comes
+# These are your own four stages. Stage 3 is highest when backward enters the first block. The rank then holds
+# 12/4 bytes of shard, m and v; 7/8 of the 4/4 bytes of gradients, since seven of the eight blocks have
+# theirs; and 4/8 for one whole block. Together that is 4.38. The measurements miss stage 2's bucket: it comes
 # and goes between two of them.
 #
 # Here are the four stages in one picture. The left half is 7B on 8 GPUs in mixed precision; the numbers are
-# your `memory_per_rank`'s. The right half has your own runs on 4 ranks in float32, as dots, on the formula's
-# bars: 4 bytes of weights, 4 of gradients, and 8 of state, or 12 with the shard's copy.
+# your `memory_per_rank`'s. The right half is 4 ranks in float32: the bars are the formula, and the dots are
+# your own runs. The formula has 4 bytes of weights, 4 of gradients, and 8 of state, or 12 if the shard is a
+# copy.
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
 FLOAT32 = {0: 16.0, 1: 8 + 12 / 4, 2: 4 + 16 / 4, 3: 16 / 4}  # bytes a parameter, after backward
@@ -1331,11 +1340,11 @@ try_it(read_after_free, world_size=2)
 # The first program was lucky: backward makes a view of the weight before it computes, and a view is checked
 # against its storage. A kernel checks nothing: the second program went on with a number that no rank has
 # computed, or its rank is dead. On a GPU the memory may by then belong to another tensor, or the kernel ends
-# with "an illegal memory access", after which the rank cannot use its GPU any more. The library's
-# `Zero3Module` shows NaN in the weights between uses, so that a mistake can be seen.
+# with "an illegal memory access", after which the rank cannot use its GPU any more. Between uses the
+# library's `Zero3Module` puts NaN in the place of the freed weights, so that a mistake can be seen.
 #
-# **In production.** FSDP2 has `fully_shard`, which you call on each block and then on the whole. Here it is
-# side by side with yours:
+# **In production.** FSDP2 has `fully_shard`, which you call on each block and then on the whole model. Here
+# it is side by side with yours:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1368,8 +1377,8 @@ if ours and theirs:
     print(f"largest difference after three steps: {(ours[0] - theirs[0]).abs().max():.1e}")
 
 # %% [markdown]
-# The bytes are the same, and so are the values. (The root's own parameters would stay whole between forward
-# and backward; this model has none outside its blocks.) FSDP saves *time* besides: it gathers the next block
+# The bytes are the same, and so are the values. (FSDP would keep parameters outside of the blocks whole
+# between forward and backward; this model has none.) FSDP saves *time* besides: it gathers the next block
 # while this one computes, on streams of their own. That is notebook 05.
 
 # %% [markdown]
@@ -1381,20 +1390,21 @@ if ours and theirs:
 # | rests on | §3 |
 # | time | 5 minutes |
 #
-# Sharding needs ranks. On *one* GPU it saves nothing: a shard of one is everything. But the optimizer's step
+# Sharding needs ranks. On *one* GPU it saves nothing: the only shard is everything. But the optimizer's step
 # reads and writes each byte of its state once and computes next to nothing. So it can run on a processor
 # whose memory is cheap. ZeRO-Offload runs it in the host's memory, on the host's processor: gradients go
 # down, weights come up, 2 + 2 bytes a parameter over PCIe in each step. ZeRO-Infinity goes on to NVMe disks.
 #
 # **In numbers.** 7B on one GPU, stage 2 with offload: 14 GB stay. Over PCIe 4.0 (32 GB/s each way) the 14 GB
-# of gradients go down in 0.44 s, and the 14 GB of weights come up in as much. You may read of 0.1 to 0.2
-# tokens a second and GPU for 10B with offload. ZeRO-Offload measured 40 TFLOP/s on one V100 at 10B: at 6P
-# FLOPs a token, 8P with activations computed again, that is 40e12 / 80e9, 500 tokens a second: 2,500 times as
-# many or more.
+# of gradients go down in 0.44 s, and the 14 GB of weights come up in the same time. You may read that offload
+# trains 10B at 0.1 to 0.2 tokens a second and GPU. But ZeRO-Offload measured 40 TFLOP/s on one V100 at 10B. A
+# token costs 6P FLOPs in forward and backward, and 8P if the activations are computed again: 80e9 for 10B. So
+# the measured speed is 40e12 / 80e9 = 500 tokens a second: 2,500 times as many or more.
 #
-# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder, for a file that is mapped
-# into memory. The tensors are the same; their pages are the file's, and the operating system writes them to
-# disk and reads them as it needs room. On a CPU, `"cpu"` changes nothing, so here is the file:
+# **Measure.** The library's `Zero1Optimizer` takes `offload="cpu"`, or a folder. With a folder the shard and
+# its state lie in a file that is mapped into memory (§9 says more). The optimizer still sees tensors, but
+# their pages are the file's: the operating system writes them to disk when it needs room, and reads them
+# again when they are used. On a CPU, `"cpu"` changes nothing, so here is the file:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1429,8 +1439,9 @@ if run:
 # %% [markdown]
 # The file holds 12 bytes a parameter: shard, m and v. The step itself has not changed by a line.
 #
-# **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned,
-# or copies wait. Its optimizer should be a vectorised one (DeepSpeed's `CPUAdam`), or the GPU waits.
+# **In production.** `CPUOffloadPolicy` in FSDP2, `CPUOffload` in FSDP1. The host's memory should be pinned
+# (page-locked), or copies make the GPU wait. The host's optimizer should be a vectorised one (DeepSpeed's
+# `CPUAdam`), or its step makes the GPU wait.
 #
 # <details><summary>In the lectures</summary>The 0.1 to 0.2 tokens a second are lecture 001's. It says in one
 # place that FSDP has no offload, and shows FSDP1's <code>CPUOffload</code> in another. FSDP has had it all
@@ -1473,9 +1484,9 @@ config = json.loads("""
 # | `offload_param` | the parameter shards on the host too: **stage 3 only**. With this line the configuration is ZeRO-Infinity; ZeRO-Offload keeps 2 bytes a parameter on the GPU |
 # | `overlap_comm` | reduce while backward goes on: `async_op=True`, wait later |
 # | `contiguous_gradients` | gradients are copied into the flat buffer as they arrive: your row of gradients, without a second copy |
-# | `sub_group_size` | the step is done in pieces of so many elements, which come from the host or disk one after another |
+# | `sub_group_size` | the step is done in pieces of this many elements, which come from the host or disk one after another |
 # | `reduce_bucket_size` | your `bucket_bytes`, in *elements*: 5e8 are 1 GB in bf16, and with overlap there are two |
-# | `stage3_prefetch_bucket_size` | gathered ahead, in elements: notebook 05 |
+# | `stage3_prefetch_bucket_size` | the amount that is gathered ahead, in elements: notebook 05 |
 # | `stage3_param_persistence_threshold` | parameters with fewer elements are never freed: biases and norms. That saves one message for each, and costs the memory of all of them |
 #
 # The next cell makes our arguments from DeepSpeed's:
@@ -1505,10 +1516,11 @@ except ValueError as error:
     print(f"refused: {error}")
 
 # %% [markdown]
-# Many configurations have `"fp16": {"loss_scale": 0, ...}` besides: dynamic loss scaling, notebook 09. And
-# which stage do you take? Take the lowest that fits. Stage 1 costs no byte more than replicas; stage 2 none
-# without accumulation; stage 3 half as much again, in every forward and backward. If the activations of a
-# model are too large, stage 3 does *not* help: they are not sharded at all.
+# Many configurations also have `"fp16": {"loss_scale": 0, ...}`, which is dynamic loss scaling (notebook 09).
+# And which stage do you take? Take the lowest that fits. Stage 1 sends no byte more than replicas. Stage 2
+# sends none more as long as you do not accumulate gradients. Stage 3 sends half as much again, in every
+# forward and backward. If the activations of a model are too large, stage 3 does *not* help: they are not
+# sharded at all.
 #
 # <details><summary>In the lectures</summary>The configuration is lecture 001's, which calls it ZeRO-Offload.
 # The one with <code>"fp16"</code> is lecture 002's.</details>
@@ -1522,16 +1534,19 @@ except ValueError as error:
 # | time | 10 minutes |
 # | points | 6 |
 #
-# A number may be written as arithmetic, such as `16 * 7 / 8`. Mixed-precision Adam, 16 bytes a parameter.
+# A number may be written as arithmetic, such as `16 * 7 / 8`. All questions are about mixed-precision Adam,
+# 16 bytes a parameter.
 #
 # 1. 13B parameters, 16 GPUs, ZeRO-2: how many **GB** of model states on each?
-# 2. The other ZeRO-1 workflow of §3 (all-reduce, step, all-gather): how many **times** the bytes of yours?
-# 3. Eight microbatches a step: how many **times** the bytes of ZeRO-1 does ZeRO-2 send?
+# 2. The other ZeRO-1 workflow of §3 (all-reduce, step, all-gather): how many **times** as many bytes as yours
+#    does it send?
+# 3. Eight microbatches a step: how many **times** as many bytes as ZeRO-1 does ZeRO-2 send?
 # 4. 70B, ZeRO-3, GPUs of 80 GB of which 20 are taken by activations and buffers: at least how many
 #    **GPUs**?
-# 5. A model of 7B on *one* GPU is 30 GB too large. Which helps: `"stage 3"` or `"offload"`?
+# 5. The 112 GB of a 7B model do not fit into your *one* GPU of 80 GB. Which helps: `"stage 3"` or
+#    `"offload"`?
 # 6. After a block's forward you set `param.data = torch.empty(0)`, and the memory does not shrink. Which of
-#    them holds it: `"autograd"`, `"the optimizer"` or `"gloo"`?
+#    these still holds the memory: `"autograd"`, `"the optimizer"` or `"gloo"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # GB
@@ -1575,10 +1590,11 @@ report.points(6)
 # | time | 20 minutes |
 # | extra credit | 3 points, on top of the 60. You lose nothing if you skip it |
 #
-# In §6 the library put the optimizer's state into a file. Now you do it, for any optimizer, and then for your
-# own `Zero1Optimizer`. No line of yours reads or writes the file, because it is *mapped*. Its pages stand in
-# the process's address space; the first touch of a page reads it from the disk, and a page that was written
-# goes back to the disk when the operating system wants the room. A tensor cannot tell:
+# In §6 the library put the optimizer's state into a file. Now you write the code for that, for any optimizer,
+# and then use it in your own `Zero1Optimizer`. No line of yours reads or writes the file, because it is
+# *mapped*. Its pages appear in the process's address space; the first touch of a page reads it from the disk,
+# and a page that was written goes back to the disk when the operating system wants the room. A tensor in
+# these pages works like any other:
 
 # %% tags=["skip-in-grading"]
 with tempfile.TemporaryDirectory() as folder:
@@ -1596,18 +1612,19 @@ with tempfile.TemporaryDirectory() as folder:
 # `shared=False` is a trap: the first write to a page makes a private copy of it, in memory, and the file
 # never gets the new values.
 #
-# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads and writes 6 GB/s. How
-# long does the optimizer's step take at least? How many tokens must a step hold, at 40 % of 312 TFLOP/s, so that
-# the disk is no more than a tenth of it?
+# **Predict.** 7B parameters on one GPU, 12 bytes of state each, on an NVMe disk that reads and writes 6 GB/s.
+# How long does the optimizer's step take at least? How many tokens must a step hold so that the disk takes no
+# more than a tenth of its time, on an A100 that computes at 40 % of its 312 TFLOP/s?
 #
 # <details><summary>After you have said it</summary>84 GB are read and 84 GB written: 14 s + 14 s, or 14 s if
-# both go on at once. Ten times 28 s is 280 s, of which 252 s compute: 252 · 0.4 · 312e12 / (6 · 7e9), 750,000
-# tokens. This does not pay on one GPU. On 64 GPUs, each with its own disk and shard, the step takes 0.44 s
-# and needs about 12,000 tokens a GPU: ZeRO-Infinity lives on <i>sharded</i> states.</details>
+# both go on at once. Ten times 28 s is 280 s, and in 252 s of them the GPU computes, 6P FLOPs a token: 252 ·
+# 0.4 · 312e12 / (6 · 7e9) = 750,000 tokens. This does not pay on one GPU. On 64 GPUs, each with its own disk
+# and shard, the step takes 0.44 s and needs about 12,000 tokens a GPU: ZeRO-Infinity lives on <i>sharded</i>
+# states.</details>
 #
-# **Build.** Your function returns a class of optimizers. In its first step, which makes the states, it moves
-# them into files, and then goes on as if nothing had happened. Move only tensors with dimensions: Adam's
-# count of steps is a single number.
+# **Build.** Your function returns a class of optimizers. In its first step, in which the states are made,
+# such an optimizer moves them into files, and then goes on as if nothing had happened. Move only tensors with
+# dimensions: Adam's count of steps is a single number.
 
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
@@ -1616,10 +1633,10 @@ def offloaded(
 ) -> type[torch.optim.Optimizer]:
     """A class of optimizers like `optimizer_cls`, whose states lie in memory-mapped files in `folder`.
 
-    After each step() every tensor in `optimizer.state` that has dimensions is one that a file in `folder` is
-    mapped into, shared, with the values, shape and dtype that it had; nothing else keeps the old
-    tensors. Several optimizers, of one process or of several, may use one folder: no two states share
-    a file. step() returns what it returns otherwise.
+    After each step() every tensor in `optimizer.state` that has dimensions lies in a file in `folder`, mapped
+    with shared=True. It has the values, shape and dtype of the tensor that it replaces, and no reference
+    keeps that tensor alive. Several optimizers, of one process or of several, may use one folder: no two
+    states share a file. step() returns the same as that of `optimizer_cls`.
     """
     ### BEGIN SOLUTION
 
@@ -1651,10 +1668,11 @@ def in_a_file(value: torch.Tensor, folder: str) -> torch.Tensor:
 # %% [markdown]
 # <details><summary>Hint: the idea</summary>A subclass whose <code>step</code> calls
 # <code>super().step(closure)</code> and then goes through <code>self.state</code>: a dict for each parameter,
-# with tensors under names. It is enough to replace the entry, since the optimizer updates the tensor that it
-# finds there in place.</details>
-# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a
-# name of its own. A tensor that is mapped already says so: <code>value.untyped_storage().filename</code>.</details>
+# with tensors under names. It is enough to replace the entry, since the optimizer updates in place the tensor
+# that it finds there.</details>
+# <details><summary>Hint: the step</summary><code>tempfile.mkstemp(dir=folder)</code> makes a file with a name
+# of its own. For a tensor that is mapped already, <code>value.untyped_storage().filename</code> is not
+# None.</details>
 #
 # **Check.**
 
@@ -1666,8 +1684,9 @@ report = check("04_zero/offload", offloaded, cases="hidden")
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# **Measure.** Here is your `Zero1Optimizer` with your optimizer inside, on two ranks: the bytes a parameter
-# of all tensors that exist after a step. A mapped file is memory of the host, so these ranks run on the CPU.
+# **Measure.** Here is your `Zero1Optimizer` with your optimizer inside, on two ranks. The cell adds up all
+# tensors that exist after a step and divides by the number of parameters. A mapped file is memory of the
+# host, so these ranks run on the CPU.
 
 
 # %% tags=["skip-in-grading"]
@@ -1703,20 +1722,20 @@ with tempfile.TemporaryDirectory() as folder:
             )
 
 # %% [markdown]
-# 4 bytes of weights stay, and the copy of the shard that the optimizer works on. m and v of half the
+# 4 bytes of weights stay, and 4/2 of the shard, the copy on which the optimizer works. m and v of half the
 # parameters, 2 · 4 / 2 bytes, are gone. To be exact: while there is room, their pages reside in memory as
-# before. But the operating system may take these pages back at any time, and not the others.
+# before. But the operating system may take these pages back at any time, but not those of the other tensors.
 #
 # **In production.** DeepSpeed's `"offload_optimizer": {"device": "nvme", "nvme_path": ...}` does not map
-# files: it reads and writes them by itself, asynchronously and in large pieces, a parameter ahead of the step
+# files: it reads and writes them by itself, asynchronously, in large pieces, and each piece ahead of the step
 # that needs it. A mapping reads a page at a time, on first touch, and would not reach a disk's bandwidth.
 
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW on four ranks with two samples each. M are the 4P bytes of
-# the parameters, so 4 M are 16 bytes a parameter. One process does the same with eight samples. Memory is
-# `most`, as above.
+# Here are the three criteria (computation, peak memory, bytes sent) for one step of AdamW on four ranks with
+# two samples each. M is the 4P bytes of the parameters, so 4 M is 16 bytes a parameter. The computation is
+# compared with that of one process on all eight samples. Memory is `most`, as above.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1751,12 +1770,13 @@ rows = [
 Scorecard(rows, unit=4 * P, flops_alone=alone)
 
 # %% [markdown]
-# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (0.02 are the
-# divisions by N); with more samples the difference is small beside forward and backward. Stage 1 removes most
-# of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for every
-# further microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer: every
-# rank still computes whole layers on its own part of the batch, so activations, and the smallest batch, stay
-# as they were. Tensor parallelism (notebook 06) splits it.
+# Read it row by row. The optimizer's work is done four times by replicas and once by ZeRO (the 0.02 in its
+# 1.02 are the divisions by N); with more samples the difference is small beside forward and backward. Stage 1
+# removes most of the redundancy, and sends no byte more. Each later stage buys memory: stage 2 with bytes for
+# every further microbatch, stage 3 with one more gather. None of them splits the *computation* of a layer:
+# every rank still computes whole layers on its own part of the batch. So the activations stay as they were,
+# and so does the smallest possible batch, one sample a rank. Tensor parallelism (notebook 06) splits this
+# computation.
 #
 # **You have built** ZeRO in three stages, and know how much each of them keeps and sends.
 #
