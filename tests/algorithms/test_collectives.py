@@ -59,7 +59,7 @@ def new_group(ranks: list[int]) -> dist.ProcessGroup:
 
 
 class Problems(list):
-    """What went wrong in a rank: names and cases, returned to the test."""
+    """A rank's failed comparisons, by name and case; the rank returns them to the test."""
 
     def expect(self, found: torch.Tensor, wanted: torch.Tensor, *case: object) -> None:
         same = found.shape == wanted.shape and found.dtype == wanted.dtype
@@ -158,7 +158,7 @@ def layouts(seed: int, rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]
 def test_views_are_read_and_written_in_their_own_memory(
     world_size: int, seed: int, backend: str, require_ranks: RequireRanks
 ):
-    """The gaps of a view stay as they were; the result stands in the view's own places."""
+    """The result is written into the view's own elements; the memory between them keeps its values."""
 
     def body() -> list[str]:
         problems, rank, n = Problems(), dist.get_rank(), dist.get_world_size()
@@ -380,7 +380,7 @@ def test_shards_in_views_and_in_shared_memory(
 def test_sub_groups_and_their_two_ways_of_counting(
     seed: int, backend: str, require_ranks: RequireRanks
 ):
-    """Roots count in the world, shards in the group; who is not in the group is told so."""
+    """Roots are global ranks, shards are counted in the group; a rank outside it gets a ValueError."""
 
     def body() -> list[str]:
         problems, rank, members = Problems(), dist.get_rank(), [1, 3]
@@ -518,7 +518,7 @@ def exact_calls(numel: int) -> list[tuple[str, int, Callable[[], None]]]:
 
 
 def segments(ledger: Ledger, world_size: int) -> list[Ledger]:
-    """What was sent between one built-in barrier and the next."""
+    """The messages between one built-in barrier and the next."""
     cut: list[list[list]] = []
     for rank in range(world_size):
         parts: list[list] = [[]]
@@ -661,7 +661,7 @@ def wrong_calls() -> dict[str, tuple[Callable[[], object], type[Exception], str]
             "they must share this rank alone",
         ),
     }
-    if not root:  # the root refuses its list; the other one's call is right, and would wait for it
+    if not root:  # the root refuses its list; the other rank's right call would wait for it
         calls.pop("too few")
     return calls
 

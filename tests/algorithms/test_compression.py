@@ -42,7 +42,7 @@ def same_bits(results: list[torch.Tensor]) -> bool:
 
 
 def segments(ledger: Ledger, world_size: int) -> list[Ledger]:
-    """What was sent between one built-in barrier and the next."""
+    """The messages between one built-in barrier and the next."""
     cut: list[list[list]] = []
     for rank in range(world_size):
         parts: list[list] = [[]]
@@ -60,7 +60,7 @@ def segments(ledger: Ledger, world_size: int) -> list[Ledger]:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_topk(world_size: int, seed: int, backend: str, require_ranks: RequireRanks):
-    """Sent plus kept is what was asked, to the bit; the sent are the largest; their mean is the result."""
+    """Sent plus kept equals the input to the bit; the largest elements are sent; their mean is the result."""
     size = random.Random(seed).randrange(20, 300)
     cases = [(size, 0.1), (size, 1.0), (7, 0.01), (1, 0.5), (size, 0.37), (0, 0.5)]
 
@@ -102,7 +102,7 @@ def test_topk(world_size: int, seed: int, backend: str, require_ranks: RequireRa
 
 
 def test_what_int8_leaves_out_is_exact(seed: int):
-    """Element by element: said + residual == asked, without rounding, at most half a step from it."""
+    """Element by element: sent + residual == input, without rounding; the residual is at most half a step."""
     for dtype in (torch.float32, torch.float64):
         for numel, block in ((1, 4), (256, 256), (257, 256), (1000, 16), (10, 1000)):
             rows = draw(seed + numel, 3, numel, dtype=dtype)
@@ -158,7 +158,7 @@ def test_int8(world_size: int, seed: int, backend: str, require_ranks: RequireRa
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_signs(world_size: int, seed: int, backend: str, require_ranks: RequireRanks):
-    """Workers say one magnitude a shard; what they said is what servers say and keep."""
+    """Workers send one magnitude a shard; servers send its mean and keep the rest, to the last digits."""
     n, rng = world_size, random.Random(seed)
     shapes = [(1,), (3, 5), (8 * n,), (rng.randrange(2, 40), 7)]
     if n == 1:
@@ -257,7 +257,7 @@ def test_without_feedback_training_stalls_with_it_it_converges(
     seed: int, backend: str, require_ranks: RequireRanks
 ):
     """Rank r minimises |x - a_r|^2 / 2. In one element the ranks pull apart with a force that cancels in the
-    mean, but fills top-1 and sets int8's scale: what they agree on is never heard."""
+    mean, but fills top-1 and sets int8's scale: the elements on which they agree are never sent."""
     size, steps = 16, 600
     heard = slice(1, size // 2)  # of rank 0's shard, where int8's scale is that of the pull
 
@@ -299,7 +299,7 @@ def test_without_feedback_training_stalls_with_it_it_converges(
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_powersgd(world_size: int, seed: int, backend: str, require_ranks: RequireRanks):
-    """Vectors are averaged as they are, matrices of low rank as well; what is missed is kept, in the mean."""
+    """Vectors and matrices of low rank are averaged exactly; the error of the others is kept, in the mean."""
     shapes = [(12, 9), (9,), (6, 4, 3, 3), (), (2, 2), (0, 3), (40, 5)]
     compressed = [0, 2, 6]
 

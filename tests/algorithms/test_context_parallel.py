@@ -65,7 +65,7 @@ def with_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
 def same(
     found: list[Tensor], wanted: list[Tensor], *case: object, tolerance: float = 1e-10
 ) -> None:
-    """Compared by hand: what `torch.testing` imports takes a second in every rank."""
+    """Compared by hand: to import `torch.testing` takes a second in every rank."""
     names = ("out", "gradient of q", "gradient of k", "gradient of v")
     for name, one, other in zip(names, found, wanted, strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype, (*case, name)
@@ -75,7 +75,7 @@ def same(
 
 
 def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
-    """Root mean square: the largest of many roundings is another one with every draw."""
+    """Root mean square: the largest of many rounding errors differs from draw to draw."""
     pairs = zip(found, wanted, strict=True)
     return [float((one.double() - other).square().mean().sqrt()) for one, other in pairs]
 
@@ -121,7 +121,7 @@ def test_gradients_pass_through_the_merge(seed: int):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("old", "new"), [(None, 3.0), (3.0, None), (None, None), (2.0, 3.0)])
 def test_parts_in_which_nothing_is_seen(old: float | None, new: float | None, dtype: torch.dtype):
-    """-inf on either side or on both: the other part comes back, and all gradients are finite."""
+    """-inf in one part or in both: the merge returns the other part, and all gradients are finite."""
     lses = [torch.tensor([-torch.inf if one is None else one], dtype=dtype) for one in (old, new)]
     outs = [torch.full((1, 2), 0.0 if one is None else one, dtype=dtype) for one in (old, new)]
     inputs = [x.requires_grad_() for x in (outs[0], lses[0], outs[1], lses[1])]
@@ -139,7 +139,7 @@ def test_parts_in_which_nothing_is_seen(old: float | None, new: float | None, dt
 
 
 def test_large_scores_do_not_overflow():
-    """exp(2000) has no place in any format; the difference decides."""
+    """exp(2000) overflows in every format; only the difference of the scores counts."""
     outs, lse = [torch.full((2, 1), one) for one in (1.0, 5.0)], torch.tensor([2000.0, -2000.0])
     out, merged = online_softmax_merge(outs[0], lse, outs[1], lse + 1)
     torch.testing.assert_close(merged, lse + 1.3132617)
@@ -153,7 +153,7 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_tiles_are_full_attention(causal: bool, seed: int):
-    """Tiles that divide the sequence or not, of one score and larger than all; grouped heads."""
+    """Tiles that divide the sequence or not, of one score and larger than the sequence; grouped heads."""
     for seq, block, (heads, kv_heads) in itertools.product(
         (1, 9, 26), (2, 7, 64), ((2, 2), (6, 2), (3, 1))
     ):
@@ -164,7 +164,7 @@ def test_tiles_are_full_attention(causal: bool, seed: int):
 
 
 def test_tiles_are_scaled_dot_product_attention(seed: int):
-    """PyTorch's, in float32, for inputs that are not contiguous, and for keys of another length."""
+    """Against PyTorch's, in float32, for inputs that are not contiguous, and for keys of another length."""
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -233,7 +233,7 @@ def test_layouts_deal_every_token_once(seq: int, n: int):
 
 
 def test_layouts_are_those_of_the_table():
-    """16 tokens on 4 ranks: who holds each token."""
+    """16 tokens on 4 ranks: the rank that holds each token."""
     table = {
         "contiguous": "0000111122223333",
         "striped": "0123012301230123",
@@ -274,7 +274,7 @@ def compare(
     given: list[Tensor],
     *case: object,
 ) -> None:
-    """This rank's part of full attention's output and gradients; `given` is whole."""
+    """Compare with this rank's part of full attention's output and gradients; `given` is whole."""
     where = cp.positions(layout[dist.get_rank()])
     wanted = [x[:, where] for x in with_gradients(partial(full_attention, causal=causal), *given)]
     mine = [x[:, where] for x in given]
@@ -332,7 +332,7 @@ def test_spread_attention_is_full_attention(world_size: int, seed: int, cpu_back
 
 
 def test_attention_in_groups_of_their_own(seed: int, cpu_backend: str):
-    """Two rings of two side by side, on other sequences; a rank outside a group is told."""
+    """Two rings of two side by side, on different sequences; a rank outside a group gets an error."""
 
     def body() -> str:
         pairs: list[Any] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -419,7 +419,7 @@ def test_the_values_are_those_of_pytorchs_context_parallel(seed: int):
             (out * grad).sum().backward()
             theirs = [x.clone() for x in (out.detach(), *(x.grad for x in inputs))]
             for x in inputs:
-                x.requires_grad_(False)  # they are made whole again on leaving
+                x.requires_grad_(False)  # its context makes them whole again on leaving
         same([x.transpose(1, 2) for x in theirs], ours, tolerance=2e-5)
 
     launch(body, world_size=2, backend="gloo")
@@ -473,7 +473,7 @@ def test_refusals_are_sentences(seed: int):
 
 
 def test_the_folder_can_be_copied_out_alone(tmp_path: Path):
-    """It imports torch and itself only; what students are given needs nothing of what they build."""
+    """It imports torch and itself only; modules that students are given need none that they build."""
     built = {"softmax", "tiles", "balanced", "ring", "ulysses", "combined", "gpt"}
     for path in FOLDER.glob("*.py"):
         source = path.read_text()

@@ -1,4 +1,4 @@
-"""What context parallelism sends, computes and keeps: the ledger and the meters against the closed forms."""
+"""Bytes sent, FLOPs and bytes kept by context parallelism: the ledger and meters against closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training text and its batches: the same whoever reads them, and shared without loss or repetition."""
+"""The training text and its batches: the same on every machine, shared without loss or repetition."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_same_again_and_another_for_another_step_or_seed(seed):
     assert starts(0, 0) == STARTS, "batches must not change between versions of anything"
 
 
-# What `random.Random` draws is the same in every version of Python.
+# `random.Random` draws the same numbers in every version of Python.
 STARTS = [367798, 266219, 853217, 706567, 949985, 799196, 178871, 523465]
 
 

@@ -1,4 +1,4 @@
-"""Replicas against one process in float64 and against PyTorch's own; what they send, and when."""
+"""Replicas against one process in float64 and against PyTorch's; their messages, and when these are sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RequireRanks = Callable[[int], None]
 
 
 class Traps(nn.Module):
-    """Everything at which a wrapper can stumble, in one small module.
+    """One small module with every case that a wrapper can get wrong.
 
     A frozen parameter, a layer that is used twice, tied weights, nested modules, a parameter of no
     dimension and one of no element, one that is registered before the layer in which it is used last, a
@@ -77,7 +77,7 @@ class Traps(nn.Module):
 
 
 def made(seed: int, double: bool = True) -> Traps:
-    """The module of a rank, random by its seed, in float64 so that only logic can differ."""
+    """The module of a rank, drawn from its seed; float64, so that only wrong logic can make a difference."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Traps()
@@ -95,7 +95,7 @@ def loss_of(module: nn.Module, data: tuple, reduction: str, branch: bool = False
 
 
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and gradients, copied, as one process can compare them."""
+    """Copies of the parameters and gradients, for a comparison in one process."""
     inner = cast(nn.Module, getattr(module, "module", module))
     held = {name: p.detach().clone().cpu() for name, p in inner.named_parameters()}
     gradients = {f"{n}.grad": p.grad for n, p in inner.named_parameters() if p.grad is not None}
@@ -112,7 +112,7 @@ def differences(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
 
 
 def run(body: Callable, *args: object, world_size: int, backend: str) -> Any:
-    """The run, after no rank reported a problem: each returns a list of them."""
+    """The run, in which no rank may report a problem: each rank returns a list of its problems."""
     found = launch(body, *args, world_size=world_size, backend=backend, timeout=120)
     problems = [f"rank {r}: {p}" for r, result in enumerate(found) for p in result]
     assert not problems, "\n".join(problems[:20])
@@ -425,7 +425,7 @@ def test_dtypes_travel_in_buckets_of_their_own(require_ranks: RequireRanks):
 
 
 def test_groups_of_their_own(seed: int, backend: str, require_ranks: RequireRanks):
-    """Two groups with different data and a first rank that is not rank 0; outside them a sentence."""
+    """Two groups with different data, their first ranks not rank 0; a rank outside gets a clear error."""
 
     def body() -> list[str]:
         rank, problems = dist.get_rank(), []
@@ -460,7 +460,7 @@ def test_groups_of_their_own(seed: int, backend: str, require_ranks: RequireRank
 
 
 def test_checkpointed_segments_that_share_a_layer(backend: str, require_ranks: RequireRanks):
-    """Re-entrant checkpointing tells a layer's gradient once for each segment, not once in all."""
+    """Re-entrant checkpointing calls a layer's gradient hook once for each segment, not once in all."""
 
     def body() -> list[str]:
         rank = dist.get_rank()
@@ -487,7 +487,7 @@ def test_checkpointed_segments_that_share_a_layer(backend: str, require_ranks: R
     run(body, world_size=2, backend=backend)
 
 
-# ---- forward, state, and what is left alone
+# ---- forward, state, and parts of the module that a wrapper leaves alone
 
 
 def test_forward_passes_on(seed: int, backend: str, require_ranks: RequireRanks):
@@ -522,7 +522,7 @@ def test_forward_passes_on(seed: int, backend: str, require_ranks: RequireRanks)
 
 
 def between_barriers(operations: list[Operation]) -> list[list[Operation]]:
-    """What a rank did before its first barrier, between it and the next, and so on."""
+    """A rank's operations before its first barrier, between it and the next, and so on."""
     parts: list[list[Operation]] = [[]]
     for one in operations:
         if one.op == "barrier":
@@ -562,7 +562,7 @@ def test_bytes_are_those_of_the_closed_form(
                 assert [one.op for one in next(parts)] == ["broadcast"] * len(tensors)
                 step = next(parts)
                 assert {one.op for one in step} == {"all_reduce"}
-                # Who asks which parameters are used when backward is over need not send the others.
+                # A wrapper that asks after backward which parameters are used need not send the others.
                 carried = sent if counted and name in ("naive", "flat") else parameters
                 counts = {"naive": len(carried), "small buckets": buckets(parameters, 300)}
                 counts |= {"flat": 1, "one bucket": 1, "a bucket each": len(parameters)}
@@ -574,7 +574,7 @@ def test_bytes_are_those_of_the_closed_form(
 
 
 def buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> int:
-    """How many it takes to fill them greedily from the last to the first."""
+    """The number of buckets when parameters fill them greedily from the last to the first."""
     count, room = 0, 0
     for parameter in reversed(parameters):
         if count == 0 or parameter.nbytes > room:
@@ -845,7 +845,7 @@ def test_the_files_can_be_copied_out_together(tmp_path: Path):
 
 
 def test_no_function_stands_in_two_files():
-    """What the wrappers share is in `replicas.py`, once."""
+    """The functions that the wrappers share are in `replicas.py`, once."""
     bodies: dict[str, str] = {}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

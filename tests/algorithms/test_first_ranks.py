@@ -47,7 +47,7 @@ def test_hello(world_size: int, backend: str, require_ranks: RequireRanks):
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_exchange_and_ring_shift(world_size: int, backend: str, require_ranks: RequireRanks):
-    """The exchange is in place, the gaps of a view left alone; the shift is a new tensor."""
+    """The exchange is in place and leaves the gaps of a view alone; the shift returns a new tensor."""
 
     def body() -> list[str]:
         problems, rank, n = [], dist.get_rank(), dist.get_world_size()

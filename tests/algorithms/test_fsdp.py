@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from course_lib import device, fsdp, launch
 
 WORLDS = [1, 2, 3, 4, 8]
-SIZES = (40, 7, 1, 13)  # of whole gradients; on 8 ranks some pieces are empty
+SIZES = (40, 7, 1, 13)  # elements of whole gradients; on 8 ranks some pieces are empty
 RequireRanks = Callable[[int], None]
 
 

@@ -23,7 +23,7 @@ from course_lib.models import GPT, PRESETS, GPTConfig, causal_attention, next_to
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As in a rank: threads of two tests side by side only wait for each other."""
+    """One thread, as in a rank: threads of two tests side by side only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,7 +56,7 @@ def drawn_config(draw: random.Random) -> GPTConfig:
 
 
 def made(config: GPTConfig, seed: int, **kwargs) -> GPT:
-    """In float64, with weights that show every mistake: biases and norms drawn too, nothing small."""
+    """A GPT in float64 whose weights show every mistake: biases and norms are drawn too, none is small."""
     torch.manual_seed(seed)
     model = GPT(config, **kwargs).double()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def tokens_for(config: GPTConfig, batch_size: int = 3, seq: int | None = None) -
     return torch.randint(config.vocab_size, (batch_size, seq or config.context))
 
 
-# ---- values: written again, with nn.MultiheadAttention and with nothing but products and a softmax
+# ---- values: GPTs written again, with nn.MultiheadAttention and with only products and a softmax
 
 
 def plain_gpt2(model: GPT, tokens: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def test_logits_and_gradients_are_those_of_a_plain_composition(config, plain, se
     weights, params = torch.randn_like(ours), list(model.parameters())
     mine = torch.autograd.grad((ours * weights).sum(), params)
     plains = torch.autograd.grad((theirs * weights).sum(), params)
-    # Of the largest of all: the gradient of a key's bias is 0, as it moves all scores of a query alike.
+    # Relative to the largest of all: the gradient of a key's bias is 0, as it moves a query's scores alike.
     error = 1e-12 * max(float(gradient.abs().max()) for gradient in plains)
     for (name, _), one, other in zip(model.named_parameters(), mine, plains, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=error, msg=name)
@@ -192,7 +192,7 @@ def test_the_future_does_not_reach_the_past_and_the_past_reaches_the_future(seed
 
 @KINDS
 def test_tokens_in_another_order_with_their_positions_give_the_same(config, seed):
-    """As a rank of context parallelism sees them: the attention knows the order, the model does not."""
+    """As on a rank of context parallelism: the attention knows the tokens' order, the model does not."""
     torch.manual_seed(seed)
     order = torch.randperm(config.context)
     back = order.argsort()
@@ -484,7 +484,7 @@ def trained(
 
 @KINDS
 def test_it_learns_to_look_back(config, seed):
-    """To say which token stood two places before: without attention or positions one can only guess."""
+    """The task: to name the token two places back; without attention or positions it can only be guessed."""
     config = replace(config, vocab_size=8, context=16, layers=1, width=48)
 
     def recall(step: int) -> tuple[Tensor, Tensor]:
@@ -500,7 +500,7 @@ def test_it_learns_to_look_back(config, seed):
 
 
 def test_it_learns_text(seed):
-    """Better than a table of pairs on text that it has not seen: it makes use of more than the last byte."""
+    """On text that it has not seen it beats a table of pairs: it uses more than the last byte."""
     torch.manual_seed(seed)
     text, unseen = library_text(), library_text("validation").long()
     pairs = (text[:-1].long() * 256 + text[1:]).bincount(minlength=256**2).view(256, 256) + 0.01

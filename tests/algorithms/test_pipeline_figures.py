@@ -123,7 +123,7 @@ def box() -> Explorer:
 
 
 def test_the_durations_are_of_all_layers_of_a_rank(box):
-    """However many chunks or copies, a rank computes m (F + I + W)."""
+    """With any number of chunks or copies a rank computes for m (F + I + W)."""
     for name in GENERATORS:
         found = box.simulation(name, 4, 8, 4, Durations(1, 2, 1))
         assert found.busy == pytest.approx([8 * 4] * 4), name

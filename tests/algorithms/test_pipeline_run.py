@@ -1,4 +1,4 @@
-"""The executor on real ranks: values, messages, memory, what it refuses, PyTorch's runtime beside it."""
+"""The executor on real ranks: values, messages, memory, refusals, and PyTorch's runtime beside it."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def on_a_rank(schedule: Schedule, twice: int, model: GPT, batch: Batch) -> Resul
 
 
 def same_as_alone(found: Sequence[Results], model: GPT, batch: Batch, case: object) -> None:
-    """Ranks that began with models of their own: put together, they are the model that one process runs."""
+    """Each rank drew a model of its own; their stages together are the model that one process runs."""
     together = {name: value for _, values, _ in found for name, value in values.items()}
     assert set(together) == dict(model.named_parameters()).keys(), case
-    model.load_state_dict(together, strict=False)  # the head's name is missing where it is tied
+    model.load_state_dict(together, strict=False)  # a tied head has no name of its own
     loss, wanted = alone(model, batch)
     parts = [losses for losses, _, _ in found]
     assert sorted(k for one in parts for k in one) == list(range(len(batch))), case
@@ -173,7 +173,7 @@ def test_losses_and_gradients_are_those_of_one_process(
 
 
 def any_schedule(chance: random.Random, ranks: int, stages: int, count: int) -> Schedule:
-    """A valid one without any plan: stages anywhere, whatever can be done next in any order."""
+    """A valid random schedule: stages on any rank, and of the actions that are ready any one comes next."""
     holders = [*range(ranks), *(chance.randrange(ranks) for _ in range(stages - ranks))]
     chance.shuffle(holders)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
@@ -215,7 +215,7 @@ def test_any_valid_schedule_is_done(world_size: int, seed: int, cpu_backend: str
 
 
 def test_gradients_are_added_to_those_that_are_there(seed: int):
-    """Two batches accumulate as in one process, also what the first and the last stage share."""
+    """Two batches accumulate as in one process, also in the weight that the first and last stage share."""
     schedule = one_f_one_b(2, 3)
     batches = [some_microbatches(seed, 3), some_microbatches(seed + 1, 3)]
 
@@ -368,7 +368,7 @@ def test_messages_and_bytes_are_those_of_the_borders(name: str, seed: int):
 
 
 def blocked(programs: Sequence[Sequence[Sequence[Step]]]) -> list[int]:
-    """Ranks that hang where what a rank posts is done batch by batch, each waiting for both of its ends."""
+    """Ranks that hang if a rank's batches run one after the other, each waiting for both of its ends."""
     heads = [0] * len(programs)
     posted: Counter[tuple[Action, str]] = Counter()
 
@@ -405,7 +405,7 @@ def fits(programs: Sequence[Sequence[Sequence[Step]]]) -> None:
 
 
 def test_no_plan_hangs_where_messages_are_done_one_after_the_other(seed: int):
-    """NCCL's way, harsher: a rank does nothing until what it posted last is done on both sides."""
+    """NCCL's order, made stricter: a rank does nothing until its last batch is done on both sides."""
     chance = random.Random(seed)
     cases = [
         (GENERATORS[name](p, 2 * p + p * (name == "interleaved_one_f_one_b")), copies(name))
@@ -434,7 +434,7 @@ def test_the_naive_order_of_messages_would_hang_there():
 
 
 class Alive:
-    """How much of something there is, and was at most."""
+    """A quantity that is alive now, and the most that was."""
 
     now = most = 0
 
@@ -444,7 +444,7 @@ class Alive:
 
 
 class Held:
-    """Counted as long as autograd has it."""
+    """A number of bytes, counted as long as autograd holds this object."""
 
     def __init__(self, alive: Alive, size: int, what: Any = None):
         self.alive, self.size, self.what = alive, size, what
@@ -546,7 +546,7 @@ RATE = 0.1
 
 
 def one_after_the_other(model: GPT, schedule: Schedule, batch: Batch) -> list[dict[str, Tensor]]:
-    """The weights of each stage after a stream, each microbatch through the versions that it should see."""
+    """The weights of each stage after a stream in which each microbatch uses the versions that it should."""
     length, versions = len(schedule), weight_versions(schedule)
     cuts = balanced(len(model.blocks), length, head_share(model))
     modules = [GPTStage(model, blocks, i == 0, i == length - 1) for i, blocks in enumerate(cuts)]
@@ -574,7 +574,7 @@ def one_after_the_other(model: GPT, schedule: Schedule, batch: Batch) -> list[di
 def test_pipedream_updates_by_gradients_of_the_versions_that_were_seen(
     world_size: int, seed: int, cpu_backend: str
 ):
-    """With as many versions as the closed form says; without a stash the weights are others."""
+    """With as many versions as the closed form says; without a stash the weights differ."""
     count = 2 * world_size + 3
     schedule = pipedream(world_size, count)
 

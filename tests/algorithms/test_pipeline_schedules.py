@@ -1,4 +1,4 @@
-"""Schedules as data: text, what is refused and how it is said, the clock, the generators, closed forms."""
+"""Schedules as data: text, refusals and their messages, the clock, the generators, closed forms."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_pytorchs_runtime_loads_the_rows_and_finds_its_sends_and_receives(name, 
 
 
 def theirs(kind: type, stages: int, microbatches: int, chunks: int) -> list[list[str]]:
-    """What one of PyTorch's schedules does, without its pauses."""
+    """The rows of one of PyTorch's schedules, without its pauses."""
     made = object.__new__(kind)
     made.pp_group_size, made._n_microbatches = stages, microbatches
     made._num_stages = made.num_stages = stages * chunks
@@ -156,7 +156,7 @@ def test_the_order_is_that_of_pytorch(ours, kind, chunks, stages, rounds):
     arguments = (chunks,) if ours is interleaved_one_f_one_b else ()
     rows = from_csv(to_text(ours(stages, microbatches, *arguments)))
     expected = theirs(kind, stages, microbatches, chunks)
-    if ours is zero_bubble_v:  # which W fills a gap is all the same: nobody waits for it
+    if ours is zero_bubble_v:  # any W may fill a gap: no action waits for it
         for row in (*rows, *expected):
             row[:] = ["W" if "W" in cell else cell for cell in row]
     assert rows == expected
@@ -483,7 +483,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks_for_all_sizes(chunks, see
 
 @pytest.mark.parametrize("name", ["zero_bubble_v", "dualpipe", "dualpipe_v"])
 def test_schedules_on_two_stages_a_rank(name, seed):
-    """p in 2..16; of the microbatches from the least on, some: these are dear to simulate."""
+    """p in 2..16, and only some numbers of microbatches, from the least on: these are slow to simulate."""
     chance = random.Random(f"{seed} {name}")
     for p in range(2, 17, 2 if name == "dualpipe" else 1):
         least = 2 * p - (name == "zero_bubble_v")
@@ -511,7 +511,7 @@ def test_schedules_on_two_stages_a_rank(name, seed):
 
 
 def test_with_fewer_microbatches_than_stages_the_bubble_of_h1_is_out_of_reach(seed):
-    """Whatever the order: rank 0 has nothing but its forwards to do until its first I can come."""
+    """In any order: rank 0 has only its forwards to do until its first I is ready."""
     chance = random.Random(seed)
     p = chance.randrange(2, 8)
     for m in range(1, p):

@@ -1,4 +1,4 @@
-"""Measured timelines: whose pass was when, on whichever clock, by whichever executor."""
+"""Measured timelines: each rank's passes on one clock, from any executor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAP = 0.005
 
 
 class Nap(torch.autograd.Function):
-    """The identity, which takes its time."""
+    """The identity, after a nap."""
 
     @staticmethod
     def forward(ctx, x: Tensor, forward: float, backward: float) -> Tensor:
@@ -60,7 +60,7 @@ class Slow(nn.Module):
         self.linear, self.index = nn.Linear(WIDTH, WIDTH), index
 
     def forward(self, x: Tensor) -> Tensor:
-        # not of x, which in the first stage needs no gradient: its naps would not be made
+        # not of x: in the first stage it needs no gradient, so that its naps would be left out
         bias = Nap.apply(self.linear.bias, *slower(self.index))
         return nn.functional.linear(x, self.linear.weight, bias)
 
@@ -105,7 +105,7 @@ def least(action: Action, length: int) -> float:
 
 
 def nothing_before_its_input(found: Timeline, length: int) -> None:
-    """A forward is done before the next stage's begins, a backward before that of the stage before."""
+    """A forward ends before the next stage's begins, a backward before the previous stage's begins."""
     times = {
         (
             event.action.stage,
@@ -199,7 +199,7 @@ def students_gpipe(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_other_executors_are_measured_as_well(late: bool, seed: int):
-    """Also one that computes a forward again in its backward, and a loss long after its forward."""
+    """Among them one that recomputes forwards in backward, and losses long after their forwards."""
     schedule, batch = gpipe(2, 3), a_batch(seed, 3)
 
     def body() -> Timeline:
@@ -246,7 +246,7 @@ def test_pytorchs_schedule_is_measured_as_well(seed: int):
 
 
 def by_the_clock(schedule: Schedule, durations: dict[int, Durations]) -> Timeline:
-    """What would be measured where everything takes exactly so long, on a clock that began somewhere."""
+    """The measurements of a run whose passes take exactly these times, on a clock with a random start."""
     found = simulate(schedule, durations)
     rows: list[list[Pass]] = [[] for _ in schedule]
     for rank, action, start, end in found.events:

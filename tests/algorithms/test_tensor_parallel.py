@@ -29,7 +29,7 @@ FOLDER = Path(inspect.getfile(tp)).parent
 
 
 def own(x: Tensor, dim: int) -> Tensor:
-    """This rank's part, by PyTorch's own cut."""
+    """This rank's part, as PyTorch's `tensor_split` cuts it."""
     return x.tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
 
 
@@ -186,7 +186,7 @@ def test_the_conjugate_functions(seed: int):
 
 
 def test_layers_in_groups_of_their_own(seed: int, cpu_backend: str):
-    """Two groups of two side by side, one with a key head for both; a rank outside a group is told."""
+    """Two groups of two side by side, one with a key head for both; a rank outside a group gets an error."""
 
     def body() -> str:
         pairs = [dist.new_group([0, 2]), dist.new_group([3, 1])]
@@ -251,7 +251,7 @@ def test_bfloat16_frozen_parameters_and_inputs_without_gradient(seed: int):
 
 
 def test_masks_are_equal_outside_a_region_and_different_inside():
-    """Ranks begin with other seeds; afterwards they agree again, also where only some masks are drawn."""
+    """Ranks begin with different seeds; afterwards they agree again, even if only some masks were drawn."""
 
     def body() -> dict[str, Tensor]:
         torch.manual_seed(dist.get_rank())

@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 def marked(run: object) -> Iterator[tuple[float, float]]:
-    """(forward, backward) bytes sent by each rank, for each three barriers of a run, in order."""
+    """(forward, backward) bytes that each rank sent, for each three barriers of a run, in order."""
     for rank in range(run.ledger.world_size):  # type: ignore[attr-defined]
         sent, between = [], 0.0
         for one in run.ledger.operations(rank):  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def forward_and_backward(layer: nn.Module, *inputs: Tensor) -> None:
 
 
 def regions() -> Iterator[tuple[nn.Module, tuple[Tensor, ...], float, float]]:
-    """Layers, what they are given, and what they send forward and backward (float32, width 36)."""
+    """Layers, their inputs, and the bytes that they send forward and backward (float32, width 36)."""
     n = dist.get_world_size()
     whole, hidden = torch.randn(2, SEQ, 36), 48
     half = facts.least_bytes(n, TOKENS * 36 * 4) / 2

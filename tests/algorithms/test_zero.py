@@ -1,4 +1,4 @@
-"""ZeRO's three stages against one process in float64: values, bytes, memory, saving, and what is refused."""
+"""ZeRO's three stages against one process in float64: values, bytes, memory, saving and refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make(seed: int, rank: int, kind: Callable[[], nn.Module] = Traps) -> nn.Modu
 
 
 def loss_of(model: nn.Module, seed: int, rank: int, n: int, step: int, part: int) -> torch.Tensor:
-    """On the rank's own data. In the odd steps the last rank takes the detour, in the even ones none."""
+    """The loss on the rank's own data. In odd steps the last rank takes the detour, in even steps no rank."""
     generator = torch.Generator().manual_seed(seed + 1000 * step + 10 * rank + part)
     tokens = torch.randint(0, 11, (2 + rank % 2, 5), generator=generator)
     logits = model(tokens, step % 2 == 1 and rank == n - 1)["logits"]
@@ -125,7 +125,7 @@ def train(
 
 
 def alone(n: int, optimizer_name: str, seed: int) -> list[dict[str, torch.Tensor]]:
-    """The same in one process, on the data of all ranks."""
+    """The same training in one process, on the data of all ranks."""
     model = make(seed, 0)
     cls, defaults = OPTIMIZERS[optimizer_name]
     optimizer = cls(model.parameters(), **defaults)
@@ -417,7 +417,7 @@ def test_resident_bytes_are_those_of_the_formula(stage: int, dtype: torch.dtype)
     for found in launch(body, world_size=4, backend="gloo"):
         wanted = facts.zero_memory(unit * layers, 4, stage, precision=precision)
         assert found["after"] == pytest.approx(wanted, rel=0.02)
-        # What comes and goes: two full buckets of gradients; two units of weights and of gradients.
+        # The room beside it: two full buckets of gradients; two units of weights and of gradients.
         room = {1: 0, 2: 2, 3: 4}[stage] * unit * dtype.itemsize
         assert found["peak"] <= 1.02 * wanted + room
 
@@ -563,7 +563,7 @@ def test_state_of_a_parameter_without_elements_is_merged() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_n_ranks_save_m_ranks_and_one_process_load(stage: int, seed: int):
-    """3 ranks take two steps and save; 2 ranks, 5 ranks and torch.optim go on as if nothing was."""
+    """3 ranks take two steps and save; 2 ranks, 5 ranks and torch.optim go on as without a break."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
         optimizer.zero_grad()

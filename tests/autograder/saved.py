@@ -96,13 +96,13 @@ def badge(saved: Saved, draw: random.Random) -> None:
 
 
 def widgets_without_state(saved: Saved, draw: random.Random) -> None:
-    """What GitHub refuses to show: Colab's models lie where Jupyter has a `state`."""
+    """A file that GitHub refuses to show: Colab's models lie where Jupyter has a `state`."""
     models = {uuid.UUID(int=draw.getrandbits(128)).hex: {"model_name": "LayoutModel", "state": {}}}
     saved.notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": models}
 
 
 def kaggle_draft(saved: Saved, draw: random.Random) -> None:
-    """What Kaggle's editor keeps and downloads: one line of JSON, no ids, texts in one piece."""
+    """The file that Kaggle's editor keeps and downloads: one line of JSON, no ids, texts in one piece."""
     for cell in saved.cells:
         cell["source"] = "".join(cell["source"])
         cell["metadata"] |= {"trusted": True}
@@ -140,16 +140,16 @@ def vs_code(saved: Saved, draw: random.Random) -> None:
 
 
 def vs_code_pasted(saved: Saved, draw: random.Random) -> None:
-    """A cell that was cut and pasted there is a new one: another id, no metadata."""
+    """VS Code, after cells were cut and pasted: each of them has another id and no metadata."""
     vs_code(saved, draw)
     marked = [cell for cell in saved.cells if cell["metadata"].get("nbgrader")]
-    surely = draw.choice(marked) if marked else None  # none where another hand has stripped them
+    surely = draw.choice(marked) if marked else None  # none after another change has stripped them
     for cell in saved.cells:
         if cell is surely or draw.random() < 0.3:
             cell["id"], cell["metadata"] = _jupyter_id(draw), {}
 
 
-# ---- what else happens to files
+# ---- other changes that files undergo
 
 
 def without_ids(saved: Saved, draw: random.Random) -> None:
@@ -157,14 +157,14 @@ def without_ids(saved: Saved, draw: random.Random) -> None:
 
 
 def new_ids(saved: Saved, draw: random.Random) -> None:
-    """As VS Code did before it knew ids, and as Kaggle does."""
+    """New ids for all cells: VS Code did so before it knew ids, and Kaggle does."""
     saved.format(5)
     for cell in saved.cells:
         cell["id"] = _jupyter_id(draw)
 
 
 def stripped(saved: Saved, draw: random.Random) -> None:
-    """By a tool that cleans notebooks for git, or by copying texts into a new notebook."""
+    """Stripped by a tool that cleans notebooks for git, or by copying texts into a new notebook."""
     outputs_dropped(saved, draw)
     new_ids(saved, draw)
     saved.notebook["metadata"] = {}

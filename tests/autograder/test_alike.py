@@ -1,4 +1,4 @@
-"""Likeness: copies are found whatever was renamed, and nobody is accused of having written what all write."""
+"""Likeness: copies are found after any renaming, and no student is accused of text that all write."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_right_solutions_of_ones_own_are_not_accused(
 def test_of_wrong_solutions_only_equal_ones_are_named(
     assignment: str, against: dict[str, Originals]
 ) -> None:
-    """Mutants share an author, and some of them the text: those are the only ones that may be named."""
+    """All mutants have one author, and some the same text: only those with the same text may be named."""
     submitted = {
         f"{file.stem}: {one.title}": {file.stem: one.text}
         for file in (MUTANTS / assignment).glob("*.py")
@@ -163,7 +163,7 @@ def test_the_sample_class_is_named_for_the_reference_that_it_is_made_from(
             {
                 folder.name: answers(nbformat.read(folder / name / f"{name}.ipynb", as_version=4))
                 for folder in tmp_path.iterdir()
-                if folder.name not in CHANGES  # of these some are no notebooks
+                if folder.name not in CHANGES  # some of these are not notebooks
                 and (folder / name).exists()
             },
             against[name],
@@ -179,7 +179,7 @@ NOTHING = Originals({}, frozenset())
 
 
 def program(number: int, lines: int = 30) -> str:
-    """A program like no other."""
+    """A program that resembles no other."""
     chance = random.Random(number)
     calls = [
         f"    a = step_{chance.randrange(9**6)}(a, b.part_{chance.randrange(9**6)}, {chance.randrange(99)})"

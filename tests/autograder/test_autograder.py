@@ -100,7 +100,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallClass]:
     nbformat.write(read_twin(SMALL), source / f"{NAME}.ipynb")
     ClassBook(made.out, made.solutions).register([NAME])
     with pytest.MonkeyPatch.context() as patch:
-        # somebody may be editing the library while its tests run
+        # the library may be edited while its tests run
         patch.setattr("autograder.submission.fingerprint.of_shared", lambda *_: "the library")
         yield made
 
@@ -356,7 +356,7 @@ def run(*command: str, seconds: float = 600) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[str, str]]]:
-    """What `make grade` does: (the output folder, what was printed, the rows of grades.csv)."""
+    """The results of `make grade`: (the output folder, what was printed, the rows of grades.csv)."""
     out = tmp_path_factory.mktemp("sample") / "out"
     done = run("autograder", "grade", "--out", str(out), seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr

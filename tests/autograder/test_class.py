@@ -61,7 +61,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 
 
 class InThisProcess:
-    """Workers that are none: each call is done when it is submitted. For what needs no processes."""
+    """Workers without processes, for tests that need none: each call is done when it is submitted."""
 
     count = 1
 
@@ -170,7 +170,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
     (folder / "class").mkdir()
     # The gradebook has been made; its own test lets it be made again.
     monkeypatch.setattr(ClassBook, "register", lambda self, names: "")
-    # Somebody may be editing the library while its tests run.
+    # The library may be edited while its tests run.
     monkeypatch.setattr("autograder.run.session.fingerprint.of_shared", lambda *_: "the library")
     return Class(folder)
 
@@ -193,7 +193,7 @@ class Lent:
     kill = shutdown
 
 
-# ---- who gets what
+# ---- each student's grade
 
 
 def test_each_submission_gets_its_row_and_everything_that_belongs_to_it(toy: Class) -> None:
@@ -243,7 +243,7 @@ def test_grades_do_not_depend_on_order_or_number(
     assert toy.calls == 8
 
 
-# ---- what is graded again
+# ---- submissions that are graded again
 
 
 def test_only_what_has_changed_is_graded_again(toy: Class) -> None:
@@ -300,7 +300,7 @@ def test_the_source_makes_all_grades_due(toy: Class) -> None:
 
 
 def with_reports(work: Work) -> dict:
-    """The double's grading, as if a check had judged each exercise; what is known is not judged again."""
+    """The double's grading, as if a check had judged each exercise; known exercises are not judged again."""
     done = marking_double.grade(work)
     known = {one.grade_id: asdict(one) for one in work.known}
     for one in done["result"]["exercises"]:
@@ -609,11 +609,11 @@ def test_what_ran_out_of_time_is_graded_once_more_when_all_others_are_done(
     assert sorted(order[5:]) == ["ann", "bob"], "once more, behind everybody, and not for ever"
     assert toy.said.getvalue().count("it is graded once more, alone") == 2
     assert [row["status"] for row in toy.table()][:2] == [status.TIMED_OUT] * 2
-    assert toy.calls == 5 and toy.grade().graded == 0, "what was said alone is believed"
+    assert toy.calls == 5 and toy.grade().graded == 0, "the verdict of a run alone is believed"
 
 
 def test_nothing_is_written_of_what_is_not_believed_yet(toy: Class) -> None:
-    """A run that is ended in between grades it again."""
+    """The run after an interrupted one grades such a submission again."""
     toy.hand_in("ann", f"# late: {toy.folder / 'ann'}\n{ALL}", ALL)
     workers = InThisProcess()
     submit = workers.submit
@@ -707,7 +707,7 @@ def result(one: float, two: float, what: str = status.GRADED) -> Result:
 
 
 def rows_of(entries: Entries) -> list[Any]:
-    """Everything that the book says about grades, submissions and comments."""
+    """The gradebook's rows of grades, submissions and comments."""
     tables = ("grade", "comment", "submitted_assignment", "submitted_notebook", "student")
     from sqlalchemy import text
 

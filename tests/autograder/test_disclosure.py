@@ -1,4 +1,4 @@
-"""What feedback says of hidden cases: the kind of a mistake, and nothing that a student's code could fill."""
+"""Feedback on hidden cases: it names the kind of a mistake and quotes nothing that a student's code fills."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ FAILURES = {
 
 
 def seen_of(value: object, tensor: torch.Tensor | None = None) -> Observed:
-    """What came back from one rank: `value` as the answer to everything, `tensor` as the result."""
+    """Observations of one rank: `value` is its answer to every call, `tensor` its result."""
     case = Case("1 rank", [RankSide({}, {}, {})], [])
     values = SimpleNamespace(answers=[harness.Answer(value)] * 3, result=value)
     tensors = {"result": torch.zeros(()) if tensor is None else tensor}
@@ -251,7 +251,7 @@ def inputs_of(name: str, seed: int) -> set[str]:
 
 
 def test_mutants_hidden_reports_tell_no_inputs(seed: int) -> None:
-    """Of those that need one process all, of the others a few."""
+    """All mutants that need one process, and a few of the others."""
     chance = random.Random(seed)
     cheap = [file for file in FILES if "prediction" in file.stem]
     picked = [(file, one) for file in cheap for one in read_mutants(file) if not one.right]

@@ -1,4 +1,4 @@
-"""Cells run outside of whoever grades them: what they show comes back, what they do stays there."""
+"""Cells run outside of the grader's process: their outputs come back, their side effects stay there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from course_lib.runtime import wire
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.preloaded import Preloaded
 
-SECONDS = 60  # in which nothing that is to end by itself should be interrupted
+SECONDS = 60  # within this time no cell that ends by itself should be interrupted
 LIMITS = Limits(output=2000, payload=1 << 20)
 
 Fresh = Callable[[], Executor]
@@ -429,7 +429,7 @@ def test_an_output_that_is_too_large_leaves_a_sentence(shared: Executor, seed: i
     assert text.startswith("'xxx") and "MB (text/plain) was left out" in text and len(text) < 2000
     both = "{'text/html': '<b>small</b>', 'text/latex': 'x' * (3 << 20)}"
     (output,) = run(shared, f"display({both}, raw=True)").outputs
-    assert output["data"] == {"text/html": "<b>small</b>"}, "what is shown needs no sentence"
+    assert output["data"] == {"text/html": "<b>small</b>"}, "a shown output needs no sentence"
 
 
 def test_a_little_too_much_is_too_much(shared: Executor) -> None:
@@ -647,5 +647,5 @@ def test_a_process_that_does_not_start_says_why(preloaded: Preloaded) -> None:
     with pytest.raises(
         LaunchError, match="did not start: the notebook's process was ended by SIGKILL"
     ):
-        for _ in range(50):  # one that was quick has said that it is there before it was killed
+        for _ in range(50):  # a quick one has reported that it is ready before it was killed
             Executor(start, LIMITS).close()

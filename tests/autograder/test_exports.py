@@ -1,4 +1,4 @@
-"""Grades on their way out: Gradescope, Canvas, Moodle; what people added; a release and what precedes it."""
+"""Exports of grades to Gradescope, Canvas and Moodle; changes by people; a release and checks before it."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_tables_are_read_as_the_site_wrote_them() -> None:
     )
 
 
-# --- what people added ---------------------------------------------------------------------------
+# --- changes by people ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_all_pages_and_files_of_a_class(book: Path) -> None:
     written = json.loads((tmp_path / "gradescope/ben" / NAME / "results.json").read_text())
     assert written["score"] == 1
     written = json.loads((tmp_path / "gradescope/anna" / NAME / "results.json").read_text())
-    assert written["score"] == 1, "what was given by hand was taken back"
+    assert written["score"] == 1, "points given by hand were taken back"
     write_reports(found)
     written = json.loads((tmp_path / "gradescope/anna" / NAME / "results.json").read_text())
     assert (written["score"], written["tests"][1]["score"]) == (3.0, 3.0)

@@ -213,7 +213,7 @@ def toy(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clas
 
 
 def result(more: float | None = 4.0, most: float | None = None, one: float = 4) -> Result:
-    """ann's result; None: left alone."""
+    """ann's result; None: she left the exercise alone."""
     report = Report("toy/more", 1.0, [ReportLine("4 ranks", True)], seed=-1).to_json()
     exercises = [Exercise("one_check", "one", one, 4), Exercise("two_check", "two", 5, 6)]
     for name, got, maximum in (("more", more, 4), ("most", most, 3)):
@@ -244,7 +244,7 @@ def test_nbgrader_books_it_beside_the_points(entries: Entries) -> None:
     submission = entries.book.find_submission("00_toy", "ann")
     assert (submission.score, submission.max_score) == (13, 10)
     assert not submission.needs_manual_grade
-    for name in ("more_check", "most_check"):  # what formgrader shows
+    for name in ("more_check", "most_check"):  # formgrader shows these
         shown = entries.book.find_grade(name, "00_toy", "00_toy", "ann").to_dict()
         assert (shown["auto_score"], shown["max_score"], shown["failed_tests"]) == (0, 0, False)
         assert shown["extra_credit"] == (4.0 if name == "more_check" else None)

@@ -1,4 +1,4 @@
-"""The fault matrix: its rows are what they say, its witnesses see, and grading answers each as stated."""
+"""The fault matrix: its rows do what they say, its witnesses see it, and grading answers each as stated."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_students_version_holds_no_solution_and_no_secret(course: Course) ->
 
 
 def run_cells(texts: list[str]) -> dict:
-    """Run the texts of cells as a notebook would; the names that they leave."""
+    """The names that the texts of cells define when they run as in a notebook."""
     main = ModuleType("__main__")
     for number, text in enumerate(texts):
         name = f"<cell {number}>"
@@ -125,7 +125,7 @@ def test_names_are_unique_and_every_row_states_what_it_must() -> None:
         assert one.points is not None or one.says, one.name
 
 
-# What the matrix has to hold, in the words of its specification, and the rows that are it.
+# The faults that the matrix has to hold, in the words of its specification, and the rows that show them.
 SPECIFIED = {
     "killed": "killed",
     "segfault": "segfault",
@@ -221,7 +221,7 @@ def compile_cells(text: str) -> None:
             compile(cell.source, "<cell>", "exec")
 
 
-# ---- a cheat is worth a row if it works where nothing holds it back
+# ---- a cheat earns a row if it works where nothing holds it back
 
 
 def neighbours(code: str) -> tuple:

@@ -1,4 +1,4 @@
-"""What is read of a folder that somebody handed in: the notebook, a time stamp, and nothing else."""
+"""Of a folder that a student handed in only the notebook and a time stamp are read."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def submission(folder: Path) -> Submission:
     return Submission("ann", "00_toy", folder)
 
 
-# ---- which file counts
+# ---- the file that counts
 
 
 def test_the_notebook_of_the_right_name_counts(folder: Path) -> None:
     (folder / "00_toy.ipynb").write_bytes(TEXT)
     (folder / "00_toy-Copy1.ipynb").write_bytes(b"{")
-    (folder / "._00_toy.ipynb").write_bytes(b"{")  # what macOS leaves in archives
+    (folder / "._00_toy.ipynb").write_bytes(b"{")  # macOS leaves these in archives
     (folder / ".ipynb_checkpoints").mkdir()
     found = collect(submission(folder))
     assert (found.content, found.stamp) == (TEXT, "")

@@ -1,4 +1,4 @@
-"""The grader is killed at random moments, again and again: no grade is lost, none is wrong, none stays.
+"""The grader is killed at random moments, again and again: no grade is lost or wrong, no process is left.
 
 COURSE_ALL_TESTS=1 (`make test-all`) kills it 50 times and lets nothing out; else a few times.
 """
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 
 
 class Killed:
-    """A class whose grader is killed, and what is known of it in between."""
+    """A class whose grader is killed, and the results known between two kills."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out, self.log = folder, folder / "out", folder / "graded.log"
@@ -60,7 +60,7 @@ class Killed:
         )
 
     def ask(self, text: str = "") -> int:
-        """A number that the server of graders says, after it was told `text`."""
+        """The number with which the server of graders answers `text`."""
         assert self.server.stdin is not None and self.server.stdout is not None
         self.server.stdin.write(text)
         self.server.stdin.flush()
@@ -87,7 +87,7 @@ class Killed:
         assert self.ask() == 0
 
     def finished(self) -> dict[str, float]:
-        """The results that are there, by student. Every one of them is whole."""
+        """The results so far, by student. Each of them is complete."""
         found = {}
         for path in (self.out / "results/00_toy").glob("*.json"):
             try:
@@ -123,7 +123,7 @@ class Killed:
         return Counter(self.log.read_text().split()) if self.log.exists() else Counter()
 
     def processes(self) -> list[int]:
-        """Whatever the graders started, wherever it is now."""
+        """All processes that the graders started, wherever they are in the process tree."""
         mark = f"COURSE_INTERRUPTED={self.mark}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -131,7 +131,7 @@ class Killed:
                 pid = int(folder.name)
                 if pid != self.server.pid and mark in _environment(folder):
                     found.append(pid)
-            except OSError:  # it ended meanwhile, or belongs to somebody else
+            except OSError:  # it ended meanwhile, or belongs to another user
                 continue
         return found
 
@@ -175,7 +175,7 @@ def test_nothing_is_lost_wrong_twice_or_left_running(killed: Killed, seed: int) 
     share, points, old = OLD, 2.5, 2.5
     for _ in range(KILLS):
         if killed.finished() == dict.fromkeys(killed.names, points):
-            # all is graded: everybody hands in again, and what is there is old
+            # all are graded: every student hands in again, which makes all results old
             share = NEW if share == OLD else OLD
             old, points = points, 10 * share
             killed.hand_in(share)

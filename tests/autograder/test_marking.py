@@ -1,4 +1,4 @@
-"""One submission, from what was handed in to points, a status, a reason and an executed notebook."""
+"""One submission, from the notebook handed in to points, a status, a reason and an executed notebook."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_graded_cells_are_not_run_and_see_no_verdict(course: Toy) -> None:
     assert "'report'" not in course.outputs("two")[0].text
 
 
-# --- limits cost what they hit --------------------------------------------------------------------
+# --- a limit costs the cell it hits ---------------------------------------------------------------
 
 
 def test_a_death_costs_one_exercise(course: Toy) -> None:
@@ -260,7 +260,7 @@ def test_after_a_death_the_earlier_cells_are_run_again_and_the_fatal_one_is_not(
     )
     result = course.grade(notebook)
     assert (result.status, points(result)) == (status.KERNEL_DIED, [4, 6])
-    assert course.outputs("two")[0].text == "two ['imports', 'one']\n", "what it printed is kept"
+    assert course.outputs("two")[0].text == "two ['imports', 'one']\n", "its prints are kept"
 
 
 def test_several_deaths_leave_what_they_do_not_touch(course: Toy) -> None:
@@ -418,7 +418,7 @@ def test_seeds_follow_from_student_and_exercise_and_stay_secret(course: Toy) -> 
     assert not any(str(seed) in told for one in seen for seed in one.values())
 
 
-# --- restoring and what a person should look at ------------------------------------------------------
+# --- restoring, and changes for a person to look at --------------------------------------------------
 
 
 def test_order_is_restored_with_what_the_student_added(course: Toy) -> None:
@@ -523,7 +523,7 @@ def test_code_that_reaches_for_the_judge_is_named() -> None:
         f"{'a.' * 2000}a = 1",
     ):
         assert suspicious(answers(two_check=hostile), toy(False)) == []
-    # of such text a hundred times as much takes Python ten thousand times as long
+    # for a hundred times as much of such text Python takes ten thousand times as long
     quadratic = f"x = f'{'{1}' * 10_000_000}'"
     assert len(suspicious(answers(two_check=quadratic), toy(False))) == 1
     given = toy(False)
@@ -539,7 +539,7 @@ def test_an_answer_is_named_by_whatever_name_its_package_gives_it() -> None:
     assert exported_from(reference_modules("02_collectives")) == set(), "all of it is a reference"
 
 
-# --- what the instructor's notebook says ---------------------------------------------------------------
+# --- the instructor's notebook -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", assignments())

@@ -1,4 +1,4 @@
-"""What a submission brought along runs in no page, and pages say what there is to say."""
+"""No page runs a submission's scripts, and pages show all that a student or an instructor should see."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def draws(element: Any) -> bool:
 
 
 def dangers(html: str) -> list[str]:
-    """What in this HTML runs, loads or reaches out, as a browser's parser reads it."""
+    """The parts of this HTML that run, load or reach out, as a browser's parser reads it."""
     found = []
     for element in html5lib.parseFragment(html, namespaceHTMLElements=False, scripting=True).iter():
         space, _, tag = str(element.tag).rpartition("}")
@@ -172,7 +172,7 @@ def rendered(source: str) -> str:
 
 
 def test_the_browser_would_run_it_without_us() -> None:
-    """Else the tests above show nothing."""
+    """If it did not, the tests above would show nothing."""
     assert dangers(rendered(HOSTILE[0])) and dangers(
         rendered("```mermaid\n<script>a</script>\n```")
     )
@@ -233,7 +233,7 @@ def test_a_picture_from_elsewhere_is_named_and_not_loaded() -> None:
 
 
 def test_rendering_again_changes_nothing(seed: int) -> None:
-    """A cleaned cell is a Markdown cell again: what it shows must not be read as Markdown once more."""
+    """A cleaned cell is a Markdown cell again: its text must not be read as Markdown once more."""
     chance = random.Random(seed)
     marks = [
         "*a*",
@@ -384,7 +384,7 @@ def test_a_cleaned_notebook_is_harmless_in_formgrader() -> None:
     unclean = hostile_notebook()
     unclean.cells = unclean.cells[:2]  # nbconvert refuses the others, and the metadata
     unclean.metadata = NotebookNode()
-    assert dangers(EXPORTER.from_notebook_node(unclean)[0]), "else this test shows nothing"
+    assert dangers(EXPORTER.from_notebook_node(unclean)[0]), "without it this test shows nothing"
     assert dangers(EXPORTER.from_notebook_node(cleaned)[0]) == []
 
 
@@ -478,7 +478,7 @@ def test_the_line_of_a_place_is_quoted_from_the_notebook_and_not_from_the_report
     "text", ["\t" * 2_000_000, "x = 1" + "+1" * 1_000_000, "f'{1}'\n" * 300_000]
 )
 def test_code_without_end_is_shown_in_black_and_cut(text: str) -> None:
-    """A lexer's time grows as the square of such lines: minutes and hours, for what a notebook may hold."""
+    """A lexer takes time as the square of such lines: minutes and hours for text that a notebook may hold."""
     cells = [nbformat.v4.new_code_cell(text), nbformat.v4.new_code_cell("honest = None")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     page = feedback_page(Result("ann", "00_toy", "graded"), notebook)
@@ -631,7 +631,7 @@ def test_a_class_page_grows_with_the_class_and_no_more() -> None:
     assert large - small < 450 * 800  # bytes a submission
 
 
-# --- what an instructor reads besides
+# --- other pages for the instructor
 
 
 def two_submissions() -> list[Result]:

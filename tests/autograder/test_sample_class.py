@@ -21,7 +21,7 @@ def test_of_the_whole_course_nobody_is_left_out(tmp_path: Path) -> None:
 def test_a_course_may_have_any_single_assignment(
     assignment: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Whose mistake no wrong answer shows is left out, and the command says so."""
+    """Students whose mistake no wrong answer shows are left out, and the command says so."""
     options = Namespace(submissions=None, out=tmp_path)
     there = {one.student for one in grade._submissions(options, [assignment])}
     idle = [one for one in OF_MUTANTS if one not in there]
@@ -34,7 +34,7 @@ def test_a_course_may_have_any_single_assignment(
 
 
 def test_a_class_is_graded_where_the_sample_class_was_before(tmp_path: Path) -> None:
-    """Its students' results go; what else lies among the results stays."""
+    """The sample students' results are removed; other files among the results stay."""
     store = Store(tmp_path)
     for assignment in ("00_toy", ".last/00_toy"):
         for student in ("ann", "sample-perfect"):

@@ -1,4 +1,4 @@
-"""The same work earns the same points, whichever program saved the notebook, and nothing false is said of it.
+"""The same work earns the same points from any program that saved the notebook, without false remarks.
 
 The restored notebooks are compared for every assignment and every kind of file. The real judge grades a few
 kinds, drawn from the seed, and all of them with COURSE_ALL_TESTS=1 (`make test-all`).
@@ -45,7 +45,7 @@ LOSE_METADATA = {
 }  # fmt: skip
 
 
-# ---- what a student holds
+# ---- a student's notebook
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def solved(name: str) -> NotebookNode:
 
 
 def worked(name: str, draw: random.Random) -> NotebookNode:
-    """What a student might have done: some answers right, some wrong or missing, some cells of their own."""
+    """A student's likely work: some answers right, some wrong or missing, some cells of their own."""
     notebook, stubs = solved(name), {cell["id"]: cell.source for cell in released_of(name).cells}
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("solution"):
@@ -113,9 +113,9 @@ def restored(content: bytes, released: NotebookNode) -> tuple[NotebookNode, Rest
 
 
 def what_counts(notebook: NotebookNode) -> list[tuple]:
-    """What grading knows of a restored notebook, but for the badge that Colab puts before it.
+    """The parts of a restored notebook that grading reads, without the badge that Colab puts before it.
 
-    Which of two equal neighbours is the exercise and which its copy changes no grade.
+    Of two equal neighbours either may be the exercise and the other its copy: the grade is the same.
     """
     cells = [
         (
@@ -231,7 +231,7 @@ def _is_exercise(cell: NotebookNode) -> bool:
     return bool(own.get("solution"))
 
 
-# ---- blank: nothing was earned and nothing was written
+# ---- blank: the student earned nothing and wrote nothing
 
 
 @pytest.mark.parametrize("form", ["{}", "exec({!r})"], ids=["plain", "exec"])
@@ -313,7 +313,7 @@ def handed_in(released: NotebookNode, order: str, seed: int) -> tuple[NotebookNo
         ("02345", "02345", False),  # the first of two equal cells is gone
         ("01245", "01245", False),  # the second
         ("0112345", "0112345", False),  # one of them was copied
-        ("501234", "012345", False),  # a cell that is no exercise was moved
+        ("501234", "012345", False),  # a cell that is not an exercise was moved
         ("043215", "021435", True),  # an exercise was: the first of two equal texts goes with it
     ],
 )
@@ -421,7 +421,7 @@ def test_very_many_cells_cost_little_time(text: str) -> None:
     assert time.process_time() - began < 20
 
 
-# ---- what tampering is called
+# ---- the sentences on tampering
 
 
 def test_what_editors_do_is_no_reason_to_look(seed: int) -> None:
