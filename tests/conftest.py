@@ -1,4 +1,4 @@
-"""What all tests share: random seeds that can be repeated, backends, and no process left behind."""
+"""Fixtures of all tests: random seeds that can be repeated, backends, and no process left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LONG = (
     "test_notebooks.py",
     "test_hosts.py",
 )
-# Of these every test may run in another worker: they share nothing that is dear to make.
+# Every test of these may run in another worker: they share nothing that is slow to make.
 APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "test_seeds.py")
 
 
@@ -60,8 +60,8 @@ APART = ("test_mutants.py", "test_notebook_solutions.py", "test_notebooks.py", "
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: one more than grading would take, at most four: most tests start ranks of their own.
 
-    With a worker a core, two cores idled a fifth of the time: a test waits for its ranks, and these for each
-    other.
+    With one worker for each core, two cores idled a fifth of the time: a test waits for its ranks, and
+    these for each other.
     """
     from autograder.sandbox.capacity import default_jobs
 
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-# --- make check: what needs no ranks -------------------------------------------------------------
+# --- make check: tests without ranks -------------------------------------------------------------
 
 QUICK = bool(os.environ.get("COURSE_QUICK"))
 # Of these no test starts ranks, a kernel or a grader.
@@ -114,9 +114,7 @@ def no_ranks() -> Iterator[None]:
     from course_lib.runtime.preloaded import Preloaded
 
     def refuse(*_: Any, **__: Any) -> None:
-        pytest.fail(
-            "`make check` starts no ranks: this file is none of WITHOUT_RANKS (conftest.py)"
-        )
+        pytest.fail("`make check` starts no ranks: this file is not in WITHOUT_RANKS (conftest.py)")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Preloaded, "__init__", refuse)
@@ -135,7 +133,7 @@ def gpu_count() -> int:
 
 
 def places() -> int:
-    """Ranks that find room over NCCL on this machine."""
+    """The number of ranks that find room over NCCL on this machine."""
     from course_lib.runtime.gpus import places
 
     return places()
@@ -159,7 +157,7 @@ def cpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def carried(request: pytest.FixtureRequest) -> Iterator[str]:
-    """On gloo nothing may be said of NCCL, since what these tests run goes through there too."""
+    """On gloo no note on NCCL may appear, since the runs of these tests go through on NCCL too."""
     from course_lib.runtime import notes
     from tests import nccl_like
 
@@ -193,12 +191,12 @@ def require_ranks(backend: str) -> Callable[[int], None]:
     return require
 
 
-# --- a temporary folder of one's own
+# --- a temporary folder of a test's own
 
 
 @pytest.fixture
 def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the programs of a test put temporary files, apart from everybody else's."""
+    """A folder for temporary files of a test's programs, apart from those of all others."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -254,7 +252,7 @@ def started_by_these_tests() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             inherited = mark in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile, or belongs to somebody else
+        except OSError:  # it ended meanwhile, or belongs to another user
             continue
         if inherited and int(folder.name) != os.getpid():
             found.append(int(folder.name))

@@ -4,7 +4,7 @@ The ranks of a launch on "nccl-like" do what `course_lib.ledger.order` says of N
 
 * Each group has one lane, as a communicator has: a thread that does one thing after the other.
 * A batch is one thing: all its messages are begun, then all are waited for.
-* What is received, and what a collective writes, appears when it is waited for, not before.
+* A received message, and a collective's result, appear when they are waited for, not before.
 * A synchronous collective gives back no handle (ProcessGroupNCCL since PyTorch 2.8: a call whose options have
   asyncOp=False returns none).
 * There are no tags, and no receive from any source.
@@ -56,7 +56,7 @@ COLLECTIVES |= {name for names in FAMILIES.values() for name in names.split()}
 
 
 class Operation(dist.Work):
-    """The handle of an operation. What it writes is copied to where it belongs when it is waited for."""
+    """The handle of an operation. Its result is copied to its target when it is waited for."""
 
     def __init__(self, begin: Callable[[Any], dist.Work], writes: Any):
         super().__init__()
@@ -83,7 +83,7 @@ class Operation(dist.Work):
         if self.error is not None:
             raise self.error
         for target, source in zip(flatten(self.writes), flatten(self.written), strict=True):
-            if target is not source and target.numel():  # as gloo does it, behind autograd's back
+            if target is not source and target.numel():  # as gloo does, unseen by autograd
                 ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
         self.writes = self.written = []
         return True
@@ -125,7 +125,7 @@ class Together(dist.Work):
 
 
 def copied(tensors: Any) -> Any:
-    """The same tensors elsewhere; those that have no memory in a row (sparse ones) stay as they are."""
+    """Copies of the tensors; those without contiguous memory (sparse ones) stay as they are."""
     if isinstance(tensors, torch.Tensor):
         return tensors.detach().clone() if tensors.layout == torch.strided else tensors
     return [copied(one) for one in tensors]
@@ -179,7 +179,7 @@ class NcclLike:
         raise NotImplementedError("NCCL has no receive from any source")
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> Operation | None:
-        """The first argument is what it writes: all collectives of a process group have it so."""
+        """The first argument is its target: all collectives of a process group have it so."""
         call = functools.partial(getattr(self.gloo, name), **kwargs)
         if name == "barrier":
             operation = self.put(lambda _: call(*args), [])
@@ -188,7 +188,7 @@ class NcclLike:
         if all(getattr(one, "asyncOp", True) for one in (*args, *kwargs.values())):
             return operation
         rec = recorder()
-        row = rec.state.rows - 1  # its own: it was written down just now
+        row = rec.state.rows - 1  # its own, written down just now
         since = rec.begin_wait(row)
         try:
             operation.wait()
@@ -233,7 +233,7 @@ def imitate() -> None:
         finally:
             group._end_coalescing(operations[0].tensor.device)
 
-    recording.LIBRARIES += (__file__,)  # the lines that are told are those of the test
+    recording.LIBRARIES += (__file__,)  # messages name the lines of the test
     RecordingGroup.__init__, RecordingGroup.channel = init, without_tag
     install.replace("batch_isend_irecv", batch)
     world: Any = dist.group.WORLD
@@ -241,7 +241,7 @@ def imitate() -> None:
 
 
 def enter(header: dict, buffers: list, rank: int) -> tuple[dict, list]:
-    """The entry of a task: goes on with the entry that it had."""
+    """Imitate, then go on with the task's own entry."""
     imitate()
     module, _, name = header["entry"].partition(":")
     return getattr(importlib.import_module(module), name)(header["header"], buffers, rank)
@@ -252,7 +252,7 @@ def enter(header: dict, buffers: list, rank: int) -> tuple[dict, list]:
 
 @contextlib.contextmanager
 def offered(checks: bool = False) -> Iterator[None]:
-    """Within, `launch` knows the backend "nccl-like". checks: `check` runs on it."""
+    """Within it, `launch` knows the backend "nccl-like". checks: `check` runs on it."""
     import pytest
 
     from course_lib.checks.judge import judge

@@ -1,4 +1,4 @@
-"""Every solution that is right: what the notebooks hold, and the right cells of the mutants."""
+"""Every right solution: those of the notebooks, and the right cells of the mutants."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def right_solutions() -> dict[str, list[Mutant]]:
 
 
 def solution_of(twin: Path, judged: set[str]) -> str:
-    """The notebook's solution cells, and of its other cells what these and the objects that are judged need.
+    """The notebook's solution cells, and the statements of other cells that these or the judged objects need.
 
-    Neither a launch nor a check is among it.
+    Neither a launch nor a check is among them.
     """
     nodes = [*statements(twin)]
     given = [node for node, is_solution in nodes if not is_solution and isinstance(node, DEFINES)]

@@ -66,7 +66,7 @@ def sweep(solutions: Mapping[str, Sequence[Mutant]], seeds: Iterable[int]) -> It
 
 @contextmanager
 def busy(processes: int) -> Iterator[list[int]]:
-    """Within, so many processes (their ids) compute without a pause. They end with this one in any case."""
+    """Within it, so many processes compute without a pause; yields their ids. They end with this process."""
     command = [sys.executable, "-c", BURN, str(os.getpid())]
     burning = [subprocess.Popen(command) for _ in range(processes)]
     try:
@@ -82,7 +82,7 @@ def drawn_seeds(count: int, first: int) -> list[int]:
 
 
 def chosen(words: Sequence[str]) -> dict[str, list[Mutant]]:
-    """The solutions of the exercises whose full names contain one of the words; all without any."""
+    """The solutions of the exercises whose full names contain one of the words; without words, all."""
     return {
         name: several
         for name, several in right_solutions().items()

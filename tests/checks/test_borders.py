@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = ROOT / "course_lib" / "checks"
 PREFIX = "course_lib.checks."
 WORDS = ("sentence", "words")  # of messages: they import nothing of the checks but each other
-# What the files of each part may import of the checks, beside their own part.
+# The parts of the checks that the files of each part may import, beside their own.
 MAY = {
     "rank": ("wire",),
     "judge": ("rank", "wire", "report", *WORDS),
@@ -25,7 +25,7 @@ MAY = {
     "sentence.py": WORDS,
     "words.py": WORDS,
 }
-# The judge finds an exercise by its name: it goes through the folder of the notebooks.
+# The judge finds an exercise by its name: it imports from the notebooks' folder.
 FINDS = (CHECKS / "judge" / "find.py",)
 ALGORITHMS = re.compile(
     r"\b(zero[123]|fsdp|bucket(s|ed)?|powersgd|top-?k|int8|pipedream|gpipe|1f1b|dualpipe|zigzag|striped|"
@@ -40,7 +40,7 @@ def files(part: str) -> list[Path]:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """What a file imports of the checks, behind "course_lib.checks."."""
+    """The modules of the checks that a file imports, without the prefix "course_lib.checks."."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -64,7 +64,7 @@ def test_arrows_point_from_the_exercise_to_the_judge_to_the_rank(part: str) -> N
         assert not beyond or file in FINDS, f"{file.relative_to(ROOT)} imports {beyond}"
 
 
-# What an exercise takes from elsewhere than the kit: frames, whose names are their own (`case`, `Run`, ...).
+# Modules that exercises import beside the kit: frames, with names of their own (`case`, `Run`, ...).
 FRAMES = (
     "judge.functions",
     "judge.layers",

@@ -1,4 +1,4 @@
-"""The engine of the checks: whatever a student hands in, it ends in a report."""
+"""The engine of the checks: any code that a student hands in ends in a report."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ RING = "02_collectives/ring_all_reduce"
 
 @pytest.fixture(autouse=True)
 def stderr_stays_empty(capfd):
-    """nbgrader fails a cell that writes to stderr, if only a warning."""
+    """nbgrader fails a cell that writes anything to stderr, even a warning."""
     yield
     assert capfd.readouterr().err == ""
 
 
 @pytest.fixture
 def printed(capfd):
-    """printed(): what was printed until now."""
+    """printed(): the lines printed until now."""
 
     def read() -> str:
         out, err = capfd.readouterr()
@@ -105,7 +105,7 @@ def ring_shift(tensor, group=None):
     return typed(body, "ring_shift")
 
 
-# ---- what cannot be judged
+# ---- objects that cannot be judged
 
 
 def test_a_stub_is_told_in_one_line_and_at_once(runs):
@@ -122,7 +122,7 @@ def test_a_notebook_of_stubs_takes_a_moment(runs):
         raise NotImplementedError
 
     names = [f"02_collectives/{name}" for name in of_assignment("02_collectives")]
-    check(names[0], stub)  # starts the preloaded process, which is not what is measured
+    check(names[0], stub)  # starts the preloaded process, which is not to be measured
     began = time.monotonic()
     for name in names:
         exercise = find(name)
@@ -343,7 +343,7 @@ def test_an_exception_is_told_with_its_line():
     told = " ".join(report.messages)
     assert report.score == 0
     assert "ValueError: chunk 3 of 2" in told
-    assert len(report.messages) <= 3  # of equal causes the first alone is told
+    assert len(report.messages) <= 3  # of equal causes only the first is reported
 
 
 def test_in_hidden_cases_an_exception_keeps_its_text_to_itself():
@@ -393,7 +393,7 @@ def test_a_warning_in_the_kernel_stays_there():
         assert check(SHIFT, shift()).score == 1
 
 
-# ---- results that are not what was asked for
+# ---- results of a wrong kind
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ ring_attention                                                1.6 of 10
 
 
 def test_what_nobody_looked_at_for_one_reason_is_one_line():
-    """Of a few the titles are told; points are those of all."""
+    """If the cases are few, the line names them; it has the points of all."""
     stuck, raised = wrong("deadlock: 0 -> 1 -> 0"), wrong("rank 1 raised ValueError.")
     judged = [
         *unjudged("ac", stuck, BROKEN),
@@ -673,7 +673,7 @@ def test_what_nobody_looked_at_for_one_reason_is_one_line():
 
 
 def test_calls_that_all_raised_are_one_line_too():
-    """Each was made, and none of them gave anything to judge; wrong values keep their titles."""
+    """All calls were made and gave nothing to judge; cases with wrong values keep their titles."""
     raised = replace(wrong("f raised ValueError."), raised=True)
     off = wrong("the sum is off.")
     judged = [
@@ -747,7 +747,7 @@ def test_checks_need_no_gpu_and_no_reference_in_this_process():
 
 
 def test_right_values_without_messages_earn_nothing() -> None:
-    """The real group behind the recorder leaves no row: what was not sent cannot have arrived."""
+    """The real group behind the recorder leaves no row: a message that was not sent cannot have arrived."""
 
     def ring_all_reduce(tensor, group=None):
         buffer = tensor.contiguous()
@@ -802,7 +802,7 @@ def test_a_record_that_the_network_contradicts(on_the_wire, said) -> None:
 
 
 def test_a_message_counts_when_it_was_waited_for_and_received() -> None:
-    """Whatever the network says: other bytes may have gone by in their place."""
+    """The network's count does not matter: other bytes may have been sent in their place."""
     sends, received = (ledger_of(4_000, 6_000).operations(rank) for rank in range(2))
     unwaited = [sends[0], replace(sends[1], waited=False)]
     for ledger in (Ledger(2, [sends, received[:1]]), Ledger(2, [unwaited, received])):

@@ -87,7 +87,7 @@ def test_hidden_cases_are_the_visible_ones_and_more(seed: int) -> None:
 
 
 def test_an_error_is_placed_in_the_students_code_or_nowhere() -> None:
-    """PyTorch's line tells a student nothing: autograd raises far from what they wrote."""
+    """PyTorch's line does not help a student: autograd raises far from their code."""
 
     def own() -> None:
         torch.zeros(3, 1).unflatten(1, (2, -1))
@@ -104,7 +104,7 @@ def test_an_error_is_placed_in_the_students_code_or_nowhere() -> None:
 
 
 def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
-    """What usually makes gradients wrong is no help to someone whose output is."""
+    """A hint about gradients does not help a student whose output is wrong."""
 
     def swapped(out, lse, block_out, block_lse):
         share = (lse - block_lse).sigmoid()[..., None]
@@ -117,7 +117,7 @@ def test_gradients_are_not_explained_where_forward_is_wrong(seed: int) -> None:
     assert merge.GRAPH not in said and merge.NAN_BEHIND not in said and merge.TOO_LARGE not in said
 
 
-# --- what is expected ----------------------------------------------------------------------------
+# --- expected values -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -178,11 +178,11 @@ def test_the_layout_that_is_expected_is_the_librarys(seq: int, n: int) -> None:
     ],
 )
 def test_what_is_no_layout_is_refused(forged: Any) -> None:
-    """A rank's code may answer in the recipe's name: whatever it says, the judge goes on."""
+    """A rank's code may answer in the recipe's name: the judge goes on after any answer."""
     assert layouts.read(forged) is None
 
 
-# --- what is measured and refused ----------------------------------------------------------------
+# --- measurements and refusals -------------------------------------------------------------------
 
 
 def test_the_peak_is_what_was_alive_at_once() -> None:
@@ -210,7 +210,7 @@ OPERATORS = {
 def test_an_operator_is_refused_once_by_however_many_parts_of_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """PyTorch 2.6 lets nobody replace a kernel a second time."""
+    """PyTorch 2.6 does not let a kernel be replaced a second time."""
     parts = [("scaled_dot_product", "the first"), ("flash_attention", "the second")]
     both = "_scaled_dot_product_flash_attention"
     assert operators.named(parts)[both] == "the first"

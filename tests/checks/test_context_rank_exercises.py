@@ -48,11 +48,11 @@ def test_right_values_that_miss_the_point_are_half_at_most(
     assert 0 < report.score <= 0.5, printed
 
 
-# ---- what is said
+# ---- messages
 
 
 def messages(exercise: str, title: str, seed: int) -> str:
-    """All that is said of a wrong solution."""
+    """All messages on a wrong solution."""
     (mutant,) = (one for one in read_mutants(MUTANTS / f"{exercise}.py") if one.title == title)
     return " ".join(judged_mutant(f"{ASSIGNMENT}/{exercise}", mutant, seed)[0].messages)
 
@@ -86,7 +86,7 @@ def test_a_mistake_is_told_of_its_own_direction(
     assert "gloo has no all-to-all" not in printed
 
 
-# ---- what is expected
+# ---- expected values
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -100,7 +100,7 @@ def test_blocks_merged_by_their_logarithms_are_the_whole(n: int, seed: int) -> N
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_mistakes_give_is_wrong(causal: bool, seed: int) -> None:
-    """A hint that also fits what is right would be told of something else; on the last rank all is seen."""
+    """A hint that also fits right results would be given for other mistakes; the last rank shows all."""
     spread = Spread.draw(Draw(seed), 3, 12, heads=4, causal=causal, layout=zigzag(12, 3))
     results = spread.wanted
     for mistakes, wanted in (
@@ -127,11 +127,11 @@ def test_under_zigzag_all_ranks_have_the_same_blocks_to_compute(n: int, seed: in
         assert seen_flops(paired, k) == features * (c // 2) ** 2 * (2 * n + 1)
 
 
-# ---- what is watched
+# ---- watched operations
 
 
 def flops(seed: int) -> list[int]:
-    """Of products written in several ways."""
+    """FLOPs of products written in several ways."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
     found = []
@@ -153,7 +153,7 @@ def test_flops_of_products_are_counted_however_they_are_written(seed: int) -> No
 
 
 def under_way(late: bool, worth: int) -> int:
-    """Bytes that came to this rank while it multiplied, where these products are worth it."""
+    """Bytes that came to this rank while it multiplied; `worth`: the FLOPs of a product that counts."""
     rank, x = dist.get_rank(), torch.ones(6)
     got, square = torch.empty(6), torch.ones(3, 3)
     with Work([x, square], worth) as work:
@@ -188,6 +188,6 @@ print(peak.highest, [name for name in ("torch._dynamo", "sympy") if name in sys.
 
 
 def test_who_watches_operations_imports_no_compiler() -> None:
-    """It takes a process a second or two, and PyTorch would do so at the first operation."""
+    """The compiler's import takes a second or two, and PyTorch would do it at the first operation."""
     ran = subprocess.run([sys.executable, "-c", WATCHING], capture_output=True, text=True)
     assert ran.stdout == "52 []\n", ran.stderr

@@ -1,7 +1,7 @@
-"""What a rank says is read and never believed: whatever it writes, the judge has a verdict and no error.
+"""The judge reads a rank's answers and never believes them: on any bytes it has a verdict and no error.
 
 A rank runs a student's code and holds the channel to its judge and the memory of its own record. So each of
-them is filled here with whatever it can hold.
+them is filled here with anything that it can hold.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def case(exercise: Exercise, seed: int) -> Case:
 
 
 def answer(case: Case, rank: int) -> tuple[dict, list[bytearray]]:
-    """What an honest rank sends, with zeros in its tensors."""
+    """The answer that an honest rank sends, with zeros in its tensors."""
     outputs = case.sides[rank].outputs
     tensors = [[name, str(spec.dtype)[6:], list(spec.shape)] for name, spec in outputs.items()]
     buffers = [bytearray(spec.nbytes) for spec in outputs.values()]
@@ -119,7 +119,7 @@ TEXTS = [
 
 
 def written(draw: random.Random, log: rows.Log, world_size: int) -> rows.Row:
-    """A row that holds anything, most of it in its bounds, so that much of it comes through."""
+    """A row of random values, most of them in their bounds, so that much of it is accepted."""
     texts = [log.text(text) for text in TEXTS]
     times = [0.0, 1e-9, 5.0, 1e300, -1.0, float("nan"), float("inf")]
     return rows.Row(
@@ -149,7 +149,7 @@ def test_a_record_that_holds_anything_is_read(seed: int) -> None:
             )
             logs.append(fds)
         ledger = read_ledger(board, logs, 0.0, where, "gloo", 1.0)
-        if not ledger.damaged:  # else the run has failed, and nothing more is read of it
+        if not ledger.damaged:  # otherwise the run has failed, and nothing more is read of it
             whole += 1
             ledger.unmatched()
             ledger.rounds()
@@ -162,7 +162,7 @@ def test_a_record_that_holds_anything_is_read(seed: int) -> None:
 
 
 def test_of_a_record_no_more_is_read_than_a_judge_can_hold() -> None:
-    """Objects of a million rows take a gigabyte, and ranks may be eight."""
+    """Objects of a million rows take a gigabyte, and there may be eight ranks."""
     fds = (rows.anonymous_file("rows"), rows.anonymous_file("texts"))
     log = rows.Log(*fds)
     texts = log.text("g|0,1"), log.text("float32|2"), log.text("Cell In[1]|3")

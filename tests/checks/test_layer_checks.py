@@ -1,4 +1,4 @@
-"""The recipe that runs layers: what it counts, what it refuses, and what it lets pass."""
+"""The recipe that runs layers: the bytes and operations that it counts, refuses and lets pass."""
 
 from __future__ import annotations
 

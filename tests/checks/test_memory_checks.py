@@ -1,4 +1,4 @@
-"""Memory is judged on what stays: a thread that lets go late costs nothing, a solution that keeps does.
+"""Memory is judged by the tensors that stay: a thread that drops one late costs nothing, a solution does.
 
 gloo's threads are late by chance to let go of a message's tensors. So a thread of these tests' own stands in
 for them; they themselves have their turn on a machine that is kept busy.

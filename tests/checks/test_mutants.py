@@ -4,10 +4,10 @@
 `# %% wrong: ...` must lose points, and one of the check's messages must match its `# says:` pattern, that is,
 name the mistake. A cell titled `# %% right: ...` is right and not written like ours: it must lose nothing, in
 the hidden cases either. Nor may a cell titled `# %% base: ...`, which others are patches on, unless it says
-what it leaves out. What the check remarks of NCCL must match a right cell's `# on NCCL:` pattern; without one
-the check may remark nothing. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is imitated, and
-must go through there, or come to a stop if the check says that they can. Of an exercise that is about
-something, one of the wrong solutions misses it, and is told that it keeps half of the points at most.
+what it leaves out. The check's remark on NCCL must match a right cell's `# on NCCL:` pattern; without one
+the check must not speak of NCCL. With COURSE_ALL_TESTS=1 right cells also run where NCCL's order is
+imitated, and must go through there, or come to a stop if the check says that they can. If an exercise is
+about something, one wrong solution misses it, and the check says that it keeps half of the points at most.
 
 Once the mistake of a wrong one is named, its remaining cases are not run: they could only cost it more.
 With COURSE_ALL_TESTS=1 all cases are. The cells of a file are judged by the same cases, which are drawn once.
@@ -62,9 +62,9 @@ def judged(name: str, mutant: Mutant, seed: int) -> tuple[Report, str]:
 
 @contextlib.contextmanager
 def until_told(mutant: Mutant) -> Iterator[None]:
-    """Inside, a wrong mutant's cases are no longer run once a finding says what `says` asks for.
+    """Inside, a wrong mutant's cases are no longer run once a finding matches `says`.
 
-    What is left counts as failed for the same reason, as after two deadlocks.
+    The cases left count as failed for the same reason, as after two deadlocks.
     """
     if mutant.right or os.environ.get("COURSE_ALL_TESTS"):
         yield
@@ -144,7 +144,7 @@ def test_the_check_tells_right_from_wrong(
 def test_right_solutions_go_through_in_nccls_order_unless_a_remark_says_otherwise(
     file: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the lines on memory: what the imitation holds is not what NCCL does."""
+    """All lines but those on memory: the imitation holds other memory than NCCL."""
     name = f"{file.parent.name}/{file.stem}"
     drawing = drawing_once(find(name))
     monkeypatch.setattr(judging, "find", lambda _: drawing)

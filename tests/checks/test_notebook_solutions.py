@@ -32,12 +32,12 @@ EXERCISES = {
     for name, exercise in of_assignment(assignment).items()
     if not exercise.constants
 }
-# Packages that hold what is asked for, where they have another name than the notebook.
+# Packages with an assignment's objects, if their names differ from the notebook's.
 PACKAGES = {"03_data_parallel": ("data_parallel", "compression")}
 
 FORMULAS = "formulas: course_lib.facts has them under other names"
 REPAIRED = "a program that the notebook gives, repaired"
-# Exercises that the library has no answer to, or another one, and why.
+# Exercises that the library does not answer, or answers differently, with the reason.
 UNLIKE = {
     "00_first_ranks/message_prediction": FORMULAS,
     "00_first_ranks/collect": REPAIRED,
@@ -55,7 +55,7 @@ UNLIKE = {
     "08_context_parallel/predictions": FORMULAS,
     "08_context_parallel/ring_forward": "a step towards ring_attention",
 }
-# Lines of an exercise that the library fails, and why.
+# Lines of an exercise that the library fails, with the reason.
 FAILED = {
     "04_zero/zero1_optimizer": {
         "memory after the step: no more than P + 3P/N": "the row of gradients stays, as notebook 04 says",
@@ -65,12 +65,12 @@ FAILED = {
 
 
 def sign_all_reduce(tensor: Tensor, error: Tensor, server_error: Tensor, group=None) -> None:
-    """The library's takes the tensors of all parameters at once."""
+    """The library's function takes the tensors of all parameters at once."""
     compression.sign_all_reduce([tensor], [error], [server_error], group)
 
 
 class PipeDreamStage:
-    """Made of what the library's `run_pipedream` uses."""
+    """A stage made of the parts that the library's `run_pipedream` uses."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer):
         self.versioned = pipeline.Versioned(module, optimizer)
@@ -98,7 +98,7 @@ ADAPTED = {
 
 
 def of_the_library(name: str) -> tuple[object, ...]:
-    """What packages export under the names that the exercise asks for, or what adapts it."""
+    """The objects that packages export under the exercise's names, or adapters of them."""
     assignment = name.partition("/")[0]
     topics = PACKAGES.get(assignment, (assignment.partition("_")[2],))
     packages = [importlib.import_module(f"course_lib.{topic}") for topic in topics]

@@ -1,4 +1,4 @@
-"""What a rank holds is measured outside of it, and what records it has no name there.
+"""A rank's memory is measured from outside, and its recorder has no name inside it.
 
 A replica that would pass for ZeRO-1 puts its optimizer's state where its own pages do not show it, or sets
 out to change what is measured; a built-in collective would pass for messages. None of it earns the points.
@@ -27,8 +27,8 @@ from tests.checks.test_witness import typed
 
 FOUND = [(file, cell) for file in sorted((Path(__file__).parents[1] / "outside").glob("*/*.py"))
          for cell in read_mutants(file)]  # fmt: skip
-# These import for a second in every rank of every case. But for COURSE_ALL_TESTS it is only where memory is
-# measured.
+# These import for a second in every rank of every case. Without COURSE_ALL_TESTS only the cases that measure
+# memory run.
 SLOW = {"a replica that names large libraries, and unloads them"}
 ZERO, RING = "04_zero/zero1_optimizer", "02_collectives/ring_all_reduce"
 
@@ -234,7 +234,7 @@ def test_a_replica_is_none_the_smaller_for_what_it_hides(
 def test_what_a_hostile_reader_found_earns_no_more_than_is_due(
     file: Path, cell: Mutant, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They knew the code, and used no word that is listed for eyes."""
+    """The authors of these knew the code, and used no word that is flagged for a person to look at."""
     exercise = f"{file.parent.name}/{file.stem}"
     if cell.title in SLOW and not os.environ.get("COURSE_ALL_TESTS"):
         monkeypatch.setattr(judging, "find", lambda name: where_measured(find(name)))
@@ -248,7 +248,7 @@ def where_measured(exercise: Exercise) -> Exercise:
     )
 
 
-# Each time gloo's all-reduce brings the values, on the connections and with the bytes of a ring.
+# In all of these gloo's all-reduce brings the values, on the connections and with the bytes of a ring.
 SUMMED = """
 import importlib, sys
 from torch.distributed import ProcessGroup, Work

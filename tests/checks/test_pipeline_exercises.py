@@ -46,7 +46,7 @@ SCHEDULES = (
 
 
 def observed(case: Case, function: Callable[..., Any]) -> Observed:
-    """What a case's recipe tells of a function, without the process that it runs in."""
+    """The recipe's observations of a function, made without a process for it."""
     values, tensors = write_schedules([function], {}, [], case.sides[0].instructions)
     assert tensors == {}
     told = decode(Answers, plain_data(json.loads(json.dumps(plain(values)))))
@@ -54,7 +54,7 @@ def observed(case: Case, function: Callable[..., Any]) -> Observed:
 
 
 def findings(name: str, function: Callable[..., Any], seed: int, hidden: bool) -> Iterator[Finding]:
-    """What each line of an exercise says of a function."""
+    """The finding of each line of an exercise on a function."""
     for case in find(f"{ASSIGNMENT}/{name}").cases(Draw(seed, hidden)):
         for judged in judging.judge_lines(case, observed(case, function), []):
             yield judged.finding
@@ -98,7 +98,7 @@ def test_a_stub_is_not_written_yet(seed: int) -> None:
     assert [line["title"] for line in report["lines"]] == ["not written yet"]
 
 
-# --- what comes back -----------------------------------------------------------------------------
+# --- answers of the ranks ------------------------------------------------------------------------
 
 
 class Unprintable:
@@ -135,7 +135,7 @@ def test_what_is_no_schedule_is_told(given: Any, says: str) -> None:
 
 
 def test_what_no_recipe_tells_is_refused() -> None:
-    """A rank's code may answer in the recipe's name: whatever it says, the judge goes on."""
+    """A rank's code may answer in the recipe's name: the judge goes on after any answer."""
     asked = Asked("naive")
     sizes = asked.add(Sizes(2, 1))
     case = asked.case("one", [])
@@ -171,7 +171,7 @@ def test_what_is_a_schedule_comes_back_as_it_is(seed: int) -> None:
     assert asked.rows(seen, sizes) == generators.dualpipe(sizes.stages, sizes.microbatches)
 
 
-# --- what a schedule earns that is another one ---------------------------------------------------
+# --- points for a schedule of another exercise ---------------------------------------------------
 
 
 def whole(name: str) -> Callable[..., Rows]:
@@ -215,7 +215,7 @@ def on_a_loop(forwards_first: bool) -> Callable[..., Rows]:
 
 
 def second_handmade(p: int, m: int) -> Rows:
-    """ZB-H2, where there are microbatches enough for it."""
+    """ZB-H2, if there are microbatches enough for it."""
     return generators.zero_bubble_h2(p, m) if m >= 2 * p - 1 else halved("gpipe")(p, m)
 
 
@@ -266,7 +266,7 @@ def test_another_schedule_of_the_notebook_keeps_a_quarter_at_most(
 
 
 def test_a_slip_where_microbatches_are_few_costs_what_it_weighs(seed: int) -> None:
-    """1F1B where there are enough of them, and GPipe else."""
+    """1F1B if there are enough of them, and GPipe if not."""
 
     def mostly(p: int, m: int) -> Rows:
         return generators.one_f_one_b(p, m) if m > p else generators.gpipe(p, m)
@@ -275,17 +275,17 @@ def test_a_slip_where_microbatches_are_few_costs_what_it_weighs(seed: int) -> No
     assert 0.7 < report.score < 1, report
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_of_hidden_cases_nothing_is_told_that_only_they_have(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No arguments, no actions: a function could make its schedule of what it was asked for."""
+    """Messages name no arguments and no actions: a function could return a schedule made for them."""
     monkeypatch.setattr(cases, "hints_may_fail", False)
     for mutant in read_mutants(MUTANTS / f"{name}.py"):
-        if mutant.right or mutant.title == "PyTorch's":  # what refuses PyTorch's is in the ranks
+        if mutant.right or mutant.title == "PyTorch's":  # the ranks refuse PyTorch's
             continue
         scope: dict[str, Any] = {}
         exec(mutant.text, scope)
@@ -328,7 +328,7 @@ def test_of_whatever_is_wrong_something_is_said(
     lost = 0
     for more in range(seed, seed + 20):
         for found in findings(name, wrong, more, hidden=False):
-            waits = found.cause == "values"  # a line of memory, where others are wrong
+            waits = found.cause == "values"  # a line on memory, while others are wrong
             assert found.ok or waits or found.sentences[0]
             lost += not found.ok
     assert lost > 20
@@ -361,7 +361,7 @@ def test_the_forwards_that_are_asked_for_are_those_of_the_library(seed: int) -> 
 
 
 def test_a_warm_up_of_one_step_a_rank_is_enough_where_messages_take_no_time(seed: int) -> None:
-    """What the check of interleaved 1F1B takes for the least; Megatron-LM's is twice as far from the end."""
+    """The check of interleaved 1F1B asks for this warm-up at least; Megatron-LM's has twice the steps."""
     chance = random.Random(seed)
     for p, _ in some_sizes(seed):
         m, v = p * chance.randrange(2, 5), chance.randrange(2, 4)

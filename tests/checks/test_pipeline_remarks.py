@@ -1,4 +1,4 @@
-"""What the checks of notebook 07 judge by itself, and what they say beside the points."""
+"""The lines that the checks of notebook 07 judge by themselves, and their remarks beside the points."""
 
 from __future__ import annotations
 

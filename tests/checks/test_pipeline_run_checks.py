@@ -84,7 +84,7 @@ def test_what_misses_the_point_is_half_at_most(
     assert 0 < report.score <= 0.5, printed
 
 
-# ---- what is drawn, decoded and seen
+# ---- drawing runs, decoding them and observing them
 
 
 @pytest.mark.parametrize("overtaking", [False, True])
@@ -103,7 +103,7 @@ def a_run(seed: int, earlier: bool = False) -> Run:
 
 
 def shares_of(run: Run, weights: list[float], stage: int) -> list[float] | None:
-    """What `counted` makes of a gradient in which each microbatch counts so often."""
+    """The weights that `counted` finds in a gradient whose microbatches count so often."""
     total = sum(run.counts)
     tensors = {
         f"run.grad.{name}": sum(w * run.term(k, stage)[name] for k, w in enumerate(weights)) / total

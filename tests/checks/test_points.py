@@ -38,7 +38,7 @@ def test_the_page_says_what_the_exercises_are_about() -> None:
 
 
 def test_lines_of_communication_and_memory_have_values_beside_them() -> None:
-    """They count only where the values of the same run are right, so that there must be some."""
+    """They count only if the values of the same run are right, so the run must have a line on values."""
     for assignment in assignments():
         for graded in read_assignment(assignment, SOLUTIONS, NOTEBOOKS).graded.values():
             if graded.by_hand:

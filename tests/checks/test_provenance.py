@@ -1,4 +1,4 @@
-"""Wrong values are traced back to what they are made of, and told in a sentence."""
+"""Wrong values are traced back to the contributions in them, and a sentence names these."""
 
 from __future__ import annotations
 

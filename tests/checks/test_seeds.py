@@ -1,7 +1,7 @@
 """No score depends on what was drawn: right solutions lose nothing at any seed, on a busy machine either.
 
 COURSE_ALL_TESTS=1 (`make test-all`) judges every right solution at COURSE_SWEEP_SEEDS seeds (30), which takes
-hours; else a few of them, drawn anew each time. `python -m tests.checks.sweep` repeats one by its seed.
+hours; without it a few of them, drawn anew each time. `python -m tests.checks.sweep` repeats one by its seed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def a_few(seed: int) -> Iterator[Outcome]:
 def test_every_exercise_has_its_own_solution_and_two_others() -> None:
     written = {twin.stem for twin in TWINS}
     for name, several in SOLUTIONS.items():
-        if name.partition("/")[0] not in written:  # its notebook is yet to come
+        if name.partition("/")[0] not in written:  # its notebook has not been written
             assert len(several) >= 2, name
             continue
         first, *others = several
@@ -75,7 +75,7 @@ def test_every_exercise_has_its_own_solution_and_two_others() -> None:
 def test_processes_that_keep_the_machine_busy_end_with_their_parent(
     assert_no_orphans: Callable[..., None],
 ) -> None:
-    """Killed, as a run of the tests may be."""
+    """The parent is killed, as a run of the tests may be."""
     code = (
         "import sys\n"
         "from tests.checks.sweep import busy\n"

@@ -55,7 +55,7 @@ def test_right_values_without_the_point_of_the_exercise_are_half_at_most(
 
 
 def test_a_kernel_that_has_imported_dtensor_costs_nobody_a_point(seed: int) -> None:
-    """A solution that says both `dist` and `torch.tensor` names the module, for whoever pickles it."""
+    """A solution that uses both `dist` and `torch.tensor` names the module when it is pickled."""
     importlib.import_module("torch.distributed.tensor")
     name = "06_tensor_parallel/vocab_parallel_embedding"
     right = next(one for one in read_mutants(MUTANTS / "vocab_parallel_embedding.py") if one.right)

@@ -1,4 +1,4 @@
-"""Checks that train a model: what is right passes, what is wrong is named, nothing is hidden."""
+"""Checks that train a model: right solutions pass, mistakes are named, no memory or message stays hidden."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LastOnly(Right):
 
 
 class InHooks(Right):
-    """Begun in backward, waited for afterwards."""
+    """All-reduces begin in backward; all are awaited afterwards."""
 
     def __init__(self, module: nn.Module):
         super().__init__(module)
@@ -125,7 +125,7 @@ class WaitsInHooks(InHooks):
 
 
 class Hoarder(Right):
-    """A second copy of everything, where no walk over tensors finds it."""
+    """A second copy of everything, in a place that no walk over tensors finds."""
 
     def __init__(self, module: nn.Module):
         super().__init__(module)
@@ -147,7 +147,7 @@ class Filer(Right):
 
 
 class AloneOnRank0(Right):
-    """Its first rank looks at what all have, and asks nobody else to."""
+    """Its first rank gathers from all ranks, and no other rank joins."""
 
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
@@ -157,7 +157,7 @@ class AloneOnRank0(Right):
 
 
 class OneBucket(Right):
-    """All gradients in one message, whatever bucket_bytes is."""
+    """All gradients in one message, with any bucket_bytes."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int):
         super().__init__(module)
@@ -172,7 +172,7 @@ class OneBucket(Right):
 
 
 class Forger(Right):
-    """Nothing leaves during backward; what the hooks on the blocks noted is changed afterwards."""
+    """Nothing is sent during backward; the notes of the hooks on the blocks are changed afterwards."""
 
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
@@ -371,7 +371,7 @@ def test_one_process_on_all_data_is_what_torch_computes(seed: int) -> None:
 
 
 def test_ranks_that_tell_nonsense_are_wrong() -> None:
-    """Values come from a student's process: any JSON may stand there. What is left out counts as nothing."""
+    """Values come from a student's process: any JSON may stand there. A missing value counts as nothing."""
     case = overlap_and_memory()
     kind = reply_type(case.recipe)
     for nonsense in (None, 7, "x", [[1]], [["a", "b", "c"]], {"a": 1}):
@@ -485,7 +485,7 @@ def test_what_is_refused_cannot_be_made_nor_used_and_is_there_again_afterwards()
     "name", ["zero1_optimizer", "zero2_optimizer", "zero3_unit", "zero3_module"]
 )
 def test_who_starts_from_the_first_rank_of_the_world_is_told(name: str, seed: int) -> None:
-    """And not from the group's: only a group that does not begin with rank 0 shows it."""
+    """It should start from the group's first rank: only a group that does not begin with rank 0 shows it."""
     right = next(
         one for one in read_mutants(MUTANTS.parent / "04_zero" / f"{name}.py") if one.right
     )

@@ -1,7 +1,7 @@
-"""The record held against the network: what gloo sends is known, cheats are seen, nobody honest is accused.
+"""The record held against the network: gloo's bytes are known, cheats are seen, no honest code is accused.
 
 `tests/cheats/<assignment>/<exercise>.py` holds solutions whose record is right and whose values came
-another way. Without a network of the ranks' own nobody counts, and they cannot be seen.
+another way. Unless the ranks have a network of their own, no bytes are counted and cheats are not seen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROBES = "/proc/sys/net/ipv4/tcp_early_retrans"
 def sandbox() -> Sandbox:
     strongest = probe.probe(pools.preloaded())
     if not strongest.has(spec.NETWORK):
-        pytest.skip("this machine allows no network namespace: nobody counts what ranks send")
+        pytest.skip("this machine allows no network namespace: the ranks' bytes are not counted")
     return strongest
 
 
@@ -129,7 +129,7 @@ def test_gloo_sends_what_is_expected_of_it(name: str, n: int, sandbox: Sandbox) 
 
 
 def typed(cell: Mutant) -> dict:
-    """What a cell defines, as in the notebook."""
+    """The names that a cell defines, as in the notebook."""
     main = ModuleType("__main__")
     vars(main).update(torch=torch, dist=dist, math=math)
     source = f"<cheat {cell.title}>"
@@ -164,7 +164,7 @@ def topk_all_reduce(tensor, fraction, error, group=None):
 
 
 def test_who_sums_sparse_tensors_is_not_accused(sandbox: Sandbox, seed: int) -> None:
-    """They are booked as dense ones; the points for bytes are another matter."""
+    """The record books them as dense tensors; only the points for bytes suffer."""
     objects = (typed(Mutant("topk_all_reduce", True, "sparse", SPARSE))["topk_all_reduce"],)
     report = judge("03_data_parallel/topk_all_reduce", wire.dumps(objects), seed, sandbox=sandbox)
     assert not report["tampered"] and report["score"] > 0
@@ -175,7 +175,7 @@ def test_who_sums_sparse_tensors_is_not_accused(sandbox: Sandbox, seed: int) -> 
 def test_what_is_sent_twice_by_chance_accuses_nobody(
     again: int, tampered: bool, sandbox: Sandbox, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A case in which more went over the network once is run again; always more is no chance."""
+    """A case with extra bytes on the network is run again: extra bytes in every run are not chance."""
     cell = next(cell for cell in read_mutants(RING) if cell.right)
     run, left = judging.run_ranks, [again]
 

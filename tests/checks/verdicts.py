@@ -1,13 +1,13 @@
-"""What every mutant is told, as a table to compare with: nothing may change where only the code's form does.
+"""The verdict on every mutant, as a table to compare with: a change of form alone must not change any.
 
     python -m tests.checks.verdicts record before.jsonl                   all mutants at three seeds
     python -m tests.checks.verdicts record before.jsonl ring_attention    those of an exercise
     python -m tests.checks.verdicts compare before.jsonl after.jsonl
 
 A line of JSON for each mutant and seed: its score and, of each line of the check, whether it passed and what
-it says. What stands in the file already is not run again, so a recording that was broken off goes on.
-All cases are run. `compare` counts apart what differs in figures alone, such as seconds, addresses and bytes
-that were measured: these differ between two runs of one commit too.
+it says. A verdict in the file is not made again, so a recording that was broken off goes on.
+All cases are run. `compare` counts apart verdicts that differ in figures alone, such as seconds, addresses
+and bytes that were measured: these differ between two runs of one commit too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[Key, dict]:
 
 
 def verdicts(words: Sequence[str], seeds: Sequence[int], known: set[Key]) -> Iterator[dict]:
-    """The rows that are not known yet, an exercise after the other."""
+    """The rows that are not known yet, exercise by exercise."""
     for seed in seeds:
         for file in FILES:
             name = f"{file.parent.name}/{file.stem}"
@@ -78,7 +78,7 @@ def without_figures(told: dict) -> str:
 
 
 def compare(before: dict[Key, dict], after: dict[Key, dict]) -> int:
-    """Print what differs; the number of verdicts that differ in more than figures, or are missing."""
+    """Print the differences; return the number of verdicts that are missing or differ beyond figures."""
     differing = figures = 0
     for key, told in before.items():
         now = after.get(key)

@@ -74,7 +74,7 @@ def test_a_machine_is_killed_and_the_run_resumed(
     assert 1 <= len(kept) <= 2
     reached = int(kept[-1].name.removeprefix("step-"))
     assert 10 <= reached <= max(before) + 1
-    half = folder / "step-99999995.partial"  # a run that is killed while it saves leaves this
+    half = folder / "step-99999995.partial"  # a run killed while it saves leaves this
     half.mkdir()
     (half / "model.pt").write_bytes(b"not all of it")
 

@@ -34,7 +34,7 @@ from tests.examples.two_machines import (
 
 
 def settings(folder: Path, **changes: object) -> Namespace:
-    """What `parse_arguments` would return."""
+    """The arguments as `parse_arguments` returns them."""
     usual = {"model": MODEL, "parallel": "zero1", "lr": 1e-3, "clip": CLIP, "checkpoints": folder}
     return Namespace(**{**usual, **changes})
 

@@ -1,4 +1,4 @@
-"""What the tests of examples/train.py share: two agents on this machine, and what one process computes."""
+"""Helpers of the tests of examples/train.py: two agents on this machine, and the losses of one process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def losses(self) -> dict[int, str]:
-        """What the log says of each step."""
+        """The loss of each step, read from the log."""
         return dict(
             (int(step), loss)
             for step, loss in re.findall(r"(?m)^step (\d+)  loss (\S+)", self.said)
@@ -107,7 +107,7 @@ class Job:
 
 
 def free_port() -> int:
-    """Below the ports that the system hands out by itself, so that nobody takes it by accident."""
+    """A port below those that the system hands out by itself, so that no program takes it by accident."""
     for _ in range(100):
         port = 20_000 + int.from_bytes(os.urandom(2)) % 10_000
         with socket.socket() as probe, contextlib.suppress(OSError):

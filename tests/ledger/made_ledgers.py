@@ -1,4 +1,4 @@
-"""Ledgers made by hand, with a clock for each rank: what a run would have written down."""
+"""Ledgers made by hand, with a clock for each rank, as a run would have written them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MadeRun:
         return one
 
     def together(self, pairs: Iterable[tuple[int, int]], nbytes: int = 64, tag: int = 0) -> None:
-        """Messages (src, dst) posted at once by everybody, then waited for."""
+        """Messages (src, dst) that all ranks post at once and then wait for."""
         listed = list(pairs)
         for rank in range(self.n):
             self.now[rank] += self.pause()

@@ -67,7 +67,7 @@ def test_one_rank_alone_sends_nothing(algorithm):
     assert facts.exact_bytes(algorithm, 1, 10, 4, 0) == 0
 
 
-# ---- the ideal forms against the exact ones, which the ledger is held against elsewhere
+# ---- the ideal forms against the exact ones, with which other tests compare the ledger
 
 
 @pytest.mark.parametrize("algorithm", [a for a in facts.ALGORITHMS if a != "barrier"])
@@ -142,7 +142,7 @@ def test_seconds_are_rounds_alpha_and_bytes_beta():
         4e-5 + 3e-3
     )
     assert facts.seconds("gather", 4, 10**6, alpha, beta) == pytest.approx(3e-5 + 0.75e-3), (
-        "the rank that collects receives (n-1)/n M, though nobody sends that much"
+        "the rank that collects receives (n-1)/n M, though no rank sends that much"
     )
     assert facts.seconds("reduce", 8, 10**6, alpha, beta) == pytest.approx(3e-5 + 3e-3)
 

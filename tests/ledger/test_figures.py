@@ -134,7 +134,7 @@ def test_what_nobody_answered_is_marked() -> None:
     run.add(1, "send", 0, 8, 0.002, 0.002, None)
     figure = run.ledger(ended=0.010).timeline()
     assert np.allclose(boxes(figure, "waiting"), [(0, 9, 0)])
-    assert figure.axes[0].get_xlim()[1] < 2, "what happened is seen"
+    assert figure.axes[0].get_xlim()[1] < 2, "both operations are seen"
     assert "waiting went on until 9 ms" in texts(figure)
     whole = run.ledger(ended=0.010).timeline(window=(0, 0.009))
     assert whole.axes[0].get_xlim()[1] > 9 and "waiting" not in " ".join(texts(whole))
@@ -284,7 +284,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
 
 
 def ring_reduce_scatter(output: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Sums in a buffer that nobody watches."""
+    """Sums in a buffer that no film watches."""
     rank, n = dist.get_rank(), dist.get_world_size()
     held = [chunk.clone() for chunk in tensor.chunk(n)]
     for k in range(n - 1):
@@ -401,7 +401,7 @@ def test_the_film_of_an_all_to_all_tells_elements_apart() -> None:
 
 
 def ahead(tensor: torch.Tensor) -> None:
-    """Receives whose messages have long come when they are waited for."""
+    """Receives whose messages have arrived long before the rank waits for them."""
     other = 1 - dist.get_rank()
     receives = [dist.irecv(tensor[k : k + 1], other) for k in (0, 1)]
     for send in [dist.isend(tensor[2 + k : 3 + k], other) for k in (0, 1)]:

@@ -1,4 +1,4 @@
-"""What a ledger tells: counts, bytes, matrix, messages, rounds and the table."""
+"""The numbers of a ledger: counts, bytes, matrix, messages, rounds and the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NCCL makes of the order of operations: the model, what is said of a run over gloo, and of a hang."""
+"""The order of operations under NCCL: the model, remarks on a run over gloo, and on a hang."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_for(*works: dist.Work | None) -> None:
 
 
 def swap(first: str = "send", batched: bool = False) -> Body:
-    """Neighbours on a circle; first: what each begins first."""
+    """Neighbours on a circle; first: the operation that each begins first."""
 
     def body() -> None:
         rank, n = dist.get_rank(), dist.get_world_size()
@@ -86,7 +86,7 @@ def one_and_its_circle() -> None:
 
 
 def across_two_groups() -> None:
-    """Rank 0 sends in the small group when it has received, which waits in its lane behind its first send."""
+    """Rank 0 sends in the small group after its receive, which waits in its lane behind its first send."""
     rank, x, small = dist.get_rank(), torch.ones(1), dist.new_group([0, 1])
     if rank == 0:
         sent = dist.isend(x, 1)
@@ -104,7 +104,7 @@ FIRST = {
     "send": "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins send(dst=0) before recv(src=0)",
     "receive": "rank 0 begins recv(src=1) before send(dst=1), rank 1 begins recv(src=0) before send(dst=0)",
 }
-HANGING: dict[str, tuple[int, Body, str]] = {  # ranks, what they do, what is said of it
+HANGING: dict[str, tuple[int, Body, str]] = {  # ranks, their program, the remark on it
     "send first": (2, swap("send"), FIRST["send"]),
     "receive first": (2, swap("receive"), FIRST["receive"]),
     "three on a circle": (3, swap("send"), "rank 2 begins send(dst=0) before recv(src=1) (test_"),
@@ -224,7 +224,7 @@ def test_what_goes_through_on_nccl_is_not_spoken_of(
 
 
 def test_one_order_of_all_events_never_hangs(seed: int) -> None:
-    """In whatever order the events of a schedule come, if it is the same on all ranks."""
+    """The events of a schedule may come in any order that is the same on all ranks."""
     schedule = one_f_one_b(3, random.Random(seed).randrange(2, 6))
     events = simulate(schedule).events
 
@@ -322,7 +322,7 @@ def test_a_host_that_ran_ahead_of_such_a_circle_is_told(monkeypatch: pytest.Monk
 def test_sends_that_are_done_before_their_receives_are_long_without_news_are_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seen on an H100: each rank's send is done, its receive never is, and nothing was connected."""
+    """Seen on an H100: each rank's send is done, its receive never is, and no ranks were connected."""
 
     class Mark:
         def __init__(self, over: bool):
@@ -356,7 +356,7 @@ def test_sends_that_are_done_before_their_receives_are_long_without_news_are_not
     said = str(caught.value)
     assert "rank 0 begins send(dst=1) before recv(src=1), rank 1 begins" in said, said
     assert "in recv(src=1) float32[3]" in said and "waits for rank 1" in said, said
-    with pytest.raises(RankTimeout):  # nobody waits in a circle: a slow GPU is not a deadlock
+    with pytest.raises(RankTimeout):  # no rank waits in a circle: a slow GPU is not a deadlock
         launch(body, True, world_size=2, backend="gloo", timeout=7)
 
 
@@ -392,11 +392,11 @@ def test_a_run_that_fails_has_no_note(fresh_notes: None, capsys: pytest.CaptureF
     assert "Note" not in capsys.readouterr().out
 
 
-# --- the model against the imitation, and against what no recorder wrote
+# --- the model against the imitation, and on rows that no recorder wrote
 
 
 def program(chance: random.Random, n: int) -> list[list[tuple]]:
-    """What each rank does: messages and sums in two groups, in an order that may differ from rank to rank.
+    """A program of each rank: messages and sums in two groups, in an order that may differ from rank to rank.
 
     Sums of a group, and messages from one rank to another in it, keep their order. Some neighbours are
     one batch. Everything is waited for at the end, so gloo carries it.
@@ -469,7 +469,7 @@ def test_the_model_says_of_any_program_what_happens_in_the_imitation(
 
 @pytest.mark.parametrize("names", ["ab", None])
 def test_rubbish_in_a_record_raises_nothing_and_takes_no_time(names: str | None, seed: int) -> None:
-    """A rank can write any row that makes sense by itself. names: of groups; None: many."""
+    """A rank can write any row that is valid by itself. names: those of the groups; None: many."""
     chance = random.Random(seed)
     ops = ["send", "recv", "all_reduce", "broadcast", "gather", "barrier", "new_group"]
 

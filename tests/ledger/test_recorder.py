@@ -1,4 +1,4 @@
-"""The recorder sees everything that communicates, books it right, and lets nothing go round it."""
+"""The recorder sees every operation that communicates, books it right, and none can go round it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def await_reply(self: RunningKernel, msg_id: str, timeout: float | None = None) 
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         left = INTERVAL if deadline is None else deadline - time.monotonic()
-        alive = self.is_alive()  # asked first: what it answered before it died still counts
+        alive = self.is_alive()  # asked first: an answer from before its death still counts
         try:
             message = self.get_message(stream="shell", timeout=max(0.0, min(INTERVAL, left)))
         except Empty:

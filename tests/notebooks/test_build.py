@@ -1,4 +1,4 @@
-"""Twin, notebook and student version agree, and what is built from a twin is what it says."""
+"""Twin, notebook and student version agree, and a build contains the text of its twin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REGION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
 prefer_this_environment()
 
 
-# --- what lies in the repository -----------------------------------------------------------------
+# --- the files of the repository -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("assignment", assignments())

@@ -1,4 +1,4 @@
-"""What the notebooks say of their labs is what the diagnoses say of these programs."""
+"""The notebooks say of their labs the same as the diagnoses say of these programs."""
 
 from __future__ import annotations
 

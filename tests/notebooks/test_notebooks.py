@@ -1,4 +1,4 @@
-"""The solutions run as they are kept: every output that is compared is the same again."""
+"""The solutions run again with the outputs that are kept, as far as these are compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_solution_gives_its_outputs_again(notebook: Path) -> None:
     assert "passed" in result.stdout
 
 
-# What launch notes of NCCL is noted on purpose: of all other programs of the notebooks it has nothing to say.
+# The programs on which `launch` adds a note about NCCL on purpose; it has none on the notebooks' others.
 NOTED = {
     "00_first_ranks": ["def swap_one_by_one"],
     "07_pipeline": ["def tokens_only"],
@@ -60,7 +60,7 @@ def printed(cell: nbformat.NotebookNode) -> list[str]:
     return [output.text for output in cell.outputs if output.output_type == "stream"]
 
 
-# --- does nbval notice? --------------------------------------------------------------------------
+# --- does nbval notice a difference? -------------------------------------------------------------
 
 
 def write_notebook(path: Path, *cells: tuple[str, str], tags: tuple[str, ...] = ()) -> Path:

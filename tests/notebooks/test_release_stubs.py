@@ -1,4 +1,4 @@
-"""What a student finds where the solution stood."""
+"""The stubs that a student finds in place of the solutions."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_its_files_are_clean(clone: Path, arguments: str) -> None:
 
 
 def test_its_check_tells_right_from_wrong(clone: Path) -> None:
-    """By the text's command: right answers lose nothing, wrong ones lose points and are named.
+    """The text's command says so: right answers lose nothing, wrong ones lose points and are named.
 
     In the same run: there are enough of both, and the reference passes its test on both backends.
     """
@@ -108,7 +108,7 @@ def test_its_notebook_is_built(clone: Path) -> None:
 
 
 def test_a_text_that_no_longer_works_is_noticed(tmp_path: Path) -> None:
-    """A sentence of its check that names the mistake no more, and a solution that is wrong."""
+    """Here the text's check no longer names a mistake, and its solution is wrong."""
     sentence = "That is the sum: the ranks work at the same time."
     spoilt = TEXT.replace(sentence, "That is wrong.").replace(
         "=dist.ReduceOp.MAX", "=dist.ReduceOp.MIN"

@@ -1,4 +1,4 @@
-"""The pages say what is so: files, links, tables, figures, versions; and their sentences have subjects."""
+"""The pages agree with the repository: files, links, tables, figures, versions; sentences have subjects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDINGS = (".py", ".md", ".cff", ".toml", ".yml", ".lock", ".cfg", ".svg", "/")
 
 
 def files_named(text: str) -> set[str]:
-    """What stands between backticks and looks like a path in this repository."""
+    """The names between backticks that look like a path in this repository."""
     without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return {name for name in PATH.findall(without_code) if name.endswith(ENDINGS)}
 
@@ -80,7 +80,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_table_of_borders_is_what_the_tests_hold() -> None:
-    """Each part of the checks, and what it may import beside itself."""
+    """Each part of the checks, with the parts that it may import beside itself."""
     table = ARCHITECTURE.partition("<!-- BORDERS: begin -->")[2].partition("<!-- BORDERS: end -->")[
         0
     ]

@@ -1,7 +1,7 @@
 """The hosts of tests/hosts/: their files are in order and not old, and the course runs on Colab's versions.
 
-Here it runs on what differs most from this environment: IPython 7 and ipywidgets 7. The newest versions are
-this environment's own (test_notebooks.py); every host's, with all notebooks, are `make test-hosts`.
+Here it runs on the versions that differ most from this environment's: IPython 7 and ipywidgets 7.
+The newest versions are this environment's own (test_notebooks.py); every host's, with all notebooks, are `make test-hosts`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_a_published_list_is_read_as_pip_and_as_colab_write_it() -> None:
     }  # fmt: skip
 
 
-# --- what was tried, and what the README says of it ----------------------------------------------
+# --- the runs that were tried, and the README's lines on them ------------------------------------
 
 
 @every_host
@@ -138,7 +138,7 @@ def test_the_readme_says_what_was_tried() -> None:
 
 @pytest.fixture
 def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """tried.json and a README of the test's own; returns the first."""
+    """tried.json and a README of the test's own; returns the path of tried.json."""
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{try_hosts.BEGIN}old\n{try_hosts.END}after\n")
     monkeypatch.setattr(try_hosts, "README", readme)
@@ -218,7 +218,7 @@ def test_pytorch_is_lent_and_nothing_else(tmp_path: Path) -> None:
     assert Path(words[1]).parent.resolve() == Path(str(torch.__file__)).parent
 
 
-# --- is it noticed? ------------------------------------------------------------------------------
+# --- are differences noticed? --------------------------------------------------------------------
 
 MODEL = "4a5d5a8c1f3e4a5d"
 
@@ -245,7 +245,7 @@ def error(name: str, text: str) -> dict[str, Any]:
 
 
 def told(executed: nbformat.NotebookNode, kept: nbformat.NotebookNode) -> str:
-    """The complaints about a notebook of one cell, in a browser that knows one widget."""
+    """The complaints about a notebook of one cell; its metadata hold the state of one widget."""
     notebooks = []
     for one in (executed, kept):
         notebooks.append(nbformat.v4.new_notebook(cells=[one]))

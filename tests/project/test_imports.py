@@ -27,7 +27,7 @@ def named(cell: str) -> set[str]:
 
 
 def may_import() -> dict[str, set[str]]:
-    """What each part of the library may import of the others; a row may stand for several parts."""
+    """The parts of the library that each part may import; a row may stand for several parts."""
     rows = {frozenset(named(parts)): (holds, others) for parts, holds, others in table("PARTS")}
     algorithms = {
         name for parts, (holds, _) in rows.items() if "algorithm" in holds for name in parts

@@ -1,4 +1,4 @@
-"""The packages of topics: what they export, what of it can be hidden, and that a folder can be copied out."""
+"""The packages of topics: their exports, names that can be hidden, and folders that can be copied out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def package(topic: str):
     return importlib.import_module(f"course_lib.{topic}")
 
 
-# ---- what is exported
+# ---- exports
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -64,7 +64,7 @@ def imported(source: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda path: path.name)
 def test_names_that_are_used_outside_a_package_are_exported(reader: Path) -> None:
-    """A name that a notebook, a benchmark or a page imports from a module, its package exports."""
+    """A package exports every name that a notebook, a benchmark or a page imports from its modules."""
     for module, name in imported(reader.read_text(encoding="utf-8")):
         topic = module.split(".")[1]
         if topic in TOPICS and module not in FIGURES and name not in package(topic).__all__:
@@ -81,7 +81,7 @@ def test_imports_are_found_in_any_text() -> None:
     ]
 
 
-# ---- what is hidden
+# ---- hidden names
 
 HIDING = """
 import importlib, sys
@@ -106,7 +106,7 @@ for turn in ("new", "kept"):  # a rank that is kept, as NCCL's are, may have use
 
 
 def test_names_that_exercises_ask_for_are_hidden_and_the_others_are_there() -> None:
-    """In a process of its own. A hidden name says that it is hidden."""
+    """Tried in a process of its own. The error for a hidden name says that it is hidden."""
     needed = [topic for topic in TOPICS if f"course_lib.{topic}" not in HIDDEN]
     names = {topic: package(topic).__all__ for topic in needed}
     program = HIDING.format(hidden=HIDDEN, names=names)

@@ -1,4 +1,4 @@
-"""The lock, its copy for conda, and what `pip install .` brings to a student."""
+"""The lock, its copy for conda, and the packages that `pip install .` brings to a student."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_changed_lock_changes_the_conda_environment():
     assert "- torch==2.14.0\n" in make_lock.environment_yml(changed)
 
 
-# --- what a student gets -------------------------------------------------------------------------
+# --- a student's installation --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
-    """pip without any index; what is under `path` counts as installed."""
+    """pip without any index; packages under `path` count as installed."""
     command = [sys.executable, "-m", "pip", "--no-input", *arguments, "--no-index"]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
     environment = {**own, "PYTHONPATH": str(path or ""), "PIP_CONFIG_FILE": os.devnull}

@@ -1,4 +1,4 @@
-"""The README's lines for hosts, followed literally: what is typed works, and works again."""
+"""The README's lines for hosts, followed literally: each line works, and works again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Host:
     environment: dict[str, str]
 
     def run(self, *command: str) -> str:
-        """What the command says on both streams. Its exit code must be 0."""
+        """The command's output on both streams. Its exit code must be 0."""
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, text=True, timeout=600,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -55,7 +55,7 @@ class Host:
         return done.stdout
 
     def cells(self, *texts: str) -> str:
-        """What IPython says while it runs these cells, one after the other."""
+        """IPython's output while it runs these cells, one after the other."""
         script = self.folder / "cells.ipy"
         script.write_text("\n".join(texts).replace("ADDRESS", str(self.address)), encoding="utf-8")
         return self.run(str(self.python), "-m", "IPython", "--colors=NoColor", str(script))
@@ -63,9 +63,9 @@ class Host:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with what this folder holds, committed or not."""
+    """A repository with the files of this folder, committed or not."""
     if shutil.which("git") is None:
-        pytest.skip("there is no git here, which the recipes clone with")
+        pytest.skip("the recipes clone with git, and there is no git here")
     folder = tmp_path_factory.mktemp("address") / "repository"
     hidden = shutil.ignore_patterns(
         ".git", ".venv", ".*_cache", "*.egg-info", "build", "out", "__pycache__", "*.ipynb"
@@ -79,7 +79,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path, address: Path) -> Host:
-    """An environment of its own, in which all counts as installed that these tests have, but the course."""
+    """An environment of its own, in which all packages of these tests but the course count as installed."""
     own, there = tmp_path / "python", tmp_path / "there"
     venv.create(own, with_pip=False)
     python = own / "bin" / "python"
@@ -201,7 +201,7 @@ def test_the_container_has_a_python_for_the_course() -> None:
 
 
 def test_the_container_is_set_up_by_commands_that_there_are() -> None:
-    """`make` is asked what it would do: set-up itself is tested in tests/project/test_setup.py."""
+    """`make` only lists its commands: set-up itself is tested in tests/project/test_setup.py."""
     for command in DEVCONTAINER["postCreateCommand"].split("&&"):
         program, *arguments = command.split()
         assert program == "make", "another program needs a test of its own"

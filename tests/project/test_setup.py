@@ -1,4 +1,4 @@
-"""Set-up finds a Python, finds the CPU build of PyTorch, and says in a sentence what is missing."""
+"""Set-up finds a Python and the CPU build of PyTorch, or says in a sentence what is missing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_old_python_can_read_the_script_that_refuses_it():
 
 @pytest.fixture
 def installs(monkeypatch):
-    """What pip was asked for; `works` says whether an attempt to get the CPU build succeeds."""
+    """The arguments of each call of pip; `works` says whether an attempt to get the CPU build succeeds."""
     asked: list[tuple[str, ...]] = []
 
     def prepare(works, gpu: bool = False, cuda: int = 13) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Lint, format and types of everything that is kept."""
+"""Lint, format and types of all files in the repository."""
 
 from __future__ import annotations
 

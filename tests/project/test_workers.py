@@ -63,7 +63,7 @@ def suite(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # what starts in the background of a shell is handed an ignored SIGINT down
+            # a process in the background of a shell inherits an ignored SIGINT
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 

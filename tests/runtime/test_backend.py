@@ -1,4 +1,4 @@
-"""Which backend a session gets, on machines that are imagined: one answer for all, and said once."""
+"""The backend of a session, on imagined machines: the same for all calls, and said once."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_ranks_that_share_a_gpu_get_what_nccl_needs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in gpus.SHARED:
-        monkeypatch.setenv(name, "")  # so that it is taken back whatever becomes of it here
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it in the end
         monkeypatch.delenv(name)
     backend.take_gpu(1)
     assert taken == [1] and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
@@ -315,7 +315,7 @@ def test_the_doctor_is_asked_from_the_command_line(capsys: pytest.CaptureFixture
 
 
 def test_the_session_on_gpus_says_what_it_cannot_do_here(tmp_path: Path) -> None:
-    """`make gpu` without a GPU: the parts that need none, a report, and exit code 0."""
+    """`make gpu` without a GPU runs the parts that need none, writes a report and exits with 0."""
     if gpus.gpu_count():
         pytest.skip("this machine has a GPU: the session would take minutes")
     command = [sys.executable, "tools/gpu_session.py", "--out", str(tmp_path)]

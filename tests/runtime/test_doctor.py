@@ -1,4 +1,4 @@
-"""The doctor sees what is wrong and says what to do; the link's two numbers fit what was measured."""
+"""The doctor sees what is wrong and says what to do; the link's two numbers fit the measurements."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_small_or_full_shared_memory(monkeypatch, total, free, says, to_do):
     monkeypatch.setattr(machine, "gpu_count", lambda: 0)
     finding = machine.shared_memory()
     assert finding.status == "note" and says in finding.text and to_do in finding.advice
-    # With two GPUs it is worse: NCCL between them fails for want of it.
+    # With two GPUs it is worse: without it NCCL between them fails.
     monkeypatch.setattr(machine, "gpu_count", lambda: 2)
     assert machine.shared_memory().status == "problem"
 
@@ -198,7 +198,7 @@ def test_which_code_runs_on_which_gpu(compiled, gpu, runs):
 
 
 def test_a_gpu_for_which_pytorch_was_not_built(nvidia_smi, monkeypatch):
-    """The ranks run on the CPU there, as the line about the GPUs says; this one says why."""
+    """The ranks run on the CPU there, as the line about the GPUs says; this line says why."""
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90"])
     finding = capability.gpu_code()
     assert finding is not None and finding.status == "note"
@@ -214,7 +214,7 @@ def test_gpus_for_which_pytorch_was_built_and_a_pytorch_without_cuda(
     assert capability.gpu_code() is None
 
 
-# --- what the system gives and holds back
+# --- limits and permissions of the system
 
 
 def test_a_system_without_handles_of_processes(monkeypatch):

@@ -72,7 +72,7 @@ def test_the_end_of_a_child_is_seen_and_its_status_can_still_be_read(
 
 
 def test_a_lost_connection_to_the_preloaded_process_is_told_with_its_last_words() -> None:
-    """It ended before it had read what it was sent: the socket is reset, not closed."""
+    """The process ended before it had read its orders: the socket is reset, not closed."""
     process = object.__new__(preloaded.Preloaded)
     process.socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", "import sys; sys.exit('no more handles')"]
@@ -86,7 +86,7 @@ def test_a_lost_connection_to_the_preloaded_process_is_told_with_its_last_words(
     process.process.stderr.close()
 
 
-# The end of ranks that raise, that die, that are alone and in a sandbox; of the kernel and of its forks.
+# Ends of ranks that raise, that die, that are alone or in a sandbox; of the kernel and of its forks.
 ENDS = (
     "runtime/test_failures.py::test_a_rank_that_dies",
     "runtime/test_processes.py::test_an_interrupt_ends_the_ranks_and_leaves_the_kernel_usable",

@@ -1,7 +1,7 @@
 """Every classic failure ends in its own message, in seconds, and the next launch works.
 
 Each is tried through send/recv, isend/irecv and batch_isend_irecv: they reach the recorder by
-different ways, and what explains one of them may miss another.
+different ways, and the code that explains one of them may miss another.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_a_slow_partner_is_no_deadlock() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_send_posted_before_is_no_deadlock(style: str) -> None:
-    """Rank 0 has its send in flight while it blocks in a receive: its partner is there."""
+    """Rank 0 has its send in flight while it blocks in a receive: its partner can receive the message."""
 
     def body() -> float:
         rank, t = dist.get_rank(), torch.zeros(1)
@@ -247,7 +247,7 @@ def test_sizes_that_differ(style: str, late: str, mine: tuple, its: tuple) -> No
 
 @pytest.mark.parametrize("style", STYLES[1:])
 def test_sizes_that_differ_behind_a_sender_that_is_far_ahead(style: str, seed: int) -> None:
-    """What it sent before is not forgotten: gloo would abort the receiver's process."""
+    """The recorder keeps the sizes of earlier messages: in gloo a wrong one aborts the receiver's process."""
     wrong = random.Random(f"{seed} {style}").randrange(500)
 
     def body() -> None:
@@ -476,7 +476,7 @@ def test_a_handle_never_waited_for(op: str) -> None:
 
 @pytest.mark.parametrize("numel", [4, 300_000])  # fits into the socket, does not
 def test_a_message_whose_handle_is_dropped_arrives(numel: int) -> None:
-    """gloo may forget it: the receiver would wait for ever, and nobody would know why."""
+    """gloo may forget it: the receiver would wait for ever, and no message would say why."""
 
     def body() -> None:
         rank, n = dist.get_rank(), dist.get_world_size()
@@ -504,7 +504,7 @@ def test_polling_a_handle_counts_as_waiting() -> None:
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\0", b"\x7f", b"\x01"])
 def test_a_rank_that_writes_rubbish_to_every_descriptor(byte: bytes) -> None:
-    """Its control socket, its board, its log: whoever reads them must not fall over it."""
+    """Its control socket, its board, its log: no reader of them may fail on rubbish."""
 
     def body() -> None:
         for fd in range(3, 40):
@@ -530,7 +530,7 @@ def test_a_rank_that_overwrites_its_record_is_told() -> None:
 
 
 def test_a_rank_that_cuts_the_shared_memory_does_not_end_the_notebook() -> None:
-    """A mapped file that was cut ends with SIGBUS whoever reads it."""
+    """A process that reads a mapped file beyond a cut is ended by SIGBUS."""
 
     def body() -> int:
         for fd in range(3, 40):
@@ -676,7 +676,7 @@ def test_messages_of_a_batch_are_waited_for_when_their_handle_is() -> None:
 
 
 def test_operations_of_a_kept_rank_stay_with_their_own_task() -> None:
-    """What the stream finishes after a task has ended must not be booked in the next task's rows."""
+    """An operation that the stream finishes after its task must not be booked in the next task's rows."""
 
     def body() -> tuple[int, int]:
         never = type("Never", (), {"passed": lambda _: False, "moment": lambda _: 0.0})()

@@ -1,4 +1,4 @@
-"""What only a GPU can show: NCCL's own behaviour, streams, faults, and what is left behind.
+"""Tests that need a GPU: NCCL's own behaviour, streams, faults, and traces that ranks leave behind.
 
 One rank needs one GPU. With several ranks each needs a GPU of its own, or room on a shared one
 (COURSE_RANKS_PER_GPU and NCCL 2.30 or newer): `python tools/gpu_session.py` runs both.
@@ -41,14 +41,14 @@ def need(world_size: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_kept_ranks() -> Iterator[None]:
-    """Ranks that an earlier test left behind, kept for the next call, do not reach into this one."""
+    """No ranks that an earlier test left for the next call serve this test."""
     pool.end_kept("nccl")
     yield
     pool.end_kept("nccl")
 
 
 def gpu_memory() -> int:
-    """Megabytes that are taken on the first GPU, by everybody."""
+    """Megabytes that all processes together hold on the first GPU."""
     asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0])
 
@@ -94,7 +94,7 @@ def test_a_synchronous_collective_is_waited_for_and_completed_in_the_ledger(
 
 
 def test_what_nccl_hands_back_for_a_synchronous_collective() -> None:
-    """From PyTorch 2.8 on nothing: this is why the recorder leaves an event on the stream."""
+    """Nothing, from PyTorch 2.8 on: this is why the recorder leaves an event on the stream."""
 
     def body() -> str:
         group = dist.group.WORLD
@@ -256,7 +256,7 @@ def test_ranks_over_gloo_take_no_memory_of_a_gpu() -> None:
     assert max(launch(body, world_size=4, backend="gloo")) <= before + 64
 
 
-# ---- what a kept rank leaves behind
+# ---- traces of a kept rank
 
 
 def test_ranks_are_kept_while_they_are_clean() -> None:
@@ -422,7 +422,7 @@ def test_an_error_beside_an_unmatched_receive_is_told() -> None:
 
 
 def test_a_receive_that_nobody_meets_is_a_deadlock() -> None:
-    """The first message between two ranks connects them, and the call waits for that."""
+    """The first message between two ranks connects them, and the call waits for the connection."""
     need(2)
 
     def body() -> None:
@@ -439,7 +439,7 @@ def test_a_receive_that_nobody_meets_is_a_deadlock() -> None:
 
 
 def test_a_hang_behind_which_the_host_loads_a_kernel_is_a_deadlock() -> None:
-    """Loading waits for the stream with the driver locked: no thread of the rank can ask it anything."""
+    """Loading waits for the stream and locks the driver: no thread of the rank can query it."""
     need(2)
 
     def body() -> float:
@@ -487,7 +487,7 @@ def test_messages_of_a_batch_are_under_way_until_their_handle_is_waited_for() ->
 
 
 def test_memory_of_a_check_is_that_of_the_gpu() -> None:
-    """What CUDA and cuBLAS take for themselves in the first passes is not counted, and a tensor is."""
+    """Memory that CUDA and cuBLAS take for themselves in the first passes is not counted; a tensor's is."""
 
     def body() -> list[int]:
         recipes.warm_up({"memory": True})

@@ -1,4 +1,4 @@
-"""launch: what goes in, what comes out, what leaks (nothing), and what a wrong call is told."""
+"""launch: arguments, results, leaks (none), and the errors of wrong calls."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_the_ledger_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kept_ranks_serve_several_calls_and_start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With NCCL ranks are kept while they are clean; the same mechanism, tried on gloo."""
+    """Under NCCL clean ranks are kept for the next call; the test tries the mechanism on gloo."""
     from course_lib.runtime import pool, run
 
     monkeypatch.setattr(run, "KEPT", {"gloo"})
@@ -328,4 +328,4 @@ def test_what_ranks_import_late_is_imported_for_those_to_come() -> None:
     assert [imported for imported, _ in again] == [True] * 3
     assert {threads for _, threads in again} == {
         1
-    }  # the process that forks must stay with one thread
+    }  # the process that forks must keep to one thread

@@ -13,7 +13,7 @@ from course_lib.runtime import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Makes memory, makes its pages large, forks, and tells what the child holds before and after it writes.
+# Makes memory, makes its pages large, forks, and prints the child's memory before and after it writes.
 FORKED = """
 import ctypes, json, os
 from course_lib.runtime import held, pages

@@ -1,4 +1,4 @@
-"""What can be sent to ranks, and whose fault it is where something cannot."""
+"""Objects that can be sent to ranks, and errors that say whose fault it is if one cannot."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def an_operator(x):
 
 @pytest.fixture
 def typed(tmp_path: Path) -> dict[str, Any]:
-    """What a notebook's cells define."""
+    """The names that a notebook's cells define."""
     main = ModuleType("__main__")
     exec(SOURCE.format(path=str(tmp_path / "log")), vars(main))
     return vars(main)
@@ -87,7 +87,7 @@ def typed(tmp_path: Path) -> dict[str, Any]:
 ])  # fmt: skip
 def test_the_variable_at_fault_is_named(name: str, says: str, typed: dict[str, Any]) -> None:
     function = typed[name]
-    with pytest.raises(Exception) as raised:  # whatever the object's own class raises
+    with pytest.raises(Exception) as raised:  # any error that the object's own class raises
         wire.dumps(function)
     assert says in explain(function, (), {}, raised.value)
 
@@ -113,7 +113,7 @@ def there_and_back(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["operators", "an_operator"])
 def test_operators_of_pytorch_travel_by_name(name: str, typed: dict[str, Any], seed: int) -> None:
-    """cloudpickle takes torch.ops and torch.backends.cudnn along where a function mentions them."""
+    """cloudpickle takes torch.ops and torch.backends.cudnn along if a function mentions them."""
     x = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
     back: Callable = there_and_back(typed[name])
     one, other = back(x)
@@ -134,7 +134,7 @@ def test_it_is_the_same_one(value: Any) -> None:
 
 
 def test_a_module_of_a_students_own_kind_is_no_name() -> None:
-    """One that cannot be found by its name is not sent as if it could."""
+    """A module that cannot be found by its name is not sent by its name."""
 
     class Strange(ModuleType):
         pass
@@ -145,7 +145,7 @@ def test_a_module_of_a_students_own_kind_is_no_name() -> None:
 
 
 def mentions(x: torch.Tensor) -> tuple[float, list[str]]:
-    """Of `torch.distributed` and of "tensor" this speaks, not of torch.distributed.tensor."""
+    """This function names `torch.distributed` and "tensor", but not torch.distributed.tensor."""
     return float(torch.tensor(1.0) + x.sum() + dist.get_rank()), heavy.imported()
 
 
@@ -155,7 +155,7 @@ def uses(x: torch.Tensor) -> tuple[str, bool]:
 
 
 def test_a_heavy_module_is_imported_when_it_is_used() -> None:
-    """cloudpickle takes torch.distributed.tensor along where a function speaks of `dist` and of `tensor`."""
+    """cloudpickle takes torch.distributed.tensor along if a function names `dist` and `tensor`."""
     importlib.import_module("torch.distributed.tensor")
     assert "torch.distributed.tensor" in heavy.imported()
     pools.close()  # another test may have had it preloaded

@@ -22,7 +22,7 @@ Shell = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def keep_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """keep_text(file, text): as IPython does with the text of a cell."""
+    """keep_text(file, text): keep the text for tracebacks, as IPython does for a cell."""
 
     def keep(file: str, text: str) -> None:
         entry = (len(text), None, [line + "\n" for line in text.splitlines()], file)
@@ -33,7 +33,7 @@ def keep_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def use_shell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """use_shell(shell): the shell of the notebook that this process is taken for."""
+    """use_shell(shell): makes `IPython.get_ipython()` return this shell."""
 
     def use(shell: Any) -> None:
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -42,13 +42,13 @@ def use_shell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
 
 def old_shell(*cells: str) -> SimpleNamespace:
-    """IPython before 8.8: its compiler knows no numbers; the history begins with an empty cell 0."""
+    """IPython's shell before 8.8: its compiler knows no numbers; the history begins with an empty cell 0."""
     history = SimpleNamespace(input_hist_parsed=["", *cells])
     return SimpleNamespace(compile=SimpleNamespace(), history_manager=history)
 
 
 def new_shell(numbers: dict[str, int]) -> SimpleNamespace:
-    """IPython from 8.8 on."""
+    """IPython's shell from 8.8 on."""
 
     def format_code_name(file: str) -> tuple[str, str] | None:
         return ("Cell", f"In[{numbers[file]}]") if file in numbers else None

@@ -36,7 +36,7 @@ def children(pid: int) -> list[int]:
 
 
 def listing() -> set[str]:
-    """What lies in the temporary folder, and what of ours in the shared-memory folder."""
+    """The files in the temporary folder, and those of the course in the shared-memory folder."""
     own = {str(path) for path in Path(os.environ["TMPDIR"]).glob("*")}
     return own | {str(path) for path in Path("/dev/shm").glob("*course*")}
 
@@ -72,7 +72,7 @@ def body(how):
 
 @pytest.fixture
 def program() -> Iterator[Callable[[str], subprocess.Popen]]:
-    """Run a small program that uses the library, like a notebook's kernel."""
+    """Starts a small program that uses the library as a notebook's kernel does."""
     started: list[subprocess.Popen] = []
 
     def start(action: str) -> subprocess.Popen:
@@ -193,11 +193,11 @@ def test_a_lost_preloaded_process_is_replaced() -> None:
 
 def test_ranks_forked_before_an_import_was_asked_for_are_not_taken() -> None:
     pools.end_spares()
-    module = "colorsys"  # any that nothing imports by itself
+    module = "colorsys"  # a module that nothing imports by itself
     pools.spare(2)
     (early,) = pools._spares.values()
     pools.preloaded().also_import([module])
-    assert pools.pool(2, "gloo", True) is early, "without a wish they are as good as any"
+    assert pools.pool(2, "gloo", True) is early, "for a call without a wish they are as good as any"
     pools._spares[2, "gloo", True, None, ()] = early
     taken = pools.pool(2, "gloo", True, imports=[module])
     try:
@@ -210,7 +210,7 @@ def test_ranks_forked_before_an_import_was_asked_for_are_not_taken() -> None:
 def test_the_time_of_a_task_begins_when_its_imports_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools.preloaded()  # which does not find the module: the ranks import it themselves
+    pools.preloaded()  # it does not find the module: the ranks import it themselves
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(4)\n")
     monkeypatch.syspath_prepend(tmp_path)
     outcome = run_ranks(
@@ -221,7 +221,7 @@ def test_the_time_of_a_task_begins_when_its_imports_are_over(
 
 
 def test_on_a_busy_machine_a_check_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many times as there are processes to a core, and `longest` at most; `launch` keeps its time."""
+    """The time grows with the processes to a core, `longest` times at most; `launch` keeps its time."""
     cores = len(os.sched_getaffinity(0))
 
     def run(processes: float, longest: float) -> str:

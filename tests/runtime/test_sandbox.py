@@ -1,4 +1,4 @@
-"""Code behind the sandbox's walls: what it cannot see, cannot use up and cannot leave behind."""
+"""Code behind the sandbox's walls: files that it cannot see, limits, and traces that it cannot leave."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file cannot 
 
 @pytest.fixture(scope="module")
 def strongest() -> Sandbox:
-    """What this machine allows; the tests of a layer that it does not allow say so."""
+    """The strongest sandbox of this machine; the tests of a layer that the machine refuses say so."""
     return probe.probe(pools.preloaded(), masked=masked_paths("02_collectives"))
 
 
@@ -108,7 +108,7 @@ def attempt(path: str) -> str:
         return type(error).__name__
 
 
-# ---- what can be seen
+# ---- files and processes that can be seen
 
 
 def test_nothing_of_the_machine_is_visible_but_python(full: Sandbox, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_nothing_of_the_machine_is_visible_but_python(full: Sandbox, tmp_path: P
 
 
 def test_masked_files_are_empty_and_stay_so(full: Sandbox) -> None:
-    """Also for who makes itself a user namespace of its own, where it has all capabilities again."""
+    """Also for a process in a user namespace of its own, where it has all capabilities again."""
     folder, checks = str(HERE / "collectives"), str(HERE / "checks" / "notebooks")
     facts = str(HERE / "facts")
 
@@ -143,7 +143,7 @@ def test_masked_files_are_empty_and_stay_so(full: Sandbox) -> None:
 
 
 def hand_over(folder: str) -> dict[str, str]:
-    """Rank 0 leaves a word wherever it can, rank 1 looks for it: {way: what it found}."""
+    """Rank 0 leaves a word in every place that it can, rank 1 looks for it: {way: the word found}."""
     word, rank = b"handed over", dist.get_rank()
     note, name = f"{folder}/note", "\0course-test"
     libc, pids = ctypes.CDLL(None), [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
@@ -186,7 +186,7 @@ def hand_over(folder: str) -> dict[str, str]:
 
 
 def test_ranks_of_a_case_cannot_hand_values_over_beside_the_network(full: Sandbox) -> None:
-    """Every way that `hand_over` knows, and that is open where ranks are not kept apart, is shut."""
+    """All ways of `hand_over` that are open between ranks that are not kept apart are shut."""
     if not full.has(spec.APART):
         pytest.skip("this machine does not allow to keep ranks apart")
     together = result(inside(full.without(spec.APART), hand_over, "/tmp", world_size=2), rank=1)
@@ -202,7 +202,7 @@ def test_ranks_of_a_case_cannot_hand_values_over_beside_the_network(full: Sandbo
 
 
 def leave_a_mark(store: int) -> dict[str, str]:
-    """In rank 0, by each way that has no file, process or byte of its own: {way: the error's name}."""
+    """In rank 0, by each way without a file, process or byte of its own: {way: the error's name}."""
     word, kept, tried = b"handed over", [], {}
 
     def name_a_socket() -> None:
@@ -279,7 +279,7 @@ def hint(shut: bool) -> dict:
 
 
 def test_ranks_of_a_case_cannot_leave_each_other_marks(full: Sandbox) -> None:
-    """By what is common to them: the network's tables, and the files that all of them see."""
+    """Neither in the network's tables, nor in the files that all of them see."""
     if not full.has(spec.APART):
         pytest.skip("this machine does not allow to keep ranks apart")
     open_ways = result(inside(full, hint, False, world_size=2), rank=1)
@@ -312,7 +312,7 @@ def test_a_check_begins_when_the_ranks_can_leave_no_marks(full: Sandbox, seed: i
 def answered(
     steps: list[calls.Step], number: int, arguments: Sequence[int] = (), of: int = 0
 ) -> int:
-    """What a filter answers, run by hand."""
+    """The answer of a filter, run by hand."""
     loaded, at = 0, 0
     seen = {calls.NUMBER_AT: number, calls.ARCHITECTURE_AT: of}
     seen |= {16 + 8 * place: argument for place, argument in enumerate([*arguments, *[0] * 6][:6])}
@@ -376,7 +376,7 @@ def test_a_rank_under_a_check_has_the_calls_that_it_needs_and_no_others(place: i
 
 
 def test_a_rank_takes_the_filter_that_was_made_before_the_fork(place: int) -> None:
-    """It has the rank's own number where any rank's stood, twice, and nothing else is another."""
+    """The rank's own number stands in each place of ANY_RANK, and the rest is the same."""
     whole, any_rank = calls.program_of_ranks(), calls.packed([calls.own(calls.ANY_RANK)])
     assert whole.count(any_rank) == len(calls.KILL)
     own = whole.replace(any_rank, calls.packed([calls.own(4711)]))
@@ -398,7 +398,7 @@ def test_no_process_of_a_sandbox_leaves_its_namespaces(place: int) -> None:
 
 
 def all_ways_to_rights() -> dict[str, str]:
-    """What comes of a new user namespace, by unshare and by clone, and of a new program."""
+    """The results of a new user namespace, by unshare and by clone, and of a new program."""
     said = {}
     for name, flags in (
         ("user", kernel.NEWUSER),
@@ -436,7 +436,7 @@ def test_code_in_a_sandbox_gets_no_capabilities_by_a_new_namespace(strongest: Sa
 
 
 def every_store_of_the_kernel() -> dict[str, str]:
-    """Places in which a process could hold memory that its pages do not show, and what comes of each."""
+    """The result for each place in which a process could hold memory that its pages do not show."""
     ways: dict[str, Callable[[], object]] = {
         "fork": os.fork,
         "program": lambda: os.execv("/bin/true", ["true"]),
@@ -644,7 +644,7 @@ def test_ranks_work_and_nothing_is_left_in_whatever_sandbox(
 
 
 def test_nothing_is_left_of_a_sandbox_whose_owner_left_without_reading(strongest: Sandbox) -> None:
-    """Its first process then meets an error where it waits for orders, and not the end of the file."""
+    """Its first process, which waits for orders, then gets an error and not the end of the file."""
     sandbox = replace(strongest, layers=probe.ALWAYS)
     mark = f"left-behind-{secrets.token_hex(6)}"
 
@@ -863,7 +863,7 @@ def standing(full: Sandbox) -> Iterator[Sandbox]:
 def test_ranks_find_nothing_of_those_before_them_in_a_sandbox_that_stands(
     standing: Sandbox,
 ) -> None:
-    """Neither a daemon that left its session nor files, shared memory, sockets or a later niceness."""
+    """They find neither a daemon that left its session nor files, shared memory, sockets or a niceness."""
     mark = f"left-behind-{secrets.token_hex(6)}"
 
     def leave() -> str:
@@ -899,7 +899,7 @@ def test_ranks_find_nothing_of_those_before_them_in_a_sandbox_that_stands(
 
 
 def test_the_next_ranks_wait_in_another_sandbox(standing: Sandbox) -> None:
-    """While those of a case run: what these send is counted, and nobody sees them."""
+    """While the ranks of a case run, their bytes are counted, and no other rank sees them."""
 
     def network(n: int = 0) -> str:
         for _ in range(n):
@@ -943,7 +943,7 @@ def test_after_a_standing_sandbox_has_ended_there_is_another(standing: Sandbox, 
 
 @pytest.mark.parametrize("way", ["wrong", "not written", "deadlocks"])
 def test_a_check_leaves_no_sandbox_standing(full: Sandbox, seed: int, way: str) -> None:
-    """Nor do ranks that were forked ahead wait in one where this submission's code has run."""
+    """Nor do ranks forked ahead wait in a sandbox in which this submission's code has run."""
 
     def ring_shift(tensor, group=None):
         if way == "not written":
@@ -974,7 +974,7 @@ def test_what_could_outlive_ranks_gives_each_their_own_sandbox(
 def test_children_that_cannot_be_forked_say_why(
     standing: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group that they would have been is told, and the sandbox ends."""
+    """The error names the group that they would have formed, and the sandbox ends."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one = init.Init.__new__(init.Init)
     one.link, one.sandbox, one.folder, one.group = its, standing, "", 1
@@ -1014,7 +1014,7 @@ def test_bounds_reached_by_ranks_that_are_gone_do_not_count(tmp_path: Path) -> N
 
 @pytest.fixture
 def bounded(strongest: Sandbox) -> Sandbox:
-    """A sandbox with a control group and few other layers, so that these do not stand in."""
+    """A sandbox with a control group and few other layers, so that these do not do its work."""
     if not strongest.has(spec.CONTROL_GROUPS):
         pytest.skip(f"this machine lets the grader make no control groups, only {strongest.layers}")
     kept = [spec.PID, spec.MOUNT, spec.CONTROL_GROUPS]
@@ -1100,7 +1100,7 @@ def test_nothing_of_control_groups_is_reached_from_inside(bounded: Sandbox) -> N
 
 
 def test_groups_are_removed_when_their_sandboxes_end(bounded: Sandbox) -> None:
-    process = pools.Preloaded()  # nobody else's: what another test left there may still be ending
+    process = pools.Preloaded()  # a new one: processes that another test left may still be ending
     mine, its = socket.socketpair()
     with mine, its:
         children = process.spawn([(SERVER, {}, [its.fileno()])], bounded)
@@ -1114,7 +1114,7 @@ def test_groups_are_removed_when_their_sandboxes_end(bounded: Sandbox) -> None:
 
 @pytest.mark.parametrize("way", ["closed", "killed"])
 def test_no_group_outlives_the_preloaded_process_for_long(bounded: Sandbox, way: str) -> None:
-    """When it was killed before it could remove them, the next one does."""
+    """If it was killed before it could remove them, the next one does."""
     process = pools.Preloaded()
     mine, its = socket.socketpair()
     with mine, its:
@@ -1199,7 +1199,7 @@ def test_in_version_2_the_graders_family_alone_may_be_moved() -> None:
 
 @pytest.mark.parametrize("event", ["oom_kill", "oom"])
 def test_what_version_2_tells_is_understood(tmp_path: Path, event: str, seed: int) -> None:
-    """A process that was ended counts; memory that was found at last does not."""
+    """A process that the kernel ended counts; an allocation that succeeded in the end does not."""
     drawn = random.Random(seed)
     held, kills = drawn.randrange(1 << 30), drawn.randrange(1, 9)
     kept = {"low": 0, "high": 0, "max": 3, "oom": 0, "oom_kill": 0, event: kills}
@@ -1240,7 +1240,7 @@ def test_a_judge_tells_what_ranks_used_up(strongest: Sandbox, seed: int, what: s
 
 
 def hold_a_share(tensor: torch.Tensor) -> torch.Tensor:
-    """Less than one process may hold, and with the other ranks more than all may."""
+    """Hold less than one process may, and with the other ranks more than all may."""
     held = torch.ones(20 << 20)
     time.sleep(0.5)  # until the sandbox has looked
     return tensor + held[0]
@@ -1264,7 +1264,7 @@ def test_a_sandbox_whose_ranks_use_up_memory_in_every_case_is_never_the_graders_
 def test_packages_that_pythonpath_leads_to_are_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip install --target FOLDER`, and PYTHONPATH=FOLDER: seen on a rented machine."""
+    """`pip install --target FOLDER` and PYTHONPATH=FOLDER, as seen on a rented machine."""
     (tmp_path / "traitlets").mkdir()
     (tmp_path / "traitlets" / "__init__.py").write_text("")
     assert str(tmp_path) not in spec.python_folders()

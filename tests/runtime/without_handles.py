@@ -1,4 +1,4 @@
-"""Run pytest as where the system gives no handles of processes: python without_handles.py TEST ...
+"""Run pytest as on a system that gives no handles of processes: python without_handles.py TEST ...
 
 A filter of system calls refuses pidfd_open to this process and to all that it starts, as Docker's profile
 before 20.10 does. The exit code is pytest's, or REFUSED where the machine knows no such filters.
@@ -18,7 +18,7 @@ REFUSED = 99
 
 
 def refuse_handles() -> bool:
-    """Whether it could be done."""
+    """Refuse them; returns whether that was possible."""
     calls.NOWHERE = PIDFD_OPEN
     kernel.no_new_privileges()
     try:
