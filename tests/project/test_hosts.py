@@ -1,7 +1,8 @@
 """The hosts of tests/hosts/: their files are in order and not old, and the course runs on Colab's versions.
 
 Here it runs on the versions that differ most from this environment's: IPython 7 and ipywidgets 7.
-The newest versions are this environment's own (test_notebooks.py); every host's, with all notebooks, are `make test-hosts`.
+The newest versions are this environment's own (test_notebooks.py); `make test-hosts` tries every host's
+versions, with all notebooks.
 """
 
 from __future__ import annotations
