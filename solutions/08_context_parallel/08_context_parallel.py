@@ -5,12 +5,12 @@
 #
 # Every layer of a transformer but attention looks at one token at a time. So a sequence can be dealt out to
 # ranks as a batch is in data parallelism: embeddings, norms, MLPs and the head need nothing from other ranks.
-# Attention does: every query meets every key before it, on whatever rank the key lies. This notebook is about
-# that one layer.
+# Only attention needs other ranks: every query meets every key before it, on whatever rank the key lies. This
+# notebook is about that one layer.
 #
 # It begins on one rank, with attention that never stores its N×N matrix: the algorithm inside FlashAttention.
-# That works because a softmax can be computed in pieces and put together. For the same reason the rest works
-# too: the pieces may come from another rank.
+# That works because a softmax can be computed in pieces and put together. For the same reason attention works
+# across ranks: a piece may come from another rank.
 #
 # | | |
 # |---|---|
@@ -18,7 +18,7 @@
 # | you need | notebook 02: all-to-all, and `batch_isend_irecv`; `torch.autograd.Function`; softmax(q kᵀ / √d) v |
 # | time | three hours and twenty minutes; ten more for §8 and §9, which have no exercises |
 # | points | 60 |
-# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same runs over NCCL |
+# | on a rented machine | nothing to rent: two cores are enough. On several GPUs the same code runs over NCCL |
 #
 # | section | minutes | points | rests on |
 # |---|---|---|---|
@@ -28,9 +28,9 @@
 # | 4 The ring, forward and backward | 75 | 8 + 7 | 2 |
 # | 5 Who idles | 15 | 5 | 4 |
 # | 6 Ulysses: tokens for heads | 20 | 9 | 3 |
-# | 7 When it hides, and what you predicted | 15 | 7 | 4 to 6 |
+# | 7 When messages hide, and what you predicted | 15 | 7 | 4 to 6 |
 # | 8 How long a sequence fits | 5 | | 3, 4 |
-# | 9 PyTorch's | 5 | | 4 |
+# | 9 PyTorch's version | 5 | | 4 |
 # | 10 Questions | 5 | 5 | all |
 
 # %% [markdown]
@@ -38,11 +38,11 @@
 #
 # | | |
 # |---|---|
-# | N | ranks that share a sequence; in code `n` |
-# | N×N | the matrix of scores of all *tokens* with all tokens, as the literature calls it; here it is `seq` × `seq` |
-# | c | tokens that one rank holds |
+# | N | the number of ranks that share a sequence; in code `n` |
+# | N×N | the matrix of scores of all tokens with all tokens. This one name is the literature's, and its N counts *tokens*: the matrix is `seq` × `seq` |
+# | c | the number of tokens that one rank holds |
 # | s, h, a, b | in formulas: tokens, width, heads, sequences in a batch (Korthikanti et al. 2022) |
-# | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads` |
+# | q, k, v | (batch, seq, heads, head_dim); k and v may have fewer heads, `kv_heads`. In formulas d is head_dim |
 # | lse | one number for each query: log Σ exp(its scores) |
 # | block | a rank's keys and values; also the scores of some queries with some keys |
 # | layout | for each rank the positions that it holds, as a list of ranges (*spans*) |
@@ -112,7 +112,7 @@ def try_it(body, *args, world_size=4, **kwargs):
 
 
 def furthest(found, exact):
-    """The largest difference, over the largest number; of several tensors the worst."""
+    """The largest difference, divided by the largest number of `exact`; the worst of several tensors."""
     pairs = zip(found, exact, strict=True)
     return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
 
@@ -154,9 +154,9 @@ for seq in (4096, 32768, 131072, 1048576):
 # | axis | what it does to one long sequence |
 # |---|---|
 # | data parallelism, ZeRO | nothing: a rank has at least one whole sequence |
-# | tensor and sequence parallelism, t = 8 | an eighth: 4.6 GB a layer, 365 GB in all. Beyond 8 ranks it leaves the node, and has more ranks than heads of keys |
-# | pipeline, 1F1B | nothing: rank 0 holds a p-th of the layers, for p microbatches at once (notebook 07) |
-# | recomputing everything | 2 s b h a layer. With t = 8 that is 21 GB, and one layer whole. It fits, for a third more computing; eight times the tokens do not |
+# | tensor and sequence parallelism, t = 8 | an eighth: 4.6 GB a layer, 365 GB in all. With more than 8 ranks the group leaves its node, and has more ranks than the model has heads of keys (LLaMA 3 70B: 8) |
+# | pipeline, 1F1B | nothing: with p stages rank 0 holds 1/p of the layers, but for p microbatches at once (notebook 07), so as much as without a pipeline |
+# | recomputing everything | 2 s b h a layer. With t = 8 that is 21 GB for 80 layers, and 4.6 GB more for the layer that is being recomputed. That fits into the 40 GB that each GPU has left for activations (an assumption, as in §8), and costs a third more computing. Eight times the tokens do not fit |
 #
 # And there is time. A batch has a fixed number of *tokens*, say 16 million, which are 128 sequences of
 # 131,072. So at most 128 replicas have work. Llama 3 405B was trained for its long context on 16,384 GPUs: 8
@@ -196,10 +196,10 @@ for seq in (4096, 32768, 131072, 1048576):
 # > w_A = Z_A / (Z_A + Z_B) = 1 / (1 + exp(lse_B − lse_A)) = sigmoid(lse_A − lse_B)
 #
 # The helper `block_attention` does attention of some queries to some keys alone, and returns out and lse. You
-# will use it in §3 and §4 too, so read it. `scores_of` makes the scores, in float32 at least, with −inf if
-# the key stands after the query. Two ranges give the positions of queries and keys in the *whole* sequence.
-# Queries that share a head of keys are rows of one product (`by_head`; `by_token` is the way back). `SEEN`
-# notes the ranges of each call, for pictures below.
+# will use it in §3 and §4 too, so read it. `scores_of` makes the scores, in float32 at least; under a causal
+# mask they are −inf if the key stands after the query. Two ranges give the positions of queries and keys in
+# the *whole* sequence. Queries that share a head of keys are rows of one product (`by_head`; `by_token` is
+# the way back). `SEEN` notes the ranges of each call, for pictures below.
 
 
 # %%
@@ -233,7 +233,7 @@ def scores_of(q, k, queries, keys, causal):
 def block_attention(q, k, v, queries, keys, causal=False):
     """(out, lse) of attention to these keys alone: (batch, tokens, heads, head_dim), (batch, tokens, heads).
 
-    Where a query sees none of the keys, its out is 0 and its lse -inf.
+    If a query sees none of the keys, its out is 0 and its lse -inf.
     """
     began = time.perf_counter()
     scores = scores_of(q, k, queries, keys, causal)
@@ -255,10 +255,10 @@ def block_attention(q, k, v, queries, keys, causal=False):
 #
 # - `lse` lacks the last dimension of `out`, the features: a weight needs `[..., None]`.
 # - Do not take `exp` of a score: take differences first, or use `torch.logaddexp`.
-# - A block that a mask hides completely has lse = −inf and must count nothing. But −inf − (−inf) is nan, and
-#   in *backward* a nan times a gradient of 0 is still nan. Put a lowest finite number in the place of −inf
-#   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If neither part saw anything, lse is
-#   −inf again at the end.
+# - A block that a mask hides completely has lse = −inf and must not count. But −inf − (−inf) is nan, and in
+#   *backward* a nan times a gradient of 0 is still nan. Put the lowest finite number in the place of −inf
+#   *before* you subtract: `lse.clamp_min(torch.finfo(lse.dtype).min)`. If a query sees no key of either part,
+#   its lse is −inf again at the end.
 
 
 # %% nbgrader={"grade_id": "online_softmax_merge", "solution": true}
@@ -267,7 +267,7 @@ def online_softmax_merge(out, lse, block_out, block_lse):
 
     out, block_out: attention to the keys of each part, (..., head_dim). lse, block_lse: log of the sum of the
     exponentials of its scores, (...), -inf where no key was seen, and there out is 0. Returns new tensors.
-    Gradients pass to all four: 0 to a part that saw nothing, a finite number where neither did, never nan.
+    Gradients pass to all four: 0 to a part with no seen key, finite if neither part has one, never nan.
     """
     ### BEGIN SOLUTION
     lowest = torch.finfo(lse.dtype).min  # in place of -inf: differences stay numbers
@@ -348,7 +348,7 @@ for size in (12, 6, 3, 1):
 # Four blocks give 1 + 1/2 + 1/3 + 1/4 = 2.08. The result is right with one block, and worse with every
 # further block. Values of ones are a good test of any attention: for any scores the output must be 1.
 #
-# **In production.** Every attention that is done in parts has these five lines: FlashAttention, ring
+# **In production.** Every attention that is done in parts has the merge that you wrote: FlashAttention, ring
 # attention, decoding with a long cache (Flash-Decoding). Kernels return lse for that reason: it is the second
 # result of `aten::_scaled_dot_product_flash_attention`.
 
@@ -380,17 +380,18 @@ for size in (12, 6, 3, 1):
 # | p = softmax(s) | ds = p ∘ (dp − δ), where δ of a query is Σⱼ pⱼ dpⱼ over *all* keys |
 # | s = q kᵀ / √d | dq += ds k / √d and dk += dsᵀ q / √d |
 #
-# δ seems to need all tiles before the first. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g · Σⱼ pⱼ vⱼ = **g · out**. So δ is
-# computed before the loop, one number for each query. (Dao 2023, FlashAttention-2, §3.1.2.)
+# It seems that δ needs a pass over all tiles before the first ds. It does not: Σⱼ pⱼ dpⱼ = Σⱼ pⱼ (g · vⱼ) = g
+# · Σⱼ pⱼ vⱼ = **g · out**. So δ is computed before the loop, one number for each query. (Dao 2023,
+# FlashAttention-2, §3.1.2.)
 #
-# **Predict.** How much has to be kept for backward, in units of one of q, k, v (with as many heads of keys as
+# **Predict.** How much has to be kept for backward, in units of the size of q (with as many heads of keys as
 # of queries)? How many products of matrices does a tile need forward, and how many backward? Under a causal
 # mask, which share of the tiles is needed?
 #
 # <details><summary>Answer</summary>q, k, v and out are 4 units; lse is one number for each query and head. A
 # tile needs 2 products forward and 5 backward (the scores again, dv, dp, dq, dk): backward costs 2.5 times as
-# much instead of twice. Under a causal mask a little more than half of the tiles is needed: a tile above the
-# diagonal is not computed at all.</details>
+# much as forward, where 2 is usual. Under a causal mask a little more than half of the tiles is needed: a
+# tile above the diagonal is not computed at all.</details>
 #
 # **Build.** A `torch.autograd.Function` whose forward has two loops, and whose backward has the same two.
 #
@@ -400,7 +401,7 @@ for size in (12, 6, 3, 1):
 # - Under a causal mask: `queries[-1] < keys[0]` means that no query sees a key. Go on to the next tile.
 # - Keep sums in float32 at least, also for bf16 inputs: make `out`, `lse` and the three gradients with
 #   `torch.zeros_like(in_float32(q))` and the like, and round once, at the end.
-# - Give the five tensors to `save_for_backward`, and nothing of a tile.
+# - Give q, k, v, out and lse to `save_for_backward`, and nothing of a tile.
 
 
 # %%
@@ -420,7 +421,7 @@ def tiles(spans, block=None):
 
 
 def in_float32(x):
-    """x in float32, or as it is where it has more digits."""
+    """x in float32, or in its own dtype if that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -464,7 +465,7 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _pairs(seq, keys, block, causal):
-    """Each tile of queries with each tile of keys of which it sees something."""
+    """Each tile of queries with each tile of keys that the mask does not hide from it completely."""
     return [
         (rows, columns, queries, of)
         for rows, queries in tiles([range(seq)], block)
@@ -480,7 +481,7 @@ def tiled_attention(q, k, v, block=256, causal=False):
     """Attention of one rank in tiles of block x block scores, forward and backward.
 
     q: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim). Returns q's shape and dtype.
-    Keeps q, k, v, out and lse for backward; no N x N matrix is there at any moment.
+    Keeps q, k, v, out and lse for backward; an N x N matrix never exists.
     """
     ### BEGIN SOLUTION
     return _TiledAttention.apply(q, k, v, block, causal)
@@ -489,13 +490,14 @@ def tiled_attention(q, k, v, block=256, causal=False):
 
 # %% [markdown]
 # <details><summary>Hint: forward</summary>Begin with <code>out</code> of zeros and <code>lse</code> of -inf:
-# a part that has seen nothing merges with any other. Then, for each tile of queries and each tile of keys,
-# write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
+# the first tile that is merged into them comes out as it is. Then, for each tile of queries and each tile of
+# keys, write <code>out[:, rows], lse[:, rows] = online_softmax_merge(out[:, rows], lse[:, rows],
 # *block_attention(...))</code>.</details>
-# <details><summary>Hint: shapes in backward</summary><code>scores_of</code> has (batch, kv_heads, rows, keys). Bring the
-# tile's q, k, v and gradient into that form with <code>by_head(x, kv_heads)</code>, lse and δ with
-# <code>by_head(lse[:, rows, :, None], kv_heads)</code>; then the table's lines are products with <code>@</code> and
-# <code>.mT</code>, and <code>by_token</code> brings the results back.</details>
+# <details><summary>Hint: shapes in backward</summary><code>scores_of</code> returns scores of shape (batch,
+# kv_heads, rows, keys). Bring the tile's q, k, v and gradient into that form with <code>by_head(x,
+# kv_heads)</code>, lse and δ with <code>by_head(lse[:, rows, :, None], kv_heads)</code>; then the table's
+# lines are products with <code>@</code> and <code>.mT</code>, and <code>by_token</code> brings the results
+# back.</details>
 # <details><summary>Hint: the factor</summary><code>scores_of</code> has divided by √d already. dq and dk need
 # the factor once more, because k and q themselves are not divided.</details>
 #
@@ -509,8 +511,8 @@ report = check("08_context_parallel/tiled_attention", tiled_attention, cases="hi
 report.points(12)
 
 # %% [markdown]
-# **Measure.** The cell measures the most bytes that are alive in a forward and a backward, beside the inputs,
-# for full attention and for yours. There are two heads of 64 features, in float32.
+# **Measure.** The cell measures the most bytes that are alive at once in a forward and a backward, in
+# addition to the inputs, for full attention and for yours. There are two heads of 64 features, in float32.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -544,12 +546,13 @@ axes.legend(frameon=False, fontsize=8)
 figure if memory else None
 
 # %% [markdown]
-# The line of full attention is steeper: twice the tokens need almost four times the bytes. Your line comes
-# near to twice the bytes: the few MB of one tile do not grow, and weigh less and less.
+# The line of full attention is steeper: twice the tokens need almost four times the bytes. With yours, twice
+# the tokens need less than twice the bytes, and come nearer to twice on the right: the few MB of one tile do
+# not grow, and weigh less and less.
 #
 # **Break it.** Run the same loops without a Function of your own: autograd goes through them by itself, and
 # results and gradients are right. How much is kept for backward, with 512 tokens in tiles of 64 and two heads
-# of 16 features, in units of one of q, k, v?
+# of 16 features, in units of the size of q?
 
 
 # %% tags=["skip-in-grading"]
@@ -587,13 +590,14 @@ for name, attend in (("yours", tiled_attention), ("left to autograd", left_to_au
 
 # %% [markdown]
 # The matrix is back, in pieces. It has 512 × 512 numbers for each head, and the head's q has 512 × 16: so the
-# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, 64 units; the rest are
-# inputs that each product and merge keeps. Tiles save memory only if backward makes them again.
+# matrix is 32 units. Autograd keeps the scores *and* their exponentials of every tile, 64 units; the rest of
+# the number above are inputs that each product and merge keeps. Tiles save memory only if backward makes them
+# again.
 #
 # **In production.** In `F.scaled_dot_product_attention` PyTorch chooses a kernel by device, dtype and shape,
-# and on a CPU, too, there is one in tiles. Its tiles lie in the processor's caches (on a GPU in the fast
-# memory of one multiprocessor), and the speed comes from *that*. Compare the same computation, forward and
-# backward, with 2,048 tokens on one thread:
+# and a CPU, too, has a kernel that works in tiles. Its tiles lie in the processor's caches (on a GPU in the
+# fast memory of one multiprocessor), and the speed comes from *that*. Compare the same computation, forward
+# and backward, with 2,048 tokens on one thread:
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -627,8 +631,8 @@ for name, (seconds, apart) in zip(
     print(f"{name:10} {1e3 * seconds:7.0f} ms, largest difference {apart:.0e}")
 
 # %% [markdown]
-# In Transformers you call FlashAttention with `attn_implementation="flash_attention_2"`; in PyTorch you get
-# it without asking.
+# In Hugging Face's library Transformers you call FlashAttention with
+# `attn_implementation="flash_attention_2"`; in PyTorch you get it without asking.
 #
 # <details><summary>In the lectures</summary>Lecture 001 says that FlashAttention is 2 to 4 times as fast as
 # attention with the matrix, on a GPU.</details>
@@ -638,16 +642,16 @@ for name, (seconds, apart) in zip(
 #
 # | | |
 # |---|---|
-# | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; the first of your predictions |
+# | you will write | `ring_forward(q, k, v, causal=False, group=None, *, layout=None)`; then `ring_attention`, with the same arguments and a backward; your first prediction, `ring_bytes_sent` |
 # | rests on | §2 |
 # | time | 75 minutes: 35 for forward, 40 for backward |
-# | points | 8 for forward, 7 for backward, and the predictions' in §7 |
+# | points | 8 for forward, 7 for backward; §7 gives the points for predictions |
 #
 # Now the sequence lies on N ranks, c tokens on each. Every rank's queries need all keys. Gathering the keys
 # would put the whole sequence on every rank again. But §2 says that a query may meet them in parts. So the
 # parts go **round**: in step i rank r has the keys and values that belong to rank r − i. It does attention of
 # its queries to them and merges the result. *Meanwhile* it passes them on to rank r + 1 and receives the next
-# ones from rank r − 1.
+# ones from rank r − 1. The table says whose keys each rank has in each step:
 #
 # | step | rank 0 has | rank 1 has | rank 2 has | rank 3 has |
 # |---|---|---|---|---|
@@ -662,16 +666,17 @@ for name, (seconds, apart) in zip(
 # returns out and lse. `block_attention` from §2 is given; a rank has no more than one block of scores at a time.
 #
 # - `layout[r]` are the spans of rank r: `[range(0, 4)]`, or two of them, or every third position. The mask
-#   goes by positions in the *whole* sequence, so hand the spans on: for queries `tiles(layout[rank])`, for
-#   keys `tiles(layout[owner])`. If a causal mask leaves nothing of a pair of spans, skip the pair; do not
-#   compute and mask it. (One mask over all scores of a rank gives the same values, and saves nothing.) The
-#   keys travel on all the same.
-# - `layout=None` means in succession: `contiguous(n * q.shape[1], n)`.
+#   goes by positions in the *whole* sequence, so give `block_attention` the ranges that `tiles` makes: for
+#   the queries `tiles(layout[rank])`, for the keys `tiles(layout[owner])`, if `owner` is the rank to which
+#   the keys of this step belong. If a causal mask leaves nothing of a pair of spans, skip the pair; do not
+#   compute and mask it. (One mask over all scores of a rank gives the same values, and saves nothing.)
+#   Skipped keys still travel on to the next rank.
+# - `layout=None` means the contiguous layout: `contiguous(n * q.shape[1], n)`.
 # - Parts may differ in length: the keys that arrive in step i have as many tokens as their owner's spans.
 # - Put keys and values into one tensor, `torch.stack((k, v))`: then they are one message. Post its send and
 #   the receive together with `dist.batch_isend_irecv` *before* you compute the block, and wait *after* it.
 #   Peers are ranks of the group: `dist.P2POp(dist.isend, tensor, group=group, group_peer=...)`. Wait for each
-#   handle once: with gloo a send's handle that is waited for twice never returns.
+#   handle once: with gloo a second `wait` on the handle of a send never returns.
 # - Keep `out` and `lse` in float32 at least (`in_float32`): if they are merged in bf16, the error grows with
 #   the ring. *Send* keys and values in the dtype of the inputs: in float32 each message has twice the bytes
 #   of 16 bits. Round out once, at the end; lse stays in float32.
@@ -686,7 +691,7 @@ def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
     """(out, lse) of this rank's queries with the keys of all ranks of `group`; no graph is made.
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
-    rank the spans of its tokens; None: in succession, equally many on each. out has q's shape and dtype; lse is
+    rank the spans of its tokens; None: contiguous, parts of equal size. out has q's shape and dtype; lse is
     (batch, tokens here, heads), in float32 at least. Sends keys and values N-1 times.
     """
     ### BEGIN SOLUTION
@@ -709,7 +714,7 @@ def ring_forward(q, k, v, causal=False, group: Group = None, *, layout=None):
 
 
 def _pass_on(tensor, spans, group):
-    """Begin to send `tensor` to the next rank and to receive one with the tokens of `spans` from the last."""
+    """Begin to send `tensor` to the next rank, and to receive the tokens of `spans` from the previous one."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n == 1:
         return tensor, []
@@ -727,7 +732,7 @@ def _wait(works):
 
 
 def _seen(mine, theirs, causal):
-    """Of each pair of spans of which anything is seen: where they lie, and where they stand."""
+    """Two slices and two ranges of each pair of spans that the mask does not hide completely."""
     for rows, queries in tiles(mine):
         for columns, keys in tiles(theirs):
             if not causal or queries[-1] >= keys[0]:
@@ -765,7 +770,7 @@ def ring_output(*args, **kwargs):
 
 @torch.no_grad()
 def ring_lse(*args, **kwargs):
-    """The second."""
+    """The second result of ring_forward."""
     return ring_forward(*args, **kwargs)[1]
 
 
@@ -778,12 +783,12 @@ report.points(8)
 
 # %% [markdown]
 # In *backward* the keys go round once more: they were not kept, which is the point of the ring. With lse and
-# δ known, each block gives a share of dq, which stays, and a share of dk and dv, which belong to the rank
-# whose keys these are. So a *sum* travels after the keys. It starts on the keys' own rank r; every rank adds
-# its share and passes the sum on. When all ranks have added, it stands on rank r − 1, one place before home.
-# One more transfer brings it home: **N** transfers in all, and the keys had N − 1. (N − 1 would do if a rank
-# kept the share of its own queries at home until the rest comes. PyTorch and `ring-flash-attention` send N
-# times, too.)
+# δ known, each block gives a share of dq and a share of dk and dv. The share of dq stays. The share of dk and
+# dv must go to the rank whose keys these are. So a *sum* travels after the keys. It starts on the keys' own
+# rank r; every rank adds its share and passes the sum on. When all ranks have added, it stands on rank r − 1,
+# one place before home. One more transfer brings it home: **N** transfers in all, and the keys had N − 1.
+# (N − 1 transfers would do if the keys' own rank did not send its share, but added it at the end, when the
+# sum of the others comes. PyTorch's ring and `ring-flash-attention` send N times, too.)
 #
 # **Predict**, as functions. `kv_bytes` are the bytes of *one rank's* keys and values together, in 16 bits. Sums of
 # gradients travel in float32: twice as many bytes. The other three functions are for §5, §6 and §7: come back to them.
@@ -805,7 +810,7 @@ def ring_bytes_sent(n: int, kv_bytes: float, direction: str = "forward") -> floa
 
 
 def causal_idle_share(rank: int, n: int) -> float:
-    """Share of the time that a rank of n idles under a causal mask, long parts in succession (§5)."""
+    """Share of the time in which one of n ranks idles: causal mask, long parts, contiguous layout (§5)."""
     ### BEGIN SOLUTION
     return (n - 1 - rank) / (n - 1 / 2)
     ### END SOLUTION
@@ -831,10 +836,10 @@ def hiding_block(
     kv_width: int,
     causal: bool = False,
 ) -> float:
-    """Tokens on each rank from which on a ring hides its messages, forward, in 16 bits (§7).
+    """The fewest tokens on each rank with which a ring hides its messages, forward, in 16 bits (§7).
 
-    bytes_per_second: that a rank sends while it receives as many. causal: half of the scores are needed, as
-    zigzag has them in every step. A message's latency is left out.
+    bytes_per_second: the rate at which a rank sends while it receives as much. causal: a step computes only
+    half of the scores, as in zigzag. A message's latency is left out.
     """
     ### BEGIN SOLUTION
     block = flops_per_second / bytes_per_second * kv_width / width
@@ -848,8 +853,9 @@ def hiding_block(
 #
 # - Save q, k, v, out and lse, and nothing of the other ranks' keys.
 # - δ is known before the first step, from out and its gradient: one number for each query and head.
-# - The next keys travel while the block is computed, as in forward. The sum of dk and dv that belongs to these keys can travel
-#   meanwhile, too (the check does not ask for it): add your share when it has come, and pass it on.
+# - The next keys travel while the block is computed, as in forward. The sum of dk and dv for the keys of this
+#   step can travel meanwhile, too (the check does not ask for that). When the sum has come, add your share to
+#   it and pass it on.
 # - Keep all sums in float32 at least (`in_float32`), including those that are sent.
 # - backward returns one value for each argument of forward: None for those that are not tensors.
 
@@ -918,7 +924,7 @@ def ring_attention(q, k, v, causal=False, group: Group = None, *, layout=None):
     """Attention of this rank's queries to the keys of all ranks of `group`.
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim). layout: for each
-    rank the spans of its tokens; None: in succession, equally many on each. Returns q's shape and dtype.
+    rank the spans of its tokens; None: contiguous, parts of equal size. Returns q's shape and dtype.
     Sends keys and values N-1 times forward; N-1 times, and their gradients N times, backward.
     """
     ### BEGIN SOLUTION
@@ -951,7 +957,7 @@ report.points(7)
 
 # %% [markdown]
 # **Measure.** Run sixteen tokens on four ranks, once without a mask and once under a causal one. `attended`
-# runs any attention on dealt-out tokens; the kernel puts the parts together and compares them with one
+# runs any attention on dealt-out tokens; the notebook puts the parts together and compares them with one
 # process. `sent` reads from the ledger how much a rank sent forward and backward.
 
 
@@ -986,7 +992,7 @@ def sent(run, rank=0):
 
 
 def whole(parts, layout):
-    """The tensor whose part rank r has in parts[r], in the order of the sequence."""
+    """The whole tensor, in the order of the sequence; parts[r] is the part of rank r."""
     order = torch.tensor([at for spans in layout for span in spans for at in span])
     together = torch.cat(parts, dim=1)
     result = torch.empty_like(together)
@@ -1024,7 +1030,7 @@ if run:
         print(f"bfloat16, {direction:8} {number:6,.0f} bytes sent by a rank, predicted {foretold}")
 
 # %% [markdown]
-# The mask does not change the bytes: a rank must pass on even keys that none of its queries sees.
+# The mask does not change the bytes: a rank must also pass on keys that none of its queries sees.
 #
 # The next cell draws the ring from your own two runs. Rows are ranks with their queries, and columns are the
 # keys by the rank that they belong to. The run without a mask shows which keys a rank had in which step, and
@@ -1140,23 +1146,24 @@ if run:
 #
 # | | |
 # |---|---|
-# | you will write | `zigzag(seq, n)`; your second prediction |
+# | you will write | `zigzag(seq, n)`; your second prediction, `causal_idle_share`, in §4 |
 # | rests on | §4 |
 # | time | 15 minutes |
-# | points | 5, and the prediction's in §7 |
+# | points | 5; §7 gives the points for the prediction |
 #
 # In the pictures of §4 rank 0 works in one step of four, and rank 3 in all. The other ranks may run a little
 # ahead, but the layer is done only when rank 3 is. So the ring takes nearly as long as without a mask, though
 # only half of the scores are needed.
 #
-# **Predict.** The ranks hold long parts of equal length, in succession. Count in blocks; on the diagonal only
-# half of one is needed. How long does the ring take, for how much of that does rank r work, and for which
-# share of the time does it idle? That share is `causal_idle_share`, in §4. And how many times as long does
-# the ring take as with work shared equally?
+# **Predict.** The ranks hold long parts of equal length, in succession. Count time in blocks; of a block on
+# the diagonal only half is needed. How long does the ring take, for how much of that does rank r work, and
+# for which share of the time does it idle? That share is `causal_idle_share`, in §4. And divide the ring's
+# time by the time that it would take if all ranks had equal work: what is the ratio?
 #
 # <details><summary>Answer</summary>The last rank always works: N − 1/2 blocks of time. Rank r works r + 1/2
-# of them, and idles (N − 1 − r) / (N − 1/2): with 4 ranks 86 %, 57 %, 29 % and 0. The mean is N/2, so the
-# ring takes 2 − 1/N times as long: the more ranks, the nearer to twice.</details>
+# of them, and idles for (N − 1 − r) / (N − 1/2) of the time: with 4 ranks 86 %, 57 %, 29 % and 0. On average
+# a rank works N/2 blocks, so the ratio is (N − 1/2) / (N/2) = 2 − 1/N: the more ranks, the nearer to
+# twice.</details>
 #
 # The ring need not change. Tokens may lie anywhere, as long as the mask knows their positions. The table
 # shows for 16 tokens on 4 ranks which rank holds each:
@@ -1169,9 +1176,9 @@ if run:
 #
 # *Striped* (Brandon et al. 2023) gives every rank tokens from the whole sequence: in each step every block is
 # half masked. Only a kernel that skips *within* a block gains from it. *Zigzag* (Zhu 2024; Llama 3, §3.3.2)
-# pairs a chunk from the beginning, which sees little, with one from the end, which sees much. With another
-# rank's keys there are four pairs of chunks: two are seen whole, two not at all. That holds in every step and
-# for all ranks.
+# pairs a chunk from the beginning, which sees little, with one from the end, which sees much. A rank's two
+# chunks of queries and another rank's two chunks of keys make four pairs: in two of them every query sees
+# every key, in the other two no query sees a key. That holds for any two ranks.
 #
 # **Build.** Cut the sequence into 2N chunks; rank r gets chunk r and chunk 2N − 1 − r, in this order. Two
 # helpers are given. `chunks(length, n)` makes n ranges in succession; if n does not divide the length, the
@@ -1209,7 +1216,7 @@ report.points(5)
 
 # %% [markdown]
 # **Measure.** Run your ring in the three layouts, with 64 tokens on 4 ranks, causal. The cell counts the
-# scores that a query may see in the blocks that your run computed. In the figure all ranks begin a step
+# scores that are not masked in the blocks that your run computed. In the figure all ranks begin a step
 # together: blue is work, white is waiting, one unit is a block.
 
 
@@ -1227,7 +1234,7 @@ def seen_scores(run, layout):
 
 
 def slowdown(scores):
-    """The busiest rank of each step, over the mean of all."""
+    """The sum of each step's most work on one rank, divided by the mean work of a rank."""
     return sum(map(max, scores)) / (sum(map(sum, scores)) / len(scores))
 
 
@@ -1288,10 +1295,11 @@ idle_picture(table, 16 * 16) if table else None
 # 1.00. (It would be 1.75 for long parts: with 16 tokens a block on the diagonal needs a little more than
 # half.)
 #
-# And in seconds? The next cell has two ranks, a core each, and 2,048 tokens, forward and backward. Your
+# And in seconds? The next cell uses two ranks with a core each, and 2,048 tokens, forward and backward. Your
 # blocks are computed whole, also on the diagonal, so "computed" counts whole blocks: those of the busiest
-# rank in each step. The ledger says how long each rank was blocked, in messages or at the end until the other
-# rank was done. Before you run it: with tokens in succession, for which share of the time is rank 0 blocked?
+# rank in each step. The ledger says how long each rank was blocked: it waited for a message, or at the end
+# for the other rank. Before you run it: in the contiguous layout, for which share of the time is rank 0
+# blocked?
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1340,14 +1348,18 @@ for i, name in enumerate(LAYOUTS if run else ()):
     )
 
 # %% [markdown]
-# In succession the ranks compute 2 blocks one after the other, and in zigzag 1.25. (With kernels that cut the
+# With the contiguous layout the time is that of 2 blocks, one after the other, and with zigzag of 1.25: three
+# quarters of a block for a rank's own keys, and half a block for the other's. (With kernels that cut the
 # diagonal finer it would be 1.5 against 1.) The blocks are counted, the milliseconds are measured: another
-# program on the machine changes the milliseconds, and with them the waiting. In succession rank 0 has one
-# block and rank 1 has two. On a quiet machine rank 0 waits for less than half of the time: forward, laying a
-# mask takes a CPU about as long as the rest of the block, both ranks begin with a masked block, and rank 1's
-# extra block is unmasked, hence faster. (On a busy one it waited for 5 % of the time in one run, and for half
-# of it in another.) Striped computes as many blocks as contiguous, since our blocks are computed whole. It
-# can even be slower: all of its blocks are half masked, while in contiguous only those on the diagonal are.
+# program on the machine changes the milliseconds, and with them the waiting.
+#
+# With the contiguous layout rank 0 has one block and rank 1 has two, so you may expect that rank 0 waits for
+# half of the time. On a quiet machine it waits for less. Both ranks begin with a block on the diagonal, which
+# is masked, and in forward a CPU needs about as long to lay the mask as for the rest of the block. Rank 1's
+# second block is not masked, hence faster. (On a busy machine rank 0 waited for 5 % of the time in one of our
+# runs, and for half of it in another.) Striped computes as many blocks as contiguous, since our blocks are
+# computed whole. It can even be slower: all of its blocks are half masked, while in contiguous only those on
+# the diagonal are.
 #
 # **It trains.** A GPT needs three things more. Each token must have its *position* in the whole sequence, for
 # its rotation or its embedding. *Targets* are shifted before they are dealt out: the token after a rank's
@@ -1386,7 +1398,7 @@ def learn(attention, make_layout, steps=25):
 
 
 def from_the_next_rank(grad):
-    """The gradient here if those of the next rank's keys never went their last step."""
+    """The gradient on this rank without the last transfer: it belongs to the next rank's keys."""
     rank, n = dist.get_rank(), dist.get_world_size()
     other = torch.empty_like(grad, memory_format=torch.contiguous_format)
     ends = ((dist.isend, grad.contiguous(), (rank - 1) % n), (dist.irecv, other, (rank + 1) % n))
@@ -1421,9 +1433,9 @@ if curves:
 figure if curves else None
 
 # %% [markdown]
-# It falls, and it can even end a little lower than the right one. A small model at first learns mostly
-# without attention, and the queries' gradients are right. The curve alone does not show the mistake: compare
-# *gradients* with one process before you train.
+# The loss falls, and it can even end a little lower than that of the right code. A small model at first
+# learns mostly without attention, and the queries' gradients are right. The curve alone does not show the
+# mistake: compare *gradients* with one process before you train.
 #
 # **In production.** Megatron-LM deals sequences out in zigzag whenever context parallelism is on
 # (`get_batch_on_this_cp_rank`). So did Llama 3, with 2 × 16 chunks. (Its keys did not go round: with 8 heads
@@ -1435,10 +1447,10 @@ figure if curves else None
 #
 # | | |
 # |---|---|
-# | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction |
+# | you will write | `ulysses_attention(q, k, v, causal=False, group=None)`; your third prediction, `ulysses_bytes_sent`, in §4 |
 # | rests on | §3; notebook 02: all-to-all |
 # | time | 20 minutes |
-# | points | 9, and the prediction's in §7 |
+# | points | 9; §7 gives the points for the prediction |
 #
 # Ulysses is another way (DeepSpeed-Ulysses, Jacobs et al. 2023). Heads do not look at each other. So trade
 # tokens for heads: each rank gives away its tokens of most heads, and gets all tokens of a few. It then
@@ -1456,18 +1468,18 @@ figure if curves else None
 # **Predict.** How many bytes does a rank send, and how do they change with N? Write `ulysses_bytes_sent` in
 # §4. What limits N?
 #
-# <details><summary>Answer</summary>It sends (N−1)/N of its part of each of the four, and its part is an N-th:
-# the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys, however many ranks there
-# are. N must divide the heads of queries and those of keys, so it is at most the number of heads of
-# keys.</details>
+# <details><summary>Answer</summary>Of each of q, k, v and out a rank holds 1/N, and sends (N−1)/N of that:
+# the more ranks, the less each sends. In a ring a rank sends (N−1)/N of *all* keys and values: almost the
+# same, however many ranks there are. N must divide the number of heads of queries and that of keys, so N is
+# at most the number of heads of keys.</details>
 #
 # **Build.**
 #
 # - Do one all-to-all for each of q, k, v and out; backward is the same the other way round. A
 #   `torch.autograd.Function` whose forward exchanges and whose backward exchanges back serves for both
 #   directions.
-# - Rank r attends with the heads r·heads/N and following. Query heads and their key heads go to the same rank by
-#   themselves.
+# - Rank r attends with heads/N heads of queries, beginning with head r·heads/N. If you cut the heads of keys
+#   in the same way, query heads and their key heads arrive on the same rank.
 # - `dist.all_to_all_single(output, input, group=group)` cuts along dimension 0: stack the pieces. (gloo has no
 #   all-to-all of lists.)
 # - Send k and v with the heads that they have; do not repeat heads.
@@ -1507,7 +1519,7 @@ def ulysses_attention(q, k, v, causal=False, group: Group = None):
 
     q: (batch, tokens here, heads, head_dim); k, v: (batch, tokens here, kv_heads, head_dim), equally many
     tokens on each rank. Returns q's shape and dtype. Sends (N-1)/N of q, k, v and the output, in four
-    all-to-alls, and backward as much. Raises ValueError where the ranks do not divide the heads.
+    all-to-alls, and backward as much. Raises ValueError if the ranks do not divide the heads.
     """
     ### BEGIN SOLUTION
     n, heads, kv_heads = dist.get_world_size(group), q.shape[2], k.shape[2]
@@ -1536,9 +1548,9 @@ report = check("08_context_parallel/ulysses_attention", ulysses_attention, cases
 report.points(9)
 
 # %% [markdown]
-# **Measure.** The cell compares four ranks with one process, with 8 heads and 4 of keys, in float64, and the
-# bytes with your formula. Then it prints by your two formulas the MB that a rank sends for one layer of LLaMA
-# 3 70B, with 131,072 tokens.
+# **Measure.** The cell runs 8 heads of queries and 4 of keys on four ranks, in float64. It compares the
+# results with those of one process, and the bytes with your formula. Then it prints how many MB a rank sends
+# for one layer of LLaMA 3 70B with 131,072 tokens, by your formulas for the ring and for Ulysses.
 
 
 # %% tags=["skip-in-grading"]
@@ -1551,7 +1563,7 @@ if run:
 
 
 def megabytes(n, kv_heads):
-    """MB that a rank sends in a ring's forward, in its backward, and in each of Ulysses; 64 heads of 128."""
+    """MB that a rank sends in a ring's forward, its backward, and each way in Ulysses; 64 heads of 128."""
     tokens, kv_width = 131072, 128 * kv_heads
     kv_bytes = 2 * 2 * tokens / n * kv_width
     ring = [ring_bytes_sent(n, kv_bytes, direction) for direction in ("forward", "backward")]
@@ -1568,10 +1580,11 @@ for kv_heads in (64, 8):
         print(f"{n:4} ranks    " + "".join(f"{number:17,.0f}" for number in row) + note)
 
 # %% [markdown]
-# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries a
-# ring carries few keys round, while q and the output, which Ulysses has to exchange, stay as large: up to 8
-# ranks the ring sends less forward. In backward it sends more, because its sums are in float32. (And a ring's
-# messages can hide behind computing. An all-to-all stands between two operations that wait for it.)
+# With as many heads of keys as of queries Ulysses sends far less, from four ranks on. With grouped queries
+# (few heads of keys) a ring carries few keys round, while q and the output, which Ulysses has to exchange,
+# stay as large: up to 8 ranks the ring sends less forward. In backward it sends more, because its sums are in
+# float32. (And a ring's messages can hide behind computing. An all-to-all stands between two operations that
+# wait for it.)
 #
 # **Break it.** Try two heads of keys on four ranks.
 
@@ -1580,8 +1593,9 @@ _ = try_it(attended, ulysses_attention, heads=8, kv_heads=2)
 
 # %% [markdown]
 # What now? You can repeat keys until there are enough heads (and send them repeatedly). Or you can do both:
-# groups of u ranks trade tokens for heads, and r such groups make a ring, N = u · r. The all-to-all stays
-# inside a node, and the ring goes across nodes. The library has both together, with the same arguments:
+# groups of u ranks trade tokens for heads, and the N/u groups make a ring. The all-to-all stays inside a
+# node, and the ring goes across nodes. The library does both in `ulysses_ring_attention`, which takes two
+# groups in place of one and otherwise the arguments of `ring_attention`:
 
 
 # %% tags=["skip-in-grading"]
@@ -1600,7 +1614,7 @@ if run:
 # In Megatron-LM you choose with `--cp-comm-type a2a`, `p2p` or `a2a+p2p`.
 
 # %% [markdown]
-# ## 7 · When it hides, and what you predicted
+# ## 7 · When messages hide, and what you predicted
 #
 # | | |
 # |---|---|
@@ -1616,14 +1630,15 @@ if run:
 #
 # One grows with c², the other with c: **long enough parts always hide it.**
 #
-# **Predict.** From which c on does the message hide? Say it with as many heads of keys as of queries, with
-# fewer, and under a causal mask in zigzag, which needs half of each block's scores. An A100 has 312 TFLOP/s
-# and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
+# **Predict.** From which c on does the message hide? Answer for three cases: with as many heads of keys as of
+# queries; with fewer; and under a causal mask in zigzag, which needs half of each block's scores. An A100 has
+# 312 TFLOP/s and sends 300 GB/s over NVLink. (Then write `hiding_block`, below `ring_bytes_sent` in §4.)
 #
-# <details><summary>Answer</summary>4 c² w / F = 4 c kv_w / B, so c = F/B · kv_w/w. For the A100 that is
-# 312e12 / 300e9 = 1,040 tokens: simply its FLOPs for each byte. With fewer heads of keys there are fewer
-# bytes, and c is less by that share. Under a causal mask there is half the computing, so twice as many tokens
-# are needed. (Backward has 2.5 times the computing and three times the bytes: 1.2 times as many
+# <details><summary>Answer</summary>With F FLOP/s and B bytes/s, both times are equal if 4 · c² · width / F =
+# 4 · c · kv_width / B, so c = F/B · kv_width/width. For the A100 with as many heads of keys as of queries
+# that is 312e12 / 300e9 = 1,040 tokens: simply its FLOPs for each byte. With fewer heads of keys there are
+# fewer bytes, and c falls in proportion. Under a causal mask there is half the computing, so twice as many
+# tokens are needed. (Backward has 2.5 times the computing and three times the bytes: 1.2 times as many
 # tokens.)</details>
 #
 # **Check.**
@@ -1710,10 +1725,10 @@ axes.legend(frameon=False, fontsize=8)
 figure
 
 # %% [markdown]
-# A CPU computes so slowly that few tokens hide the *bytes*, often fewer than are drawn. The formula leaves
-# out all times that do not grow with c: α for a message, and for a block the time in which Python starts a
-# few operations. On the left, where both lines are flat, there is little else. If the lines cross there,
-# these times decide, as they do on a GPU with short parts.
+# A CPU computes so slowly that few tokens are enough to hide the *bytes*: often fewer than the 32 with which
+# the figure begins. The formula leaves out all times that do not grow with c: α for a message, and for a
+# block the time in which Python starts a few operations. On the left, where both lines are flat, these times
+# are nearly the whole. If the lines cross there, these times decide, as they do on a GPU with short parts.
 #
 # Now measure your ring on two ranks: for how much of one forward was rank 0 blocked in messages?
 
@@ -1742,12 +1757,13 @@ if run:
 
 # %% [markdown]
 # With few tokens most of the time goes neither to a block nor to a message, but to the Python around them. (A
-# rank is also blocked when its neighbour is late. That has nothing to do with bytes, and on a machine whose
-# cores have other work it can be most of it.)
+# rank is also blocked when its neighbour is late. Such waiting has nothing to do with bytes. On a machine
+# whose cores have other work it can be most of the blocked time.)
 #
-# The next cell has the hardware of the ring-attention paper (Liu et al. 2023, table 2), in thousands of
-# tokens. The paper's second column is six times the block: a rank has its queries and its output, keys and
-# values, and the keys and values that arrive.
+# The next cell applies your formula to the hardware of the ring-attention paper (Liu et al. 2023, table 2)
+# and prints its results, in thousands of tokens, beside those of the paper. The block is the c from which on
+# messages hide. The paper's second column is six times the block, because a rank has six of them at once: its
+# queries, its output, its keys, its values, and the keys and values that arrive.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import RING_HOSTS
@@ -1766,18 +1782,18 @@ for host in RING_HOSTS:
 # One row differs, A100 with InfiniBand: 312 TFLOP/s over 12.5 GB/s are 24,960 tokens, and six times that 149,760. The
 # paper prints 24.5 and 149.5 thousand, which do not agree with each other either: six times 24.5 is 147.
 #
-# Today's numbers are an H100 (989 TFLOP/s) with a port of 50 GB/s, and the heads of Llama 3 405B (128 of
-# queries, 8 of keys), causal:
+# Now take today's numbers: an H100 (989 TFLOP/s) with a network port of 50 GB/s, the heads of Llama 3 405B
+# (128 of queries, 8 of keys, 128 features each), and a causal mask:
 
 # %% tags=["skip-in-grading"]
 needed = said(hiding_block, 989e12, 50e9, 16384, 1024, True)
 print(f"{needed} tokens on each rank are needed; Llama 3 had {131072 // 16:,}")
 
 # %% [markdown]
-# That is at the data sheet's speed: a GPU that reaches 40 % of it needs 40 % of the tokens. So a ring can
-# hide its messages even between nodes, and tensor parallelism (notebook 06) could not. The longer the
-# sequence, the larger c, and the better they hide. Keep NVLink, inside the node, for traffic that cannot
-# overlap.
+# This number assumes the data sheet's speed: a GPU that reaches 40 % of that speed needs 40 % of the tokens.
+# So a ring can hide its messages even between nodes, and tensor parallelism (notebook 06) could not. The
+# longer the sequence, the larger c, and the better the messages hide. Keep NVLink, inside the node, for
+# traffic that cannot overlap.
 
 # %% [markdown]
 # ## 8 · How long a sequence fits
@@ -1815,7 +1831,7 @@ for n in (1, 2, 4):
 
 # %% [markdown]
 # Now take a whole model: LLaMA 3 70B by the formula of §1. Here a "rank" is a node of 8 GPUs that share every
-# layer (notebook 06) and have 40 GB each left for activations.
+# layer (notebook 06). We assume that each GPU has 40 GB left for activations.
 
 # %% tags=["skip-in-grading"]
 from course_lib.facts import longest_sequence
@@ -1845,7 +1861,7 @@ figure
 # times as long, with eight times the ranks, attention takes eight times as long.
 
 # %% [markdown]
-# ## 9 · PyTorch's
+# ## 9 · PyTorch's version
 #
 # | | |
 # |---|---|
@@ -1858,9 +1874,9 @@ figure
 # needs no change. By default it deals out in zigzag, on the assumption of a causal mask, and it gathers keys
 # and values instead of a ring (`set_rotate_method` chooses).
 #
-# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only with the plain kernel
-# (`SDPBackend.MATH`), which does not return lse to merge with, and only without a causal mask. So the cell
-# runs it without a mask on two ranks, beside yours. (The import takes some seconds.)
+# It is made for GPUs, where SDPA's kernels return lse. On a CPU it runs only without a causal mask, and only
+# with the plain kernel (`SDPBackend.MATH`). That kernel does not return lse, so parts cannot be merged. So
+# the cell runs it without a mask on two ranks, beside yours. (The import takes some seconds.)
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -1886,7 +1902,7 @@ def theirs(causal=False):
             out.backward(grad)
             dist.barrier()
             found = [out.detach().transpose(1, 2), q.grad.transpose(1, 2)]
-        finally:  # before they are made whole again
+        finally:  # before the buffers are made whole again
             for x in (q, k, v):
                 x.grad = None
                 x.requires_grad_(False)
@@ -1927,15 +1943,15 @@ except RankError as error:
 #
 # A number may be written as arithmetic.
 #
-# 1. 8 ranks, a causal mask, long parts in succession. How many **times** as long does a ring take as with work shared
-#    equally?
+# 1. 8 ranks, a causal mask, long parts in succession. A ring's time is how many **times** the time that it
+#    would take if all ranks had equal work?
 # 2. 16 ranks. How many **times** does each of them pass keys and values on in a forward?
 # 3. A100, 312 TFLOP/s in 16 bits, 100 Gb/s (12.5 GB/s each way), as many heads of keys as of queries, no mask. How many
 #    **tokens** must a rank hold for the ring's messages to hide, forward?
 # 4. 32 heads of queries, 8 of keys and values. How many **ranks** at most can share a sequence by Ulysses, without
 #    repeating keys?
-# 5. Zigzag in place of succession, under a causal mask. What gets smaller: `"the time of the slowest rank"`,
-#    `"the bytes sent"` or `"the number of scores that all ranks compute"`?
+# 5. Zigzag in place of the contiguous layout, under a causal mask. What gets smaller: `"the time of the
+#    slowest rank"`, `"the bytes sent"` or `"the number of scores that all ranks compute"`?
 
 # %% nbgrader={"grade_id": "questions", "solution": true}
 answer_1 = ...  # times
@@ -1970,10 +1986,10 @@ report.points(5)
 # %% [markdown]
 # ## Scorecard
 #
-# Here are the three criteria for one step of AdamW of a GPT with 3.3 million parameters, 4 sequences of 128
-# tokens in all, on 4 ranks. In the card M are the bytes of its *parameters*. Replicas and ZeRO-3 get a
-# sequence each; ranks that share layers get all four; context parallelism gives every rank a quarter of each
-# sequence.
+# Here are the three criteria (computation, memory, bytes sent) for one step of AdamW of a GPT with 3.3
+# million parameters, 4 sequences of 128 tokens in all, on 4 ranks. In the card M is the size of its
+# *parameters*, in bytes. With replicas and ZeRO-3 each rank gets one sequence; with tensor parallelism each
+# rank gets all four; with context parallelism each rank gets a quarter of each sequence.
 
 
 # %% tags=["nbval-ignore-output", "skip-in-grading"]
@@ -2078,7 +2094,7 @@ Scorecard(rows, unit=parameters_alone, flops_alone=alone_run[0].flops)
 #
 # **You have built** attention that never has its matrix, on one rank and on many; a ring forward and
 # backward; the layout that keeps all of its ranks busy; and the exchange of tokens for heads. You can say how
-# much each sends, when that hides, and which rank waits.
+# much a rank sends in each, when the messages hide, and which rank waits.
 #
 # **Read on.**
 # - Milakov and Gimelshein (2018), *Online normalizer calculation for softmax*: §2 in its first form, on four
