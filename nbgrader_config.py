@@ -1,7 +1,7 @@
 """nbgrader's configuration, found by `nbgrader`, formgrader and `make grade`.
 
-What an instructor adds here counts in grading too. Marks for late submissions, with the due date set in
-formgrader:
+An instructor's settings here count in grading too. Penalties for late submissions, with the due date set
+in formgrader:
 
     c.LateSubmissionPlugin.penalty_method = "zero"
 

@@ -1,4 +1,4 @@
-"""`python -m autograder COMMAND`: grade a class, and what belongs to it; `--help` lists the commands."""
+"""`python -m autograder COMMAND`: build, grade and report on a class; `--help` lists the commands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except KeyboardInterrupt:
-        print("\nStopped. What was finished is kept; the next run carries on.")
+        print("\nStopped. Finished grades are kept; the next run carries on.")
         return 130
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
     """Every module in `autograder.commands` that adds a parser is a command.
 
-    Only the module of the command that is `wanted` is imported, if there is one: some import PyTorch.
+    If `wanted` names a command, only its module is imported, since some modules import PyTorch.
     """
     parser = argparse.ArgumentParser(prog="python -m autograder", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")

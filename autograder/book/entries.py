@@ -1,10 +1,10 @@
 """Results entered into nbgrader's gradebook, which is derived from them and never the other way round.
 
 One process writes, in one transaction for each result, so that the book holds a grade whole or not at
-all; entering the same result again changes nothing. What a person entered (scores by hand, comments,
-extra credit, extensions) stays. Extra credit for an exercise is the one thing that both write: see
-`Entries.enter`. The tables are read by their columns: nbgrader's objects compute every
-sum over the class when one of them is loaded, and a class of 500 would pay for that 500 times.
+all; entering the same result again changes nothing. Scores, comments, extra credit and extensions that a
+person entered stay. Extra credit for an exercise is the only field that both write: see `Entries.enter`.
+The tables are read by their columns: nbgrader's objects compute every sum over the class when one of them
+is loaded, and a class of 500 would pay for that 500 times.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SUBMISSION, SUBMITTED = SubmittedAssignment.__table__, SubmittedNotebook.__table
 
 @dataclass(frozen=True)
 class Total:
-    """What the book says of a submission: points, those that were taken off for being late, all points.
+    """A submission's points in the book, the points taken off for being late, and the maximum.
 
-    points: extra credit included, so that they may be more than the maximum.
+    points: with extra credit, so they may exceed the maximum.
     """
 
     points: float
@@ -68,7 +68,7 @@ class Cells:
         ]
 
     def by_hand(self, cell: str) -> bool:
-        """Whether a person grades this cell: it is an answer itself, and no check of one."""
+        """Whether a person grades this cell: it is itself an answer, and not the check of one."""
         return cell in self.answers or self.graded[cell] in self.answers.values()
 
 
@@ -92,13 +92,13 @@ class Entries:
         untouched: Collection[str] | None = None,
         fresh: bool = True,
     ) -> Total:
-        """Make the book say what `result` says, and return the submission's total.
+        """Write `result` into the book, and return the submission's total.
 
-        stamp: when it was handed in, as nbgrader writes it, "" for unknown; None leaves what is there.
-        untouched: grade_ids of exercises that nobody wrote into; None leaves the comments as they
-        are. An ungraded result clears the automatic scores. MissingEntry where the book does not
-        know the assignment. fresh: the submission was graded just now, and the extra credit that it
-        earned takes the place of what stands beside the exercise; else what a person wrote there stays.
+        stamp: the time of submission as nbgrader writes it, "" if unknown; None leaves the book's stamp.
+        untouched: grade_ids of exercises that are as they were handed out; None leaves the comments as
+        they are. An ungraded result clears the automatic scores. MissingEntry if the book does not know
+        the assignment. fresh: the submission was graded just now, so the extra credit that it earned
+        replaces the number beside the exercise; otherwise a person's number stays.
         """
         cells = self.cells(result.assignment)
         submission, notebook = self._submitted(result.student, result.assignment, cells)
@@ -121,10 +121,10 @@ class Entries:
         return total
 
     def clear(self, submissions: Iterable[tuple[str, str]]) -> None:
-        """Take the automatic scores of these (student, assignment) out of the book, all at once.
+        """Remove the automatic scores of these (student, assignment) pairs from the book, all at once.
 
-        So no old score is in it while they are graded again. Those that the book does not have
-        are passed over.
+        So the book shows no old score while they are graded again. Pairs that it does not have are
+        skipped.
         """
         try:
             for student, assignment in submissions:
@@ -150,7 +150,7 @@ class Entries:
         )
 
     def total(self, student: str, assignment: str) -> Total:
-        """What the book says now, after manual scores and penalties. MissingEntry if nothing."""
+        """The submission's total after manual scores and penalties. MissingEntry if the book has none."""
         cells = self.cells(assignment)
         found = self._find(student, cells)
         if found is None:
@@ -161,7 +161,7 @@ class Entries:
     def maximum(self, assignment: str) -> float:
         return sum(self.cells(assignment).maximum.values())
 
-    # ---- what the book has
+    # ---- reading the book
 
     def cells(self, assignment: str) -> Cells:
         """The assignment's cells, read once. Raises MissingEntry."""
@@ -180,7 +180,7 @@ class Entries:
         return self._cells[assignment]
 
     def _find(self, student: str, cells: Cells) -> tuple[str, str] | None:
-        """(id of the submission, id of its notebook) where the book has them."""
+        """(id of the submission, id of its notebook) if the book has them."""
         row = self.db.execute(
             select(SUBMISSION.c.id, SUBMITTED.c.id)
             .join(SUBMITTED, SUBMITTED.c.assignment_id == SUBMISSION.c.id)
@@ -209,7 +209,7 @@ class Entries:
         points = sum(map(_points, self._grades(notebook, cells.graded)))
         return Total(points, penalty, sum(cells.maximum.values()))
 
-    # ---- what is written; nothing that is so already is written again
+    # ---- writing the book; a value that is right already is not written again
 
     def _set_stamp(self, submission: str, stamp: datetime | None) -> None:
         now = select(SUBMISSION.c.timestamp).where(SUBMISSION.c.id == submission)
@@ -243,7 +243,7 @@ class Entries:
                 self.db.execute(change.values(auto_comment=text))
 
     def _set_penalty(self, student: str, submission: str, notebook: str, cells: Cells) -> Total:
-        """What nbgrader's plugin takes off for being late, never more than there is."""
+        """Write the penalty of nbgrader's plugin for being late, at most the points that there are."""
         found = select(SUBMISSION.c.timestamp, SUBMISSION.c.extension)
         times = self.db.execute(found.where(SUBMISSION.c.id == submission)).one()
         total = self._total(notebook, cells, 0.0)
@@ -260,7 +260,7 @@ class Entries:
 
 
 def _automatic(result: Result, cells: Cells, untouched: Collection[str]) -> dict[str, float | None]:
-    """The automatic score of every graded cell, by its id; None where there is none."""
+    """The automatic score of every graded cell, by its id; None without one."""
     if result.status == statuses.UNGRADED:
         return dict.fromkeys(cells.graded)
     points = {one.grade_id: one.points for one in result.exercises if not one.extra}

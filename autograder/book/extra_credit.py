@@ -1,8 +1,8 @@
-"""Extra credit: how much of what the exercises earn counts.
+"""Extra credit: how many of the points that exercises earn count.
 
 An exercise that is extra credit adds to a submission's points and not to the assignment's maximum, so that a
-score may exceed it. In nbgrader's gradebook its check has 0 points, and what it earned stands in the field
-"extra credit" beside them.
+score may exceed it. In nbgrader's gradebook its check has 0 points, and the points that it earned stand in
+the field "extra credit" beside them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from autograder.outcome.result import Result
 
 
 class ExtraCredit(Configurable):
-    """What an instructor decides about it, in `nbgrader_config.py`."""
+    """The instructor's limit on extra credit, set in `nbgrader_config.py`."""
 
     most = Float(
         math.inf, help="Points of extra credit that count for one assignment at most; 0: none."
     ).tag(config=True)
 
     def earned(self, result: Result) -> dict[str, float | None]:
-        """By grade_id, what each exercise adds, the first ones first; None where it was left alone."""
+        """By grade_id, the points that each exercise adds, up to the limit; None if it was left alone."""
         left, found = max(0.0, self.most), {}
         for one in result.exercises:
             if one.extra:

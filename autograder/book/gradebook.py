@@ -34,10 +34,10 @@ class ClassBook:
             yield book
 
     def register(self, assignments: Iterable[str]) -> str:
-        """Enter the assignments as they are now. Returns a sentence when the book was begun anew.
+        """Enter the assignments as they are now. Returns a sentence if the book was begun anew.
 
-        nbgrader cannot change the exercises of an assignment that has submissions: the old book is
-        kept under another name then.
+        nbgrader cannot change the exercises of an assignment that has submissions, so the old
+        book is then kept under another name.
         """
         note = ""
         names = list(assignments)
@@ -61,7 +61,7 @@ class ClassBook:
             return bool(notebook.submissions) and then != now
 
     def forget(self, students: Iterable[str]) -> None:
-        """Remove these students and all their grades, where the book has them."""
+        """Remove these students and all their grades, if the book has them."""
         with self.open() as book:
             known = {student.id for student in book.students}
             for student in known & set(students):

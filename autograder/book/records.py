@@ -1,13 +1,13 @@
-"""What is written of a class while it is graded, in an order that makes it safe to stop anywhere.
+"""The files written while a class is graded, in an order that makes it safe to stop anywhere.
 
 The results (see `autograder.book.store`) are the truth; the gradebook, `grades.csv` and the pages follow
-from them, and are written by one process. Two orders see to it that no finished grade is lost and
-that no old one stands where a new one is due:
+from them, and are written by one process. Two orders ensure that no finished grade is lost and
+that no old grade stands where a new one is due:
 
 - before submissions are graded, the table says "ungraded" of them, then their scores leave the
   gradebook, then their pages go, and last their results are set aside;
 - after one has been graded, its page and notebook are written, then its result, then the gradebook and
-  the table. What comes after the result is made up for by the next run when it is missing.
+  the table. If a run is stopped after it wrote the result, the next run writes the rest.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Records:
     def begin(
         self, submissions: Iterable[Submission], kept: dict[tuple[str, str], tuple[Result, str]]
     ) -> list[Submission]:
-        """Take what is not `kept` out of sight, and return it: it is due.
+        """Remove the old grades of submissions that are not `kept`, and return these: they are due.
 
-        kept: (result, time stamp) by (student, assignment), of what need not be graded again.
+        kept: (result, time stamp) by (student, assignment), of submissions that need not be graded again.
         """
         due = []
         for one in submissions:
@@ -68,7 +68,7 @@ class Records:
         return due
 
     def leave(self, submissions: Iterable[Submission]) -> None:
-        """Their rows, as they were graded before; `begin` goes on with those that are this run's."""
+        """Enter the rows of earlier runs for these; `begin` then replaces those of this run."""
         for one in submissions:
             key = one.student, one.assignment
             result = self.store.find(one.assignment, one.student)
@@ -77,7 +77,7 @@ class Records:
             self.rows[key] = self._row_of(result) if result is not None else left
 
     def handed_in(self, submission: Submission, handed_in: HandedIn) -> None:
-        """Keep what was handed in, under the names that nbgrader looks for."""
+        """Keep the files that were handed in, under the names that nbgrader looks for."""
         folder = self.out / "submitted" / submission.student / submission.assignment
         folder.mkdir(parents=True, exist_ok=True)
         (folder / submission.notebook.name).write_bytes(handed_in.content)
@@ -86,7 +86,7 @@ class Records:
             (folder / STAMP).write_text(handed_in.stamp)
 
     def finish(self, done: Done, stamp: str) -> Row:
-        """Write all there is of a grade, and return its row."""
+        """Write everything about a grade, and return its row."""
         result = done.result
         for path, text in (
             (self._page(result.student, result.assignment), done.page),
@@ -104,7 +104,7 @@ class Records:
         return row
 
     def changes(self) -> list[str]:
-        """What is not as the last complete run left it; kept in `results/last-changes`.
+        """Sentences on the grades that differ from the last complete run's; kept in `results/last-changes`.
 
         Afterwards this run is the last complete one.
         """
@@ -129,7 +129,7 @@ class Records:
         self.rows[row_key(result)] = self._row_of(result)
 
     def _row_of(self, result: Result) -> Row:
-        """The row of a result; what a person or a penalty changed is in the gradebook."""
+        """The row of a result, with the changes by a person or a penalty from the gradebook."""
         student, assignment = row_key(result)
         maximum = self.entries.maximum(assignment)
         if result.status == statuses.UNGRADED:
@@ -153,7 +153,7 @@ class Records:
 
     @contextlib.contextmanager
     def _book_errors(self, result: Result) -> Iterator[None]:
-        """A gradebook that cannot be written (another program locks it) costs nobody a grade."""
+        """A gradebook that cannot be written (another program locks it) costs no student a grade."""
         try:
             yield
         except SQLAlchemyError as error:

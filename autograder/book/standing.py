@@ -1,7 +1,7 @@
-"""What a person has added to the results of an assignment in formgrader: points, extras, comments.
+"""Points, extras and comments that a person added to an assignment's results in formgrader.
 
-Read from nbgrader's gradebook, for a whole assignment at once and without writing to it. The automatic
-scores are not taken from there: the results are the truth.
+They are read from nbgrader's gradebook, for a whole assignment at once and without writing to it. The
+automatic scores are not taken from there: the results are the truth.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from autograder.outcome.result import Exercise, Result
 
 @dataclass(frozen=True)
 class ByHand:
-    """What a person gave for one cell: points of a maximum (None: only a comment), extras, a comment.
+    """A person's grade of one cell: points of a maximum (None: only a comment), extras, a comment.
 
-    Of an exercise that is extra credit, `extra` is what counts of it, whoever decided that: it is what the
-    checks gave, unless the course limits extra credit or a person wrote something else there.
+    If the exercise is extra credit, `extra` is the number of its points that count: the checks' points,
+    unless the course limits extra credit or a person wrote another number there.
     """
 
     points: float | None
@@ -44,7 +44,7 @@ class ByHand:
 
 @dataclass(frozen=True)
 class Standing:
-    """One submission: what was given by hand, by `grade_id`, and points taken off for being late."""
+    """One submission: grades by hand, by `grade_id`, and the points taken off for being late."""
 
     by_hand: dict[str, ByHand] = field(default_factory=dict)
     penalty: float = 0.0
@@ -58,7 +58,7 @@ class Standing:
         return (automatic if own.points is None else own.points) + own.extra
 
     def changes(self, exercise: Exercise) -> bool:
-        """Whether there is something to tell of an exercise beside what the checks gave."""
+        """Whether a person added something to the checks' grade of an exercise."""
         own = self.by_hand.get(exercise.grade_id)
         return own is not None and (
             bool(own.comment) or not exercise.extra or own != ByHand(None, 0.0, "", exercise.points)
@@ -66,7 +66,7 @@ class Standing:
 
 
 def final_score(result: Result, standing: Standing | None = None) -> float | None:
-    """The points that count; None where there is no grade."""
+    """The points that count; None without a grade."""
     if result.status == statuses.UNGRADED:
         return None
     standing = standing or Standing()
@@ -77,7 +77,7 @@ def final_score(result: Result, standing: Standing | None = None) -> float | Non
 
 
 def added(result: Result, standing: Standing) -> dict[str, ByHand]:
-    """By grade_id, what there is to tell beside what the checks gave."""
+    """By grade_id, the grades by hand that add something to the checks' grades."""
     known = {one.grade_id: one for one in result.exercises}
     return {
         name: own
@@ -87,14 +87,14 @@ def added(result: Result, standing: Standing) -> dict[str, ByHand]:
 
 
 def final_maximum(result: Result, standing: Standing | None = None) -> float:
-    """The points that there were to be had, as far as the result and the gradebook know."""
+    """The points that could be earned, as far as the result and the gradebook know."""
     known = {one.grade_id for one in result.exercises}
     more = standing.by_hand.items() if standing else ()
     return wording.maximum(result) + sum(one.maximum for name, one in more if name not in known)
 
 
 def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
-    """By student, the name under which formgrader shows the notebook; empty where there is no gradebook."""
+    """By student, the name under which formgrader shows the notebook; empty without a gradebook."""
     if not gradebook.is_file():
         return {}
     engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
@@ -107,7 +107,7 @@ def notebook_ids(gradebook: Path, assignment: str) -> dict[str, str]:
 
 
 def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
-    """By student; empty where there is no gradebook yet."""
+    """By student; empty if there is no gradebook yet."""
     if not gradebook.is_file():
         return {}
     engine = create_engine(f"sqlite:///file:{gradebook}?mode=ro&uri=true")
@@ -118,7 +118,7 @@ def standings(gradebook: Path, assignment: str) -> dict[str, Standing]:
         comments = {(row[0], row[1]): row[2] for row in book.execute(_comments(assignment))}
         for student, name, cell, manual, extra in book.execute(_grades(assignment)):
             comment = comments.pop((student, name), "") or ""
-            bonus = extra is not None and not maxima.get(cell)  # 0 can be a person's word
+            bonus = extra is not None and not maxima.get(cell)  # a person may enter 0
             if manual is not None or extra or comment or bonus:
                 cells[student][name] = ByHand(manual, maxima.get(cell, 0.0), comment, extra or 0.0)
         for (student, name), comment in comments.items():

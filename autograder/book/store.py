@@ -1,8 +1,8 @@
 """The results of a class on disk: `results/<assignment>/<student>.json`, one finished grade each.
 
 These files are the truth: the gradebook, the tables and the pages are made from them. A result that
-no longer holds is set aside and not deleted, so that what changed since the last complete run can be
-told, also when the run that replaces it is interrupted and taken up again.
+no longer holds is set aside and not deleted, so that the changes since the last complete run can be
+listed, also if the run that replaces it is interrupted and continued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Store:
         return self.folder / LAST / assignment / f"{student}.json"
 
     def find(self, assignment: str, student: str) -> Result | None:
-        """The submission's result; None where there is none of the present format."""
+        """The submission's result; None if there is none of the present format."""
         return read_result(self.path(assignment, student))
 
     def all(self) -> Iterator[Result]:
@@ -44,9 +44,9 @@ class Store:
         write_result(result, self.path(result.assignment, result.student))
 
     def set_aside(self, assignment: str, student: str) -> None:
-        """Take a result that no longer holds out of the way.
+        """Set aside a result that no longer holds.
 
-        The one that is kept for comparison is that of the last complete run, however often the
+        The result that is kept for comparison is that of the last complete run, however often the
         runs since then were interrupted.
         """
         now, before = self.path(assignment, student), self._before(assignment, student)
@@ -57,11 +57,11 @@ class Store:
             os.replace(now, before)
 
     def before(self, assignment: str, student: str) -> Result | None:
-        """The result as the last complete run had it, where it has been set aside since."""
+        """The result of the last complete run, if it has been set aside since."""
         return read_result(self._before(assignment, student))
 
     def settle(self) -> None:
-        """The run is complete: what was set aside is not needed any more."""
+        """End a complete run: the results that were set aside are not needed any more."""
         if (self.folder / LAST).exists():
             shutil.rmtree(self.folder / LAST)
 

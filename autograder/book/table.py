@@ -17,7 +17,7 @@ from autograder.outcome.wording import shown, title
 
 COLUMNS = ("student", "assignment", "score", "max_score", "status", "reason")
 NARROWEST_REASON = 40
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet's formulas begin
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet's formulas begin with these
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def write_csv(rows: list[Row], path: Path) -> None:
 def write_points(
     results: Iterable[Result], standing: Callable[[Result], Standing], path: Path
 ) -> None:
-    """Write each student's points of every exercise to `path`: a row a student, a column an exercise.
+    """Write each student's points of every exercise to `path`: a row per student, a column per exercise.
 
-    The points are those that count, a person's before the checks'. A field is empty where there is no grade,
-    where an exercise could not be read, and where extra credit was left alone.
+    The points are those that count, a person's before the checks'. A field is empty if there is no grade,
+    if an exercise could not be read, and if extra credit was left alone.
     """
     columns: dict[tuple[str, str], str] = {}
     rows: dict[str, dict[tuple[str, str], str]] = {}

@@ -1,7 +1,7 @@
-"""One submission as it travels to a worker, and what comes back: plain data, whatever the machine.
+"""The data that travel to a worker for one submission, and its answer: plain data, whatever the machine.
 
-A worker reads nothing of the class: what it needs is here, so that the same work can be done on
-another machine, and a grade depends on nothing else.
+A worker reads none of the class's files. Everything that it needs is here, so that the same work can be
+done on another machine, and a grade depends on nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autograder.outcome.result import Exercise, Result
 
 @dataclass(frozen=True)
 class Work:
-    """What grading one submission needs.
+    """Everything that grading one submission needs.
 
     content: the notebook as it was handed in. notes: remarks of the intake, for `Result.changes`.
     source, released: the assignment's notebooks, the instructor's and the students'. sandbox: "auto",
@@ -42,7 +42,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """What comes back. notebook: executed, as nbformat's JSON, "" where nothing could be read.
+    """The worker's answer. notebook: executed, as nbformat's JSON, "" if it could not be read.
 
     page: the feedback page, "" for none. untouched: see `Entries.enter`.
     """
@@ -76,7 +76,7 @@ class Done:
 
 def untouched_answers(notebook: NotebookNode) -> list[str]:
     """grade_ids of the exercises that are as they were handed out, by nbgrader's checksums."""
-    from nbgrader.utils import compute_checksum, is_solution  # seconds, which not all pay
+    from nbgrader.utils import compute_checksum, is_solution  # it takes seconds: not for all
 
     return [
         cell.metadata["nbgrader"]["grade_id"]

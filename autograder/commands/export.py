@@ -41,27 +41,35 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     two.add_argument("worksheet", type=Path)
     two.add_argument("--assignment", required=True)
     two.add_argument(
-        "--student", default="", metavar="COLUMN", help="that the folders are named after"
+        "--student",
+        default="",
+        metavar="COLUMN",
+        help="the column that the folders are named after",
     )
-    two.add_argument("--grade", default=GRADE, metavar="COLUMN", help="of the grades (%(default)s)")
     two.add_argument(
-        "--maximum", default=MAXIMUM, metavar="COLUMN", help="of their maximum (%(default)s)"
+        "--grade", default=GRADE, metavar="COLUMN", help="the column of the grades (%(default)s)"
+    )
+    two.add_argument(
+        "--maximum",
+        default=MAXIMUM,
+        metavar="COLUMN",
+        help="the column of their maximum (%(default)s)",
     )
     two.add_argument(
         "--may-change",
         default=MAY_CHANGE,
         metavar="COLUMN",
-        help="that says whether a row may change (%(default)s)",
+        help="the column that says whether a row may change (%(default)s)",
     )
     two.add_argument(
-        "--no", default="No", metavar="WORD", help="that stands there when not (%(default)s)"
+        "--no", default="No", metavar="WORD", help="its word for a row that may not (%(default)s)"
     )
     for site in (one, two):
         site.add_argument("--to", type=Path, help="the file to write (default: in --out)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: written; 2: not, and why is said."""
+    """Exit code 0: written; 2: not written, and stderr says why."""
     found = read_class(options.out, Store(options.out).all())
     try:
         text, notes = (
@@ -79,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
 def _known(found: Class, names: list[str]) -> list[str]:
     if unknown := sorted(set(names) - set(found.assignments)):
         there = ", ".join(found.assignments) or "none"
-        raise ExportError(f"nothing of {', '.join(unknown)} has been graded; graded were: {there}.")
+        raise ExportError(
+            f"nothing of {', '.join(unknown)} has been graded; there are grades for {there}."
+        )
     return names
 
 

@@ -33,11 +33,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--assignment", nargs="+", metavar="NAME", help="such as 02; grade these, leave the others"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="submissions side by side (default: what fits)"
+        "--jobs", type=int, metavar="N", help="submissions side by side (default: as many as fit)"
     )
     parser.add_argument(
         "--formgrader", metavar="URL",
-        help="the Jupyter server to whose formgrader the class page leads (default: that of `make lab`)",
+        help="the Jupyter server whose formgrader the class page links to (default: that of `make lab`)",
     )  # fmt: skip
     parser.add_argument("--scheduler", metavar="TCP://HOST:PORT", help="grade on a Dask cluster")
     parser.add_argument(
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _submissions(options: argparse.Namespace, known: list[str]) -> list[Submission]:
-    """What is there to grade; nothing, and a sentence on stderr, where that is no class."""
+    """The submissions to grade; none, and a sentence on stderr, if the folder does not hold a class."""
     from autograder.sample.sample_class import make_sample_class
     from autograder.submission.intake import find_submissions
 
@@ -169,7 +169,7 @@ def _grade(submissions: list[Submission], options: argparse.Namespace) -> int:
 
 
 def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[Submission]:
-    """Those that --student and --assignment name; nothing, and a sentence on stderr, for names of nobody."""
+    """Those that --student and --assignment name; none, and a sentence on stderr, if a name is unknown."""
     students = {one.student for one in submissions}
     named = set(options.student or students)
     assignments = {one.assignment for one in submissions}
@@ -191,7 +191,7 @@ def _wanted(submissions: list[Submission], options: argparse.Namespace) -> set[S
 
 
 def course_of(options: argparse.Namespace) -> Course:
-    """What the options say about all submissions."""
+    """The settings for all submissions, from the options."""
     from autograder.course.config import SOLUTIONS, course_config
     from autograder.run import grading
     from autograder.run.session import Course
@@ -226,7 +226,7 @@ def workers_of(options: argparse.Namespace) -> Workers:
 
 
 def _reports(submissions: list[Submission], options: argparse.Namespace) -> list[str]:
-    """Make the pages of the class; a sentence where that failed, which costs nobody a grade."""
+    """Make the pages of the class. Returns a sentence if that fails, which costs no student a grade."""
     from traitlets.log import get_logger
 
     from autograder.book.store import Store
@@ -248,7 +248,7 @@ def _reports(submissions: list[Submission], options: argparse.Namespace) -> list
 
 
 def _said(summary: Summary, wanted: int, out: Path) -> list[str]:
-    """What follows the table. wanted: how many were to be graded."""
+    """The lines below the table. wanted: how many submissions were to be graded."""
     kept = wanted - summary.graded
     lines = []
     if left := len(summary.rows) - wanted:

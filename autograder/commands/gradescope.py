@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: done; 1: a submission got no grade; 2: what was asked for cannot be done."""
+    """Exit code 0: done; 1: a submission got no grade; 2: the command cannot do its work."""
     if options.assignment not in assignments():
         print(
             f"There is no assignment {options.assignment}; there are {', '.join(assignments())}.",
@@ -77,7 +77,7 @@ def _grade(options: argparse.Namespace) -> int:
 
 
 def _grader(assignment: str, seconds: int) -> Callable[[Path, Callable[[Result], None]], Result]:
-    """What grades the one submission of a class, ending in time for its result to be written."""
+    """A function that grades a class's only submission and ends in time for its result to be written."""
     limits = Limits()
     limits = replace(limits, submission=min(limits.submission, float(seconds - RESERVE)))
 

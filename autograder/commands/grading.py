@@ -21,11 +21,11 @@ from autograder.submission.sandboxed import open_course
 from autograder.submission.walk import Judge
 from course_lib.runtime import pool, wire
 
-NOWHERE = Path("nowhere")  # of a submission whose notebook is given, and not read from a folder
+NOWHERE = Path("nowhere")  # the folder of a submission whose notebook is given
 
 
 class MarkOne(Protocol):
-    """handed_in: the notebook's bytes, when they do not lie in the submission's folder."""
+    """handed_in: the notebook's bytes, if they do not lie in the submission's folder."""
 
     def __call__(
         self, submission: Submission, handed_in: HandedIn | None = None
@@ -42,8 +42,8 @@ def grading(
 ) -> Iterator[MarkOne]:
     """Within, the function that grades submissions of `assignment`; afterwards its processes are ended.
 
-    seen: is told each exercise as soon as it is judged, before the submission's result is there.
-    BuildError where the assignment cannot be graded, SandboxError where a required sandbox is not to be had.
+    seen: called with each exercise as soon as it is judged, before the submission's result is there.
+    BuildError if the assignment cannot be graded, SandboxError if a required sandbox cannot be made.
     """
     known = read_assignment(assignment, SOLUTIONS, NOTEBOOKS)
     course = open_course([known], secret, limits, sandbox)
@@ -63,7 +63,7 @@ def grading(
 
 
 def telling(judge: Judge, assignment: Assignment, seen: Callable[[Exercise], None]) -> Judge:
-    """`judge`, which also tells `seen` what came of each exercise."""
+    """`judge`, which also calls `seen` with each exercise that it judged."""
     graded = {one.check: one for one in assignment.graded.values()}
 
     def judged(exercise: str, payload: Sequence[wire.Buffer], seed: int, seconds: float) -> dict:

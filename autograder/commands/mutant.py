@@ -14,7 +14,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "file", type=Path, help="such as tests/mutants/08_context_parallel/zigzag.py"
     )
-    parser.add_argument("title", help="what stands behind `wrong:`, `right:` or `base:`")
+    parser.add_argument("title", help="the text behind `wrong:`, `right:` or `base:`")
 
 
 def run(options: argparse.Namespace) -> int:

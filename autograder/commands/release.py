@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: written; 2: not, and why is said."""
+    """Exit code 0: written; 2: not written, and stderr says why."""
     known = assignments()
     chosen = options.assignment or known
     if unknown := sorted(set(chosen) - set(known)):

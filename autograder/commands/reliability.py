@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: full points every time; 1: some check is named; 2: nothing could be graded."""
+    """Exit code 0: full points every time; 1: a check did not give them; 2: nothing could be graded."""
     known = assignments()
     chosen = options.assignment or known
     if unknown := sorted(set(chosen) - set(known)):

@@ -18,7 +18,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="where results are (%(default)s)")
     parser.add_argument(
         "--formgrader", metavar="URL", default=SERVER,
-        help="the Jupyter server to whose formgrader the class page leads (%(default)s)",
+        help="the Jupyter server whose formgrader the class page links to (%(default)s)",
     )  # fmt: skip
 
 

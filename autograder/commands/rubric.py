@@ -1,4 +1,4 @@
-"""`python -m autograder rubric`: what each exercise's points are given for, as a page to print."""
+"""`python -m autograder rubric`: a page to print that says what each exercise's points are given for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autograder.report.rubric import rubric
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
-        "rubric", help="what each exercise's points are given for, as a page to print"
+        "rubric", help="a page to print that says what each exercise's points are given for"
     )
     parser.add_argument("assignment", nargs="*", help="such as 02; all when none is named")
     parser.add_argument(

@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--jobs", type=int, default=2, metavar="N", help="side by side (%(default)s)"
     )
     parser.add_argument("--sandbox", choices=MODES, default="auto")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what grading wrote there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep grading's files there")
     parser.set_defaults(run=run)
 
 
@@ -84,7 +84,7 @@ def run_rows(
     """Grade the rows as a class, as `python -m autograder grade` does, and judge the grades.
 
     Rows that this machine's sandbox cannot hold back are left out. keep: a folder that must not exist,
-    for what grading writes. Raises NotReadyError where a sandbox is required and cannot be had.
+    for the files of grading. Raises NotReadyError if a sandbox is required and cannot be made.
     """
     prefer_this_environment()
     with tempfile.TemporaryDirectory(prefix="selftest-") as scratch:
@@ -107,7 +107,7 @@ def run_rows(
 def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
     """Those of FILES, NETWORK, PROCESSES, CALLS, APART that the sandbox of this machine holds back.
 
-    Asked of a worker, as grading does. Raises NotReadyError as grading does.
+    A worker finds them out, as in grading. Raises NotReadyError as grading does.
     """
     workers = LocalWorkers(1)
     try:
@@ -120,7 +120,7 @@ def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
     held = {
         FILES: has.isolates_files,
         NETWORK: has.isolates_network,
-        # a limit on the number binds no root, and without a namespace nobody can end them all
+        # a limit on the number does not bind root, and they can be ended all at once only in a namespace
         PROCESSES: has.has(spec.PID, spec.LIMITS),
         CALLS: has.has(spec.CALLS),
         APART: has.has(spec.APART),
@@ -131,7 +131,7 @@ def held_back(limits: Limits, sandbox: str) -> frozenset[str]:
 def grade_class(
     course: Course, limits: Limits, jobs: int, sandbox: str, stream: TextIO
 ) -> list[Result]:
-    """The results of what lies in the course's class, graded by a session of its own."""
+    """The results of the submissions in the course's class, graded by a session of its own."""
     submissions, notes = find_submissions(course.submissions, [ASSIGNMENT])
     for note in notes:
         print(note, file=stream)
