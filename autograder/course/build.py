@@ -1,13 +1,13 @@
-"""From the text twin to the notebook to the student's: what `python -m autograder build` does.
+"""Build the notebook from its text twin, and the student version from the notebook.
 
     solutions/<a>/<a>.py     the text twin, which people edit
     solutions/<a>/<a>.ipynb  built from it: executed, outputs cleaned, ids set
     notebooks/<a>/<a>.ipynb  made from that by nbgrader: no solutions, hidden tests or outputs
 
 The student version keeps no outputs: every picture that a student sees is drawn from a run on
-their own machine, and no output gives an answer away. Nothing is written when a cell fails or a
+their own machine, and no output gives an answer away. Nothing is written if a cell fails or a
 graded cell does not give its solution full points. `--check` executes nothing and writes nothing:
-it compares the three with each other. `--text` takes over what changed beside code, and executes nothing.
+it compares the three with each other. `--text` takes over changes beside code, and executes nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class QuietClient(QuietKernel, NotebookClient):
 
 
 def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
-    """Run the notebook in `folder`; its outputs come into it. Returns each cell's (seconds, id).
+    """Run the notebook in `folder` and store its outputs in it. Returns each cell's (seconds, id).
 
-    Raises BuildError when a cell fails that is not tagged `raises-exception`.
+    Raises BuildError if a cell fails that is not tagged `raises-exception`.
     """
     began: dict[str, float] = {}
     seconds: list[tuple[float, str]] = []
@@ -69,7 +69,7 @@ def execute(notebook: NotebookNode, folder: Path) -> list[tuple[float, str]]:
 def require_full_points(notebook: NotebookNode) -> None:
     """Raises BuildError unless every cell that its check grades gives the solution its full points.
 
-    In the visible cases, too, whose report the hidden cases' points come after: students see that one.
+    The visible cases must pass, too: students see their report, though the hidden cases give the points.
     """
     for cell in notebook.cells:
         own = cell.metadata.get("nbgrader", {})
@@ -117,8 +117,8 @@ def follow(
 ) -> list[str]:
     """Take changed text, comments and docstrings over into the notebooks, without executing anything.
 
-    Outputs stay as they were. Returns the ids of the cells that changed. Raises BuildError where other code
-    changed, since the outputs would not be its own; then nothing was written.
+    Outputs stay as they were. Returns the ids of the cells that changed. Raises BuildError if the code
+    itself changed, since the outputs would not be its own; then nothing was written.
     """
     twin = solutions / assignment / f"{assignment}.py"
     notebook, before = read_twin(twin), nbformat.read(twin.with_suffix(".ipynb"), as_version=4)

@@ -1,4 +1,4 @@
-"""Where things lie, and nbgrader's configuration for this layout.
+"""The course's folders, and nbgrader's configuration for them.
 
 `solutions/` is nbgrader's source directory and `notebooks/` its release directory. Everything that
 grading writes lies under one output folder, by default `autograder/out`.
@@ -63,20 +63,20 @@ def base_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
     course.autograded_directory = str(out / "autograded")
     course.feedback_directory = str(out / "feedback")
     course.db_url = f"sqlite:///{out / 'gradebook.db'}"
-    # nbgrader copies what lies beside the source, and the twin holds the solutions.
+    # nbgrader copies the files beside the source, and the twin holds the solutions.
     course.ignore = [*CourseDirectory().ignore, "*.py"]
     config.GenerateAssignment.preprocessors = RELEASE_PREPROCESSORS
     # nbgrader's own `autograde`, also as a button in formgrader, runs submissions without a sandbox.
     config.Autograde.exporter_class = RefuseToAutograde
-    # Kernels hold nothing worth a farewell: a polite shutdown costs half a second each.
+    # Kernels hold no state worth saving, and a polite shutdown costs half a second each.
     config.ExecutePreprocessor.shutdown_kernel = "immediate"
     return config
 
 
 def course_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
-    """`base_config` with what the instructor has added to `nbgrader_config.py`, such as late penalties.
+    """`base_config` with the instructor's settings in `nbgrader_config.py`, such as late penalties.
 
-    That file is run; what it raises is raised.
+    That file is executed; its exceptions pass through.
     """
     config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
     config.merge(base_config(solutions, out))
@@ -84,7 +84,7 @@ def course_config(solutions: Path = SOLUTIONS, out: Path = OUT) -> Config:
 
 
 def log_to_file(path: Path) -> None:
-    """Send what nbgrader and its libraries log, and warnings, to `path`, not to the terminal."""
+    """Send warnings and the logs of nbgrader and its libraries to `path`, not to the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

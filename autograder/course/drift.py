@@ -1,4 +1,4 @@
-"""Do twin, notebook and student version still say the same? Compared without executing."""
+"""Do twin, notebook and student version still agree? They are compared without executing them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _read(path: Path) -> NotebookNode:
 def _compare(
     expected: NotebookNode, found: NotebookNode, path: Path, *, outputs: bool
 ) -> list[str]:
-    """What differs in the notebook at `path`: its metadata, its cells' ids, text and metadata."""
+    """Sentences on each difference in the metadata of the notebook at `path` and in its cells."""
     if [cell["id"] for cell in expected.cells] != [cell["id"] for cell in found.cells]:
-        return [f"{path}: other cells, or in another order, than its source has. {REMEDY}"]
+        return [f"{path}: its cells, or their order, differ from its source's. {REMEDY}"]
     metadata = dict(found.metadata)
     if not outputs:
         metadata.pop("widgets", None)

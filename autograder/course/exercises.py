@@ -1,6 +1,6 @@
-"""What is graded in an assignment: read from the instructor's notebook, never from a submission.
+"""The graded cells of an assignment, read from the instructor's notebook and never from a submission.
 
-A graded cell says by a call what its exercise's check is given:
+A graded cell calls `check` with the objects that its exercise's check takes:
 
     report = check("02_collectives/ring_prediction", ring_bytes_sent, ring_rounds)
     ### BEGIN HIDDEN TESTS
@@ -8,10 +8,10 @@ A graded cell says by a call what its exercise's check is given:
     ### END HIDDEN TESTS
 
 When a submission is graded the cell is not run. The arguments are evaluated in the student's notebook,
-and what they are is judged outside of it.
+and their values are judged outside of it.
 
-The cell of an exercise that is extra credit has 0 points, so that nbgrader's maximum stays what it is; how
-many there are to be had on top of it is the exercise's to say.
+The cell of an exercise that is extra credit has 0 points, so that nbgrader's maximum stays as it is; the
+exercise itself says how many points it adds to that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Graded:
 
     check: the name that `check` is called with; expressions: its other arguments, as source;
     functions: whether they have to be callable. by_hand: points are left to a person, and the cell is
-    run like any other. extra: `points` are extra credit, and no part of the assignment's maximum.
+    run like any other. extra: `points` are extra credit, and not part of the assignment's maximum.
     """
 
     grade_id: str
@@ -47,13 +47,13 @@ class Graded:
 
     @property
     def name(self) -> str:
-        """For tables and sentences."""
+        """The exercise's name in tables and sentences."""
         return self.check.rpartition("/")[2] or self.grade_id
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What grading needs to know of one assignment.
+    """Everything that grading needs to know about one assignment.
 
     released: the student version; graded: by `grade_id`, in the notebook's order.
     """
@@ -70,7 +70,7 @@ class Assignment:
 def read_assignment(name: str, solutions: Path, notebooks: Path) -> Assignment:
     """The assignment `name` of the folders of sources and of student versions.
 
-    BuildError where a graded cell cannot be graded, or the two notebooks do not belong together.
+    BuildError if a graded cell cannot be graded, or if the two notebooks do not belong together.
     """
     source = nbformat.read(solutions / name / f"{name}.ipynb", as_version=4)
     released = nbformat.read(notebooks / name / f"{name}.ipynb", as_version=4)
@@ -113,7 +113,7 @@ def _read_cell(cell: NotebookNode, where: str) -> Graded:
     if exercise.extra and points:
         raise BuildError(
             f'{where}: {check} is extra credit, so its cell has "points": 0, not {points:g}: the '
-            f"{exercise.points:g} that can be earned are no part of the assignment's maximum."
+            f"{exercise.points:g} that can be earned are not part of the assignment's maximum."
         )
     if not exercise.extra and not points:
         raise BuildError(
@@ -174,7 +174,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _exercise(check: str, objects: int, where: str) -> Exercise:
-    """The exercise that is checked. BuildError where there is none, or it takes other objects."""
+    """The exercise that is checked. BuildError if there is none, or if it takes other objects."""
     try:
         exercise = find(check)
     except UnknownExercise as unknown:

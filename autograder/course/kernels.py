@@ -1,4 +1,4 @@
-"""Kernels as building and grading want them: of this environment, and quiet."""
+"""Kernels for building and grading: of this environment, and quiet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jupyter_core.utils import run_sync
 
 
 def prefer_this_environment() -> None:
-    """Use this Python's kernels and programs, also where its environment was not activated.
+    """Use this Python's kernels and programs, also if its environment was not activated.
 
     The user may have registered other kernels of the same name, and nbgrader calls `alembic`, which
     `pip install --user` and `--target` put where no PATH may lead. FileNotFoundError if there is none.
@@ -40,10 +40,10 @@ def look_first_in(folder: Path) -> None:
 
 
 class QuietKernel:
-    """Mixed into a NotebookClient: what the kernel's process itself prints is dropped.
+    """A mixin for a NotebookClient that drops the prints of the kernel's process itself.
 
-    Output of cells does not come this way. What does is meant for no reader: notes of ipykernel,
-    and bytes that a submission writes past it.
+    Output of cells does not come this way. It carries only notes of ipykernel, and bytes that a
+    submission writes past it; neither is meant for a reader.
     """
 
     async def async_start_new_kernel(self, **options: Any) -> None:

@@ -23,7 +23,7 @@ WIDGETS = "application/vnd.jupyter.widget-state+json"
 
 
 def _machine_paths() -> list[tuple[re.Pattern[str], str]]:
-    """Paths of this machine and what stands for them, the longest first."""
+    """Paths of this machine and their replacements, the longest first."""
     found = {
         sysconfig.get_path("purelib"): "site-packages",
         sysconfig.get_path("stdlib"): "python",
@@ -39,7 +39,7 @@ def _machine_paths() -> list[tuple[re.Pattern[str], str]]:
 def clean(notebook: NotebookNode) -> NotebookNode:
     """The executed notebook, fit to be kept in the repository.
 
-    Raises BuildError where a path of this machine stands in an output that the tests compare.
+    Raises BuildError if a path of this machine stands in an output that the tests compare.
     """
     paths = _machine_paths()
     for cell in notebook.cells:
@@ -71,7 +71,7 @@ def _texts(output: NotebookNode) -> Iterator[tuple[Any, Any, bool]]:
 
 
 def _replace_paths(output: NotebookNode, paths: list[tuple[re.Pattern[str], str]]) -> bool:
-    """Replace this machine's paths in `output`; True where a compared text held one."""
+    """Replace this machine's paths in `output`; True if a compared text held one."""
     found = False
     for container, key, compared in list(_texts(output)):
         if isinstance(key, str) and key.startswith("image/") and key != "image/svg+xml":

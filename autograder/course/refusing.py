@@ -1,4 +1,4 @@
-"""Stands in nbgrader's own `autograde`, which would run submissions without a sandbox."""
+"""A step for nbgrader's own `autograde` that refuses: it would run submissions without a sandbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ class NotHereError(Exception):
 
 
 class RefuseToAutograde(NotebookExporter):
-    """Cannot be made. nbgrader makes its exporter before it touches anything; later, when formgrader's button
-    asks it to grade once more, it first removes what grading has made of the submission."""
+    """An exporter that cannot be made. nbgrader makes its exporter before it touches anything.
+
+    A later refusal would be too late: to grade again, as formgrader's button asks it to, nbgrader first
+    removes the files that grading has made of the submission.
+    """
 
     def __init__(self, **options: Any) -> None:
         raise NotHereError(

@@ -1,7 +1,7 @@
 """Student versions: made by nbgrader's `generate_assignment`, and handed out in a folder and a zip.
 
 With a repository on GitHub each notebook begins with badges that open it in Colab and Kaggle, and with a
-cell that gets the course where it is not installed.
+cell that installs the course if it is not there.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def generate(
     """Write the student version of `assignment` to `into/<assignment>/` and return its path.
 
     With `gradebook` the assignment is also entered into `into/../gradebook.db`, which must be done
-    before submissions of it are graded. What was in the folder before is removed. Raises
-    nbgrader's NbGraderException where the source is not what nbgrader understands.
+    before submissions of it are graded. The folder's earlier content is removed. Raises
+    nbgrader's NbGraderException if nbgrader does not understand the source.
     """
     config = base_config(solutions, into.parent)
     config.CourseDirectory.release_directory = str(into)
@@ -52,7 +52,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Release:
-    """What was written: the notebooks' folder, the zip, and the README with its table."""
+    """The files that were written: the notebooks, the zip, and the README with its table."""
 
     notebooks: list[Path]
     archive: Path
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def package(self) -> str:
-        """What pip installs the course from."""
+        """The address from which pip installs the course."""
         return f"git+https://github.com/{self.repository}@{self.branch}"
 
     def colab(self, assignment: str) -> str:
@@ -114,8 +114,8 @@ def release(
 ) -> Release:
     """Write the student versions to `into/<assignment>/`, all of them into one zip, and a README.
 
-    Without a place on GitHub byte for byte as `notebooks` holds them: what was checked is what is handed out.
-    With one, `opened_anywhere` adds two cells before the others. ReleaseError if an assignment was not built.
+    Without a place on GitHub they are byte for byte those in `notebooks`, which were checked. With one,
+    `opened_anywhere` adds two cells before the others. ReleaseError if an assignment was not built.
     """
     texts = {}
     for name in assignments:
@@ -145,9 +145,9 @@ def release(
 
 
 def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
-    """The notebook behind a cell of badges and one that installs the course if it is not there.
+    """The notebook, after a cell of badges and a cell that installs the course if it is not there.
 
-    Both belong to nobody's exercise: grading takes them for the student's own, and runs the second, which
+    Neither belongs to an exercise: grading takes them for the student's own, and runs the second, which
     finds the course and does nothing.
     """
     notebook: NotebookNode = nbformat.reads(text.decode("utf-8"), as_version=4)
@@ -158,7 +158,7 @@ def opened_anywhere(text: bytes, assignment: str, place: Place) -> bytes:
 
 
 GET_THE_COURSE = """\
-# Gets the course where it is not installed, as in Colab and Kaggle. PyTorch stays as it is.
+# Installs the course if it is not there, as in Colab and Kaggle. PyTorch stays as it is.
 import importlib.util
 
 if importlib.util.find_spec("course_lib") is None:
@@ -175,14 +175,14 @@ def _readme(texts: dict[str, bytes], place: Place | None) -> str:
     if place:
         lines += [
             "",
-            "The first code cell of each notebook gets the course where it is not installed. It leaves",
+            "The first code cell of each notebook installs the course if it is not there. It leaves",
             "PyTorch as it is. In Kaggle, turn on *Internet* in the notebook's settings before you run it.",
         ]
     return "\n".join([*lines, ""])
 
 
 def _title(text: bytes) -> str:
-    """The notebook's first heading, without what would end a link's text."""
+    """The notebook's first heading, without signs that would end a link's text."""
     for cell in nbformat.reads(text.decode("utf-8"), as_version=4).cells:
         if match := re.search(r"^# +(.+)$", cell.source, re.MULTILINE):
             return re.sub(r"[\[\]|]", "", match[1]).strip()

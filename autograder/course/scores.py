@@ -1,12 +1,12 @@
-"""From an executed graded cell to its points and the sentence that says why points are missing.
+"""The points of an executed graded cell, and the sentence that says why points are missing.
 
-This is how a notebook that was just built is held to full points, where all that ran is the course's own.
-What a submission's cells show decides nothing: see `autograder.submission.marking`.
+The build uses it to require full points of a new notebook, in which only the course's own code ran. Of a
+submission the outputs of cells decide nothing: see `autograder.submission.marking`.
 
 nbgrader's own rule is kept (an error is 0, a number as the cell's result is partial credit, else
-full points) with its pitfalls taken out: text on stderr costs nothing, the last result counts and
-not the first, a check without a result earns nothing, and a result beyond the maximum or that is
-no number is a sentence, not full marks.
+full points) without its pitfalls: text on stderr costs nothing, the last result counts and not the
+first, a check without a result earns nothing, and a result that exceeds the maximum or is not a number
+gives a sentence, not full marks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Score:
 def score_cell(cell: NotebookNode) -> Score:
     """The score of an executed, automatically graded code cell.
 
-    A cell of extra credit has no points for nbgrader: to 0 of 0 belongs a reason where the check failed.
+    A cell of extra credit has no points for nbgrader: it gets 0 of 0, with a reason if the check failed.
     """
     maximum = float(cell.metadata["nbgrader"]["points"])
     if maximum == 0.0:
@@ -59,7 +59,7 @@ def _extra_credit(cell: NotebookNode) -> Score:
 
 
 def _gives_number(cell: NotebookNode) -> bool:
-    """Whether the cell ends with the points of a report, so that no result is no full marks."""
+    """Whether the cell ends with the points of a report: then a missing result does not give full marks."""
     return re.search(r"\.points\([^()]*\)\s*\Z", cell.source) is not None
 
 
@@ -101,6 +101,6 @@ def _first_sentence(lines: list[str], margin: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without colours and line breaks, cut to what a table can show."""
+    """`text` without colours and line breaks, cut to a length that a table can show."""
     flat = " ".join(ANSI.sub("", text).split())
     return flat if len(flat) <= REASON_LENGTH else flat[: REASON_LENGTH - 3] + "..."

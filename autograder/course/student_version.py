@@ -1,4 +1,4 @@
-"""What is added to nbgrader's steps that make a student version."""
+"""The course's additions to nbgrader's steps that make a student version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 
 
 class ClearSolutions(preprocessors.ClearSolutions):
-    """nbgrader's, but what is no function's body leaves a comment and no `raise` behind.
+    """nbgrader's step, but a region outside a function's body leaves a comment behind, without a `raise`.
 
     Answers (`answer_1 = ...` above the region) and helpers stand at the left margin. A `raise` there
     would stop "Run All" and would have to be deleted besides being answered.

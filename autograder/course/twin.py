@@ -33,13 +33,13 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 class BuildError(Exception):
-    """A notebook cannot be built, or what lies on disk is not what would be built."""
+    """A notebook cannot be built, or the files on disk are not those that would be built."""
 
 
 def read_twin(path: Path) -> NotebookNode:
     """The notebook that the twin at `path` describes, without outputs.
 
-    Raises BuildError where a cell's header cannot be meant as it stands: an unknown tag, a
+    Raises BuildError if a cell's header cannot be meant as it stands: an unknown tag, a
     solution cell without markers, a `grade_id` that is used twice.
     """
     notebook = jupytext.read(path, fmt="py:percent")
@@ -52,7 +52,7 @@ def read_twin(path: Path) -> NotebookNode:
 
 
 def grade_id(cell: NotebookNode) -> str | None:
-    """The cell's `grade_id`, or None where the cell has none."""
+    """The cell's `grade_id`, or None if the cell has none."""
     return cell.metadata.get("nbgrader", {}).get("grade_id")
 
 
@@ -92,7 +92,7 @@ def _full_metadata(short: dict, where: str) -> NotebookNode:
     solution, grade = bool(short.get("solution")), points is not None
     if not solution and not grade:
         raise BuildError(
-            f"{where}: a solution cell ('solution'), a graded one ('points'), or both, which is an "
+            f"{where}: the cell must be a solution ('solution'), graded ('points'), or both, which is an "
             "answer that a person grades."
         )
     full = {
@@ -117,7 +117,9 @@ def _check_markers(cell: NotebookNode, where: str) -> None:
     if has_hidden and (not own.get("grade", False) or own.get("solution", False)):
         raise BuildError(f"{where}: only cells graded by their check hold {HIDDEN_MARKERS}.")
     if cell.cell_type != "code" and own and not (own["grade"] and own["solution"]):
-        raise BuildError(f"{where}: of text only an answer that a person grades is an exercise.")
+        raise BuildError(
+            f"{where}: a text cell is an exercise only if it is an answer that a person grades."
+        )
 
 
 def _set_ids(notebook: NotebookNode, name: str) -> None:

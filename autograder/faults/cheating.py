@@ -1,4 +1,4 @@
-"""Attempts to have points without the work. Each is kept to the idea: what is tried, not how well.
+"""Attempts to have points without the work. Each shows an idea, not the best way to carry it out.
 
 One exercise is left as it was handed out, and something else is to make it count: full points are the
 sign of success.
@@ -89,7 +89,7 @@ def modules_beside(desk: Desk) -> None:
 
 
 def edited_library(desk: Desk) -> None:
-    """A course_lib of their own, which calls everything right, put in front of the path."""
+    """The student's own course_lib, which calls everything right, in front of the path."""
     desk.lay_beside("course_lib/__init__.py", AGREES)
     notebook = desk.answered()
     stub = desk.stubs[CIRCLE]
@@ -222,7 +222,7 @@ ROWS = [
                 return tensor
             """
         ),
-        "graded", LOST, "what is expected can be found in the ranks", POINTS_TELL, NAMED,
+        "graded", LOST, "the expected values can be found in the ranks", POINTS_TELL, NAMED,
     ),
     Row(
         "modules-beside-the-notebook", CHEATING, modules_beside, "graded", FULL,

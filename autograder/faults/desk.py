@@ -1,4 +1,4 @@
-"""Where a row's submission is made: the released notebook, the reference's answers, the traps around."""
+"""The desk where a row's submission is made: released notebook, reference's answers, traps around."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PREDICTION, CIRCLE, ANSWERS = "prediction", "circle", "answers"
 class Course:
     """The small assignment on the instructor's side, made anew with a secret word of its own.
 
-    folder holds solutions/, notebooks/ (the student version), class/ (what is handed in), out/ (what
-    grading writes) and marks/, where nothing may ever be written.
+    folder holds solutions/, notebooks/ (the student version), class/ (the submissions), out/ (grading's
+    files) and marks/, where nothing may ever be written.
     """
 
     folder: Path
@@ -56,10 +56,10 @@ class Course:
         """Write the instructor's side. Raises nbgrader's NbGraderException, BuildError, OSError."""
         for folder in (self.submissions, self.out, self.marks):
             folder.mkdir(parents=True)
-        self.marks.chmod(0o777)  # what keeps a submission from writing there is the sandbox alone
+        self.marks.chmod(0o777)  # only the sandbox keeps a submission from writing there
         source = self.solutions / ASSIGNMENT / TWIN.name
         source.parent.mkdir(parents=True)
-        # the word stands among the hidden tests: whoever prints it has read what is not theirs
+        # the word stands among the hidden tests: a submission that prints it has read a hidden file
         text = TWIN.read_text(encoding="utf-8").replace("CANARY", self.canary)
         source.write_text(text, encoding="utf-8")
         nbformat.write(read_twin(source), source.with_suffix(".ipynb"))
@@ -68,7 +68,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Desk:
-    """A student's desk: what they were given, what the reference would write, where to hand it in.
+    """A student's desk: the released notebook, the reference's answers, the folder for the submission.
 
     In texts that are put into a notebook the words MARK, FOLDER, SOLUTIONS, OUT, CANARY and PORT stand for
     the row's file in `marks`, the course's folder and those in it, a word of the row's own that pages must
@@ -137,12 +137,12 @@ class Desk:
 
 
 def script_word(student: str) -> str:
-    """What a row writes into script, to be found again in a page."""
+    """The word that a row writes into script, to be found again in a page."""
     return f"script_of_{student.replace('-', '_')}"
 
 
 def cell_of(notebook: NotebookNode, name: str) -> NotebookNode:
-    """The notebook's cell with this `grade_id`; LookupError where there is none."""
+    """The notebook's cell with this `grade_id`; LookupError if there is none."""
     for cell in notebook.cells:
         if grade_id(cell) == name:
             return cell
@@ -156,7 +156,7 @@ def new_cell(source: str, kind: str = "code") -> NotebookNode:
 
 
 def desks(course: Course, students: list[str]) -> Iterator[Desk]:
-    """A desk for each student, with what was handed out to them."""
+    """A desk for each student, with the released notebook."""
     released = nbformat.read(course.notebooks / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     source = nbformat.read(course.solutions / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", as_version=4)
     answers = {name: without_markers(cell_of(source, name).source) for name in exercises(source)}

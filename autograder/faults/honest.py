@@ -1,4 +1,4 @@
-"""The honest submissions among which the others are graded: nobody else's fault may cost them anything."""
+"""The honest submissions among the others: no fault of another submission may cost them anything."""
 
 from __future__ import annotations
 

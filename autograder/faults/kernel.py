@@ -48,7 +48,7 @@ def flooding(name: str, code: str, *, unsafe: bool = False, quick: bool = False)
 
 
 def spilling(name: str, code: str) -> Row:
-    """Output of which it is open whose limit it counts towards."""
+    """Output that may count towards one limit or another."""
     return Row(
         name, KERNEL, before(code), "graded", FULL, CUT, BY_SIZE,
         or_status=("too much output",), unsafe=True,

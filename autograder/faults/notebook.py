@@ -1,4 +1,4 @@
-"""Notebooks that are broken, foreign or rearranged: what can be read is put back and graded."""
+"""Notebooks that are broken, foreign or rearranged: if one can be read, it is put back and graded."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def unreadable(
 
 
 def no_file(name: str, make: Callable[[Path, Desk], None], *, quick: bool = False) -> Row:
-    """Something that is no regular file, under the notebook's name."""
+    """Something that is not a regular file, under the notebook's name."""
 
     def write(desk: Desk) -> None:
         desk.folder.mkdir(parents=True)
         make(desk.path, desk)
 
     must_not = (
-        "what is no file is opened: grading waits for it, or grades what is not the student's"
+        "something that is not a file is opened: grading waits for it, or grades another's work"
     )
     return Row(
         name, NOTEBOOK, write, "unreadable", ALL_LOST, must_not, BY_TABLE, "file|link", quick=quick

@@ -1,4 +1,4 @@
-"""What plain nbgrader makes of the rows, as `python -m benchmarks.plain_nbgrader` measured it once."""
+"""Plain nbgrader's grades of the rows, as `python -m benchmarks.plain_nbgrader` measured them once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plain:
         return self.rows.get(row, {}).get("outcome", "")
 
     def said(self, rows: Iterable[str]) -> str:
-        """How many of these rows it gets right, as a sentence; "" where none was measured."""
+        """How many of these rows it gets right, as a sentence; "" if none was measured."""
         outcomes = [outcome for row in rows if (outcome := self.outcome(row))]
         if not outcomes:
             return ""
@@ -36,7 +36,7 @@ class Plain:
 
 
 def stored() -> Plain:
-    """The stored measurement; an empty one where there is none."""
+    """The stored measurement; an empty one if there is none."""
     if not STORED.exists():
         return Plain()
     data = json.loads(STORED.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Attempts to read, write or reach what is not the student's: files, grades, secrets, our own solutions.
+"""Attempts to read, write or reach things that are not the student's: files, grades, secrets, solutions.
 
 In rows that pry or plant all exercises are done; in those that borrow a solution, full points are the sign
 of success.
@@ -29,7 +29,7 @@ CONNECTION_TELLS = "by a listener on the grader's machine"
 def prying(
     name: str, code: str, must_not: str, noticed: str, *needs: str, quick: bool = False
 ) -> Row:
-    """All exercises done, and `code` that looks, or reaches, where it should not."""
+    """All exercises done, and `code` that looks or reaches where it should not."""
     return Row(
         name, CHEATING, before(code), "graded", FULL, must_not, noticed, needs=needs, quick=quick
     )
@@ -88,7 +88,7 @@ ROWS = [
             except OSError:
                 pass
         """,
-        "the grader's environment, with what is secret in it, is read",
+        "the grader's environment, with the secrets in it, is read",
         CANARY_TELLS,
         quick=True,
     ),

@@ -85,7 +85,7 @@ ROWS = [
             neighbour_sum = Trap()
             """
         ),
-        "graded", LOST, "what is handed in is unpickled outside the sandbox", MARK_TELLS, quick=True,
+        "graded", LOST, "a student's object is unpickled outside the sandbox", MARK_TELLS, quick=True,
     ),
     Row(
         "hands-in-too-much", RANKS,

@@ -1,4 +1,4 @@
-"""One row of the fault matrix: a submission, the grade it must get, and what must not come of it."""
+"""One row of the fault matrix: a submission, the grade that it must get, the harm that it must not do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GROUPS = (HONEST, KERNEL, RANKS, NOTEBOOK, CHEATING)
 FULL = 6.0
 LOST = 3.0  # without the exercise that the fault sits in
 
-# What a row needs of the sandbox. Without it the row would harm the machine, or its success would
-# say only what is known: that nothing holds it back. Then it is not graded, and the table says so.
+# Layers of the sandbox that a row may need. Without its layer the row would harm the machine, or its
+# success would only repeat that nothing holds it back. Then it is not graded, and the table says so.
 FILES, NETWORK, PROCESSES = "files", "network", "processes"
 CALLS, APART = "system calls", "ranks apart"
 
@@ -24,13 +24,13 @@ CALLS, APART = "system calls", "ranks apart"
 class Row:
     """A submission and the grade that it must get.
 
-    name: of the student who hands it in. make: writes the submission's folder. status, points: what
-    grading must give; None for points where no outside witness can tell (then `says` must be told).
-    must_not: what must not happen. noticed: how it would be noticed. says: a pattern that the result's
-    sentences match, "" where they need say nothing. or_status: as right as `status`, where it is a race
+    name: of the student who hands it in. make: writes the submission's folder. status, points: must be
+    the grade's; None for points if no outside witness can tell (then the result must match `says`).
+    must_not: the event that must not happen. noticed: how it would be noticed. says: a pattern that the
+    result's sentences match, "" if they need say nothing. or_status: as right as `status`, if it is a race
     which limit is reached first. needs: of FILES, NETWORK, PROCESSES, CALLS, APART. unsafe: with plain
     nbgrader it would harm the machine. unlimited: the score that is right for a grader without the limit
-    that the row reaches, where it is another one. quick: belongs to the reduced matrix of `make test`.
+    that the row reaches, if it is another one. quick: belongs to the reduced matrix of `make test`.
     """
 
     name: str
@@ -53,11 +53,11 @@ NAMED = "circle|neighbour_sum"
 
 POINTS_TELL = "by its points"
 MARK_TELLS = "by a file left outside the sandbox"
-CANARY_TELLS = "by the instructor's secret word in what the submission printed"
+CANARY_TELLS = "by the instructor's secret word in the submission's output"
 
 
 def before(code: str, exercise: str = CIRCLE) -> Callable[[Desk], None]:
-    """The reference's answers, with `code` in front of one: what stops there loses the exercise."""
+    """The reference's answers, with `code` in front of one: a stop there loses the exercise."""
 
     def make(desk: Desk) -> None:
         notebook = desk.answered()
@@ -108,6 +108,6 @@ def dedented(code: str) -> str:
 
 
 def chosen(rows: Sequence[Row], held: frozenset[str]) -> tuple[list[Row], list[Row]]:
-    """(rows to grade, rows left out because the sandbox does not hold what they need)."""
+    """(rows to grade, rows left out because the sandbox lacks a layer that they need)."""
     graded = [row for row in rows if held >= set(row.needs)]
     return graded, [row for row in rows if row not in graded]

@@ -1,7 +1,7 @@
 """Grade the fault matrix on this machine: is every row's grade right, and is nothing left behind?
 
 All rows are graded in one class, honest submissions among them (see `autograder.faults`). For each row the
-table says what came out and what should have; below it stands what else was seen: a file outside the
+table shows its grade and the grade that is right. Below it stand other findings: a file outside the
 sandbox, a secret in an output, a process that was left running, a file that was written elsewhere.
 """
 
@@ -36,13 +36,13 @@ LIMITS = Limits(
 )
 SECRET_VARIABLE = "COURSE_SELFTEST_SECRET"
 
-# Grades what lies in `course.submissions`, by what lies in `course.solutions`, into `course.out`.
+# Grades the class in `course.submissions`, by the sources in `course.solutions`, into `course.out`.
 GradeClass = Callable[[Course, Limits], list[Result]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one row; right when there are no problems."""
+    """The judgement on one row; right if there are no problems."""
 
     row: Row
     result: Result | None
@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclass
 class Outcome:
-    """What a run found. elsewhere: what was left behind that belongs to no row. omitted: not graded."""
+    """The findings of a run. elsewhere: things left behind that belong to no row. omitted: not graded."""
 
     verdicts: list[Verdict]
     elsewhere: list[str] = field(default_factory=list)
@@ -76,8 +76,8 @@ def selftest(
 ) -> Outcome:
     """Make the rows' submissions in `folder`, which must be empty, grade them, and judge the grades.
 
-    untouchable: folders of this machine in which nothing may change meanwhile. Raises what `grade_class`
-    raises, and nbgrader's NbGraderException where the small assignment cannot be made.
+    untouchable: folders of this machine in which nothing may change meanwhile. Exceptions of `grade_class`
+    pass through; NbGraderException if the small assignment cannot be made.
     """
     listener = Listener()
     with listener.listening():
@@ -102,7 +102,7 @@ def selftest(
         ]
     names = {row.name for row in rows}
     elsewhere += [
-        f"there is a grade for {name!r}, who is no row" for name in results.keys() - names
+        f"there is a grade for {name!r}, which is not a row" for name in results.keys() - names
     ]
     return Outcome([judge(row, results.get(row.name), course) for row in rows], elsewhere)
 
@@ -130,7 +130,7 @@ def told(result: Result) -> str:
 
 
 def as_text(outcome: Outcome) -> str:
-    """The table: row, status, score, expected, verdict, what plain nbgrader makes of it; problems below."""
+    """The table: row, status, score, expected, verdict, plain nbgrader's outcome; problems below."""
     plain = stored()
     head = ("row", "status", "score", "expected", "verdict", "plain nbgrader")
     lines: list[tuple[str, ...]] = [head]
@@ -177,7 +177,7 @@ def summary(outcome: Outcome) -> str:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Within, these variables are set, and temporary files go where TMPDIR says."""
+    """A context in which these variables are set, and temporary files go where TMPDIR says."""
     before = {name: os.environ.get(name) for name in variables}
     folder, tempfile.tempdir = tempfile.tempdir, None
     os.environ.update(variables)

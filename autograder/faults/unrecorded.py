@@ -1,7 +1,7 @@
-"""Values that come another way than the record of the ranks' messages tells.
+"""Values that do not come by the messages that the ranks' record shows.
 
-What is handed in gives the right numbers, by a built-in collective or by files and sockets of the ranks, and
-sends, or only notes, the messages that the exercise is about.
+These answers get the right numbers by a built-in collective or by files and sockets of the ranks, and they
+send, or only note, the messages that the exercise is about.
 """
 
 from __future__ import annotations
@@ -220,13 +220,13 @@ ROWS = [
     *(
         Row(
             f"forged-ledger-by-{way}", CHEATING, instead(FORGED.replace("BOOK", book)), "graded", LOST,
-            "rows of the ledger that nobody sent earn the points of messages", POINTS_TELL, NAMED,
+            "rows of the ledger that no rank sent earn the points of messages", POINTS_TELL, NAMED,
             quick=way == "modules",
         )
         for way, book in BOOKS.items()
     ),
     Row(
         "messages-that-pytorchs-class-does-not-send", CHEATING, instead(UNSENT), "graded", LOST,
-        "rows of the ledger that nobody sent earn the points of messages", POINTS_TELL, NAMED,
+        "rows of the ledger that no rank sent earn the points of messages", POINTS_TELL, NAMED,
     ),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
-"""What tells whether a row succeeded after all: marks, connections, secrets in outputs, processes, files.
+"""Witnesses of a row that succeeded after all: marks, connections, secrets in outputs, processes, files.
 
-Nothing here asks the submission. Each witness looks from outside at what a success would have left behind.
+They do not ask the submission. Each looks from outside for the traces that a success would have left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autograder.faults.desk import ASSIGNMENT, Course, script_word
 from autograder.outcome.result import Result
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
-GONE_WITHIN = 5.0  # seconds in which what grading ended is gone
+GONE_WITHIN = 5.0  # seconds in which processes that grading ended are gone
 LARGEST_KEPT = 8 << 20  # bytes: more of one submission means that its output was kept whole
 
 # ---- connections
@@ -101,10 +101,10 @@ class Leftovers:
 
 @contextlib.contextmanager
 def watching_processes() -> Iterator[Leftovers]:
-    """Within, every orphan of this process's descendants becomes its child, so that none is overlooked.
+    """A context in which this process adopts the orphans of its descendants, so that none is overlooked.
 
-    What was started within and still runs some seconds after the end is told, and ended. Only where
-    Linux is; elsewhere nothing is watched.
+    Processes that were started in it and still run some seconds after its end are named, and ended. This
+    works on Linux alone; elsewhere nothing is watched.
     """
     left = Leftovers()
     library = ctypes.CDLL(None, use_errno=True)
@@ -141,14 +141,14 @@ def _command(pid: int) -> str:
 
 
 def snapshot(*folders: Path) -> dict[str, str]:
-    """What lies in the folders: {path: digest of a file's content, or what else it is}."""
+    """The content of the folders: {path: digest of a file's content, or the kind of another entry}."""
     found = {}
     for folder in folders:
         for path in folder.rglob("*"):
             if "__pycache__" in path.parts:
                 continue
             if path.is_symlink() or not path.is_file():
-                found[str(path)] = "folder" if path.is_dir() else "no regular file"
+                found[str(path)] = "folder" if path.is_dir() else "not a regular file"
             else:
                 with open(path, "rb") as file:
                     found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -163,11 +163,11 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return told + [f"{path} was changed" for path in sorted(both) if before[path] != after[path]]
 
 
-# ---- what one submission left behind
+# ---- traces of one submission
 
 
 def signs_of_success(course: Course, student: str, result: Result) -> list[str]:
-    """What the row of `student` got away with, a sentence each; none where it got nothing."""
+    """Sentences on everything that the row of `student` achieved; none if it achieved nothing."""
     found = []
     if (course.marks / student).exists():
         found.append("it wrote a file outside the sandbox")
@@ -187,7 +187,7 @@ def signs_of_success(course: Course, student: str, result: Result) -> list[str]:
 
 
 def _outputs(notebook: Path) -> str:
-    """The outputs of the cells, without what the student wrote into them."""
+    """The outputs of the cells, without the student's source."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return json.dumps([cell.get("outputs", []) for cell in cells])
 

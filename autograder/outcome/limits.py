@@ -1,4 +1,4 @@
-"""What a submission may use. Each limit that is reached ends in a status of its own and a sentence."""
+"""The limits of a submission. Reaching one of them gives a status of its own and a sentence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Limits:
     cell, check, submission: seconds for one cell, for one exercise's check, for everything.
     memory: of all processes of a submission together, above what they share with the preloaded process.
     processes: in the notebook's sandbox, and in that of each set of ranks.
-    output: kept of what one cell prints, half of it from the beginning and half from the end.
+    output: kept of one cell's prints, half of it from the beginning and half from the end.
     disk: of the private temporary folder. notebook: of the file that is handed in.
-    payload: of what an exercise hands to its check.
+    payload: of the objects that an exercise hands to its check.
     """
 
     cell: float = 120

@@ -1,7 +1,7 @@
-"""What came of grading one submission: the truth, from which gradebook, tables and pages are made.
+"""The result of grading one submission: the truth, from which gradebook, tables and pages are made.
 
-A result is written whole or not at all, when everything about it is known. Whoever finds one finds a
-finished grade.
+A result is written whole or not at all, when everything about it is known. So a result on disk is always
+a finished grade.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Exercise:
 
     @property
     def check(self) -> str:
-        """The name of the check that judged it; "" where none did."""
+        """The name of the check that judged it; "" if none did."""
         return self.report["name"] if self.report is not None else ""
 
     @property
     def by_chance(self) -> bool:
-        """Whether a limit was reached: where the machine is less busy it may not be."""
+        """Whether a limit was reached: on a machine that is less busy it may not be."""
         return bool(self.limit) or (self.report is not None and self.report["by_chance"])
 
     @property
     def attempted(self) -> bool:
-        """False for extra credit that was left alone, of which nothing needs to be said."""
+        """False for extra credit that was left alone: no page needs to mention it."""
         return not self.extra or self.report is not None
 
 
@@ -55,11 +55,11 @@ class Exercise:
 class Result:
     """One submission's grade.
 
-    status, reason: see `autograder.outcome.status`. exercises: in the notebook's order; empty where nothing
-    could be read. changes: what had to be put back into the notebook. sandbox: the layers that held, by name.
-    eyes: why a person should look at it. fingerprint: of everything that the grade depends on, but for the
-    exercises' own checks (see `Exercise.rests_on`). by_chance: it rests on a time limit, on a process that
-    was killed, or on a failure of the grader: see `Session.grade`.
+    status, reason: see `autograder.outcome.status`. exercises: in the notebook's order; empty if nothing
+    could be read. changes: sentences on everything that was put back into the notebook. sandbox: the layers
+    that held, by name. eyes: why a person should look at it. fingerprint: of everything that the grade
+    depends on, but for the exercises' own checks (see `Exercise.rests_on`). by_chance: it rests on a time
+    limit, on a process that was killed, or on a failure of the grader: see `Session.grade`.
     """
 
     student: str
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def score(self) -> float:
-        """Extra credit included: it may be more than the maximum."""
+        """The points with extra credit, so they may exceed the maximum."""
         return sum(exercise.points for exercise in self.exercises)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Result:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was, also after a crash of the machine."""
+    """Write a file so that it is either whole or as it was, also after a crash of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     with open(new, "w", encoding="utf-8") as file:
@@ -108,7 +108,7 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def read_result(path: Path) -> Result | None:
-    """The result at `path`; None where there is none, or none of this format."""
+    """The result at `path`; None if there is none, or none of this format."""
     try:
         return Result.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How grading words what happened to a notebook's process."""
+"""Grading's sentences on events in a notebook's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTEBOOK, RANKS = ("the notebook", "it"), ("the ranks of its check", "they")
 def of_limit(limit: str, limits: Limits, error: str = "", whose: tuple[str, str] = NOTEBOOK) -> str:
     """The sentence for a status of `status.LIMITS` that a cell or the sandbox reached.
 
-    error: the type of what the cell raised because of it. whose: NOTEBOOK or RANKS.
+    error: the type of the exception that the cell raised because of it. whose: NOTEBOOK or RANKS.
     """
     who, it = whose
     said = {
@@ -50,7 +50,7 @@ EXITS = (
 
 
 def of_error(error: str, outputs: Sequence[dict]) -> str:
-    """The sentence for what a cell raised, where the type alone would leave one guessing; else "".
+    """The sentence for a cell's exception whose type alone would not explain it; else "".
 
     outputs: the cell's.
     """
@@ -58,14 +58,14 @@ def of_error(error: str, outputs: Sequence[dict]) -> str:
         return EXITS
     if error == "EOFError" and any("input()" in one.get("evalue", "") for one in outputs):
         return (
-            "it called input(), and nobody can answer while a notebook is graded: write the answer "
+            "it called input(), which gets no answer while a notebook is graded: write the answer "
             "into the code"
         )
     return ""
 
 
 def quoted(error: str, outputs: Sequence[dict]) -> str:
-    """What a cell raised, as it shows it: "NameError: name 'x' is not defined". error: the type."""
+    """A cell's exception as the cell shows it: "NameError: name 'x' is not defined". error: the type."""
     shown = [one for one in outputs if one.get("output_type") == "error"]
     text = " ".join(str(shown[-1].get("evalue", "")).split()) if shown else ""
     cut = text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} ..."

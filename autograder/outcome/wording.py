@@ -1,4 +1,4 @@
-"""How results are put into words, the same on every page."""
+"""Results in words, the same on every page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from autograder.outcome.result import Exercise, Result
 SAID = {
     statuses.GRADED: "",
     statuses.BLANK: "Nothing was written into any exercise.",
-    statuses.TIMED_OUT: "Something took longer than it may. What was finished in time keeps its points.",
-    statuses.KERNEL_DIED: "A cell ended the notebook's process. What it does not touch keeps its points.",
-    statuses.OUT_OF_MEMORY: "More memory was needed than there is for one. The rest keeps its points.",
-    statuses.TOO_MANY_PROCESSES: "More processes were started than may run. The rest keeps its points.",
-    statuses.TOO_MANY_FILES: "More files were open at a time than may be. The rest keeps its points.",
-    statuses.DISK_FULL: "More was written to files than may be. The rest keeps its points.",
-    statuses.TOO_MUCH_OUTPUT: "More was printed than is kept. The beginning and the end are shown.",
-    statuses.UNREADABLE: "What was handed in could not be read as a notebook.",
+    statuses.TIMED_OUT: "A time limit was reached. Exercises finished in time keep their points.",
+    statuses.KERNEL_DIED: "A cell ended the notebook's process. Exercises that do not depend on it "
+    "keep their points.",
+    statuses.OUT_OF_MEMORY: "The memory limit was reached. The other exercises keep their points.",
+    statuses.TOO_MANY_PROCESSES: "Too many processes were started. The other exercises keep their points.",
+    statuses.TOO_MANY_FILES: "Too many files were open at a time. The other exercises keep their points.",
+    statuses.DISK_FULL: "The limit on file space was reached. The other exercises keep their points.",
+    statuses.TOO_MUCH_OUTPUT: "A cell printed more than is kept. The beginning and the end are shown.",
+    statuses.UNREADABLE: "The file that was handed in could not be read as a notebook.",
     statuses.MISSING: "No notebook of the right name was handed in.",
-    statuses.UNGRADED: "The grading itself failed: there is no score yet, and it is no fault of yours.",
+    statuses.UNGRADED: "The grading itself failed: there is no score yet, and it is not your fault.",
 }
 FINE = (statuses.GRADED,)
 WITHOUT_NOTEBOOK = (statuses.UNREADABLE, statuses.MISSING, statuses.UNGRADED)
@@ -41,7 +42,7 @@ def title(exercise: Exercise) -> str:
 
 
 def earned(exercise: Exercise, points: float | None = None) -> str:
-    """ "2.5 of 4"; "extra credit: 3.5 of 4", or that it was left alone. points: the check's when left out."""
+    """ "2.5 of 4"; "extra credit: 3.5 of 4", or that it was left alone. points: by default the check's."""
     points = exercise.points if points is None else points
     if not exercise.attempted and not points:
         return f"extra credit, {shown(exercise.maximum)} points: not attempted"
@@ -50,10 +51,10 @@ def earned(exercise: Exercise, points: float | None = None) -> str:
 
 
 def score(result: Result) -> float | None:
-    """The points of the checks; None where there is no grade."""
+    """The points of the checks; None without a grade."""
     return None if result.status == statuses.UNGRADED else result.score
 
 
 def maximum(result: Result) -> float:
-    """The points that the checks could give without extra credit; 0 where nothing could be read."""
+    """The points that the checks could give without extra credit; 0 if nothing could be read."""
     return sum(exercise.maximum for exercise in result.exercises if not exercise.extra)

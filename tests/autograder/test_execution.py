@@ -205,7 +205,7 @@ def test_an_end_of_the_cell_is_not_the_end_of_the_notebook(
 
 def test_input_and_exit_are_answered_with_what_to_do(shared: Executor) -> None:
     asked, left = run(shared, "input()"), run(shared, "import sys\nsys.exit()")
-    assert "nobody can answer" in asked.sentence and "write the answer" in asked.sentence
+    assert "gets no answer" in asked.sentence and "write the answer" in asked.sentence
     assert "ends only this cell" in left.sentence and "take it out" in left.sentence
     assert left.sentence in "".join(error_of(left)["traceback"])
     assert run(shared, "raise EOFError").sentence == run(shared, "1 / 0").sentence == ""
